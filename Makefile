@@ -1,0 +1,45 @@
+# Two commands: `make demo` and `make test`. Both set up .venv first; pip and a package index are all they need.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow check format lock clean
+
+demo: $(READY)
+	$(BIN)/silograph run digits --clients 10 --partition metis --method fedopt \
+		--optimizer sgd --lr 0.5 --local-epochs 3 --rounds 30
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n 2 -m slow --timeout 5400
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# An unpinned torch may bring gigabytes of CUDA packages, so every install goes by constraints.txt.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silograph needs Python 3.11 or newer")'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+# Pins anew from a clean environment; look at the difference before you commit it.
+lock:
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet hatchling editables
+	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev]'
+	.venv-lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+	rm -rf .venv-lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,80 @@
+"""silograph: graph neural networks over graphs that live in separate silos.
+
+>>> import silograph as sg
+>>> graph = sg.load("digits")
+>>> graph.num_nodes, graph.num_classes
+(1797, 10)
+
+Names are imported on first use, so that `import silograph` itself costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from silograph.core.config import RunConfig
+    from silograph.core.errors import (
+        ConfigError,
+        DataError,
+        PartitionError,
+        ProtocolError,
+        SilographError,
+    )
+    from silograph.experiment.result import Result
+    from silograph.experiment.run import run
+    from silograph.graph.arrays import from_arrays, from_networkx, from_pyg
+    from silograph.graph.datasets import load
+    from silograph.graph.files import from_csv
+    from silograph.graph.graph import Graph, Split
+    from silograph.graph.partition import Partition, make_partition
+
+_HOME = {
+    "RunConfig": "core.config",
+    "SilographError": "core.errors",
+    "ConfigError": "core.errors",
+    "DataError": "core.errors",
+    "PartitionError": "core.errors",
+    "ProtocolError": "core.errors",
+    "Graph": "graph.graph",
+    "Split": "graph.graph",
+    "Partition": "graph.partition",
+    "make_partition": "graph.partition",
+    "load": "graph.datasets",
+    "from_arrays": "graph.arrays",
+    "from_networkx": "graph.arrays",
+    "from_pyg": "graph.arrays",
+    "from_csv": "graph.files",
+    "run": "experiment.run",
+    "Result": "experiment.result",
+}
+
+__version__ = "0.1.0.dev0"
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Graph",
+    "Partition",
+    "PartitionError",
+    "ProtocolError",
+    "Result",
+    "RunConfig",
+    "SilographError",
+    "Split",
+    "from_arrays",
+    "from_csv",
+    "from_networkx",
+    "from_pyg",
+    "load",
+    "make_partition",
+    "run",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'silograph' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"silograph.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

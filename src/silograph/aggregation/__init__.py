@@ -1,0 +1,1 @@
+"""What the server makes of the clients' replies."""

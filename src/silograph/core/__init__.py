@@ -1,0 +1,1 @@
+"""Keys, payloads, kinds, errors and config: what every other part builds on."""

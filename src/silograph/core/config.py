@@ -1,0 +1,219 @@
+"""`RunConfig`: one frozen dataclass behind Python keywords, TOML keys and command-line flags.
+
+A field `local_epochs` is the keyword `local_epochs`, the TOML key `local_epochs` and the flag
+`--local-epochs`. Options that belong to one method stand under `[options]` in TOML, in
+`options={...}` in Python, and in `--option NAME=VALUE` on the command line.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from silograph.core.errors import ConfigError, unknown
+
+T = TypeVar("T")
+Scalar = bool | int | float | str
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def option(help: str, group: str) -> dict[str, str]:
+    """Return the metadata of a field: its help text and the panel it stands in."""
+    return {"help": help, "group": group}
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class RunConfig:
+    """Everything that decides a run; the help texts are the documentation of the fields."""
+
+    dataset: str = field(
+        default="digits", metadata=option("name of a dataset, or a path to its file", "Data")
+    )
+    data_dir: str | None = field(
+        default=None, metadata=option("folder in which datasets are looked for first", "Data")
+    )
+    largest_component: bool = field(
+        default=False, metadata=option("keep only the largest connected component", "Data")
+    )
+    normalize: Literal["none", "row"] = field(
+        default="none", metadata=option("divide each node's features by their sum: row", "Data")
+    )
+    split: str = field(
+        default="0.2/0.4/0.4",
+        metadata=option("train/val/test shares in each client, or public", "Data"),
+    )
+    partition: str = field(default="metis", metadata=option("how the graph is cut", "Clients"))
+    clients: Annotated[int, Field(ge=1)] | None = field(
+        default=None,
+        metadata=option("number of clients (default: 10; silo: as many as silos)", "Clients"),
+    )
+    alpha: Annotated[float, Field(gt=0)] = field(
+        default=0.5, metadata=option("Dirichlet concentration, smaller is more skewed", "Clients")
+    )
+    participation: Annotated[float, Field(gt=0, le=1)] = field(
+        default=1.0, metadata=option("share of clients that train in a round", "Clients")
+    )
+    model: str = field(default="gcn", metadata=option("convolution: gcn, sage or mlp", "Model"))
+    layers: Annotated[int, Field(ge=1)] = field(
+        default=2, metadata=option("number of convolutions", "Model")
+    )
+    hidden: Annotated[int, Field(ge=1)] = field(
+        default=128, metadata=option("width of the hidden layers", "Model")
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = field(
+        default=0.5, metadata=option("share of hidden activations dropped", "Model")
+    )
+    method: str = field(default="fedavg", metadata=option("what trains the model", "Training"))
+    options: Mapping[str, Scalar] = field(
+        default_factory=dict,
+        metadata=option("an option of the method, NAME=VALUE (repeatable)", "Training"),
+    )
+    rounds: Annotated[int, Field(ge=1)] = field(
+        default=100, metadata=option("number of rounds", "Training")
+    )
+    local_epochs: Annotated[int, Field(ge=1)] = field(
+        default=1, metadata=option("full-batch steps of a client in a round", "Training")
+    )
+    optimizer: Literal["adam", "sgd"] = field(
+        default="adam", metadata=option("the clients' optimizer", "Training")
+    )
+    lr: Annotated[float, Field(gt=0)] = field(
+        default=0.01, metadata=option("the clients' learning rate", "Training")
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = field(
+        default=5e-4, metadata=option("L2 penalty added to the gradient", "Training")
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = field(
+        default=0.0, metadata=option("momentum of the clients' sgd", "Training")
+    )
+    keep_optimizer: bool | None = field(
+        default=None,
+        metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
+    )
+    eval_every: Annotated[int, Field(ge=1)] = field(
+        default=1, metadata=option("rounds between evaluations", "Training")
+    )
+    seed: Seed = field(default=0, metadata=option("seed of training and of the others", "Seeds"))
+    partition_seed: Seed | None = field(
+        default=None, metadata=option("seed of the cut (default: seed)", "Seeds")
+    )
+    split_seed: Seed | None = field(
+        default=None, metadata=option("seed of train/val/test (default: seed)", "Seeds")
+    )
+    init_seed: Seed | None = field(
+        default=None, metadata=option("seed of the initial weights (default: seed)", "Seeds")
+    )
+    dtype: Literal["float32", "float64"] = field(
+        default="float32", metadata=option("precision of training", "Machine")
+    )
+    device: str = field(default="cpu", metadata=option("torch device", "Machine"))
+    threads: Annotated[int, Field(ge=1)] = field(
+        default=1, metadata=option("torch threads; part of what makes runs equal", "Machine")
+    )
+    block_size: Annotated[int, Field(ge=1)] | None = field(
+        default=None, metadata=option("most clients in one computation (default: all)", "Machine")
+    )
+    out: str | None = field(
+        default=None,
+        metadata=option("result folder (default: runs/DATASET-METHOD-TIME)", "Results"),
+    )
+
+
+def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunConfig:
+    """Return a checked `RunConfig`.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest), or a value out of range.
+    """
+    return checked(RunConfig, values, source)
+
+
+def checked(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+    """Return `kind(**values)`, with pydantic's complaints turned into one line.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest), or a value out of range.
+    """
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in names:
+            if not names:
+                raise ConfigError(f"expected no options in {source}, got {name!r}")
+            raise unknown(f"key in {source}", name, names)
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if isinstance(part, str)) or source
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(f"{where}: {reason}, got {first['input']!r} ({source})") from None
+
+
+def resolve_seeds(config: RunConfig) -> RunConfig:
+    """Return the config with every seed written out."""
+    seed = config.seed
+    return dataclasses.replace(
+        config,
+        partition_seed=seed if config.partition_seed is None else config.partition_seed,
+        split_seed=seed if config.split_seed is None else config.split_seed,
+        init_seed=seed if config.init_seed is None else config.init_seed,
+    )
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return the keys of a run file.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"expected a run file at {path}, got: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected TOML in {path}, got: {error}") from None
+
+
+def write_toml(config: RunConfig) -> str:
+    """Return the run file that reads back as this config; keys left to their default stand too."""
+    lines = []
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name != "options" and value is not None:
+            lines.append(f"{f.name} = {_toml(value)}")
+    lines += ["", "[options]", *(f"{k} = {_toml(v)}" for k, v in config.options.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+
+
+def parse_option(text: str) -> tuple[str, Scalar]:
+    """Return name and value of `NAME=VALUE`; the value is read as TOML, else as a string.
+
+    >>> parse_option("server_lr=0.5"), parse_option("server_optimizer=adam")
+    (('server_lr', 0.5), ('server_optimizer', 'adam'))
+
+    Raises:
+        ConfigError: there is no `=`.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"expected --option NAME=VALUE, got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return name.strip().replace("-", "_"), parsed if isinstance(parsed, Scalar) else value

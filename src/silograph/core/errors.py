@@ -1,0 +1,54 @@
+"""The library's errors: one tree, one line each, always with what was expected and what came.
+
+SilographError
+ ├── ConfigError       an option, a key or a name that is not known or out of range
+ ├── DataError         a graph, a file or a folder that cannot be used
+ ├── PartitionError    a cut that leaves a client unusable
+ └── ProtocolError     a client op or a method that breaks the rules of the federation
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class SilographError(Exception):
+    """Root of every error that silograph raises on purpose."""
+
+
+class ConfigError(SilographError, ValueError):
+    """An option, key or name is unknown or out of range."""
+
+
+class DataError(SilographError, ValueError):
+    """A graph, file or folder cannot be used as given."""
+
+
+class PartitionError(SilographError, ValueError):
+    """A partition cannot be made, or leaves a client that cannot take part."""
+
+
+class ProtocolError(SilographError, RuntimeError):
+    """A client op or a method broke a rule of the federation."""
+
+
+def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
+    """Return the error for a name that no table holds, naming the nearest one.
+
+    >>> str(unknown("method", "fedavgg", ["fedavg", "local"]))
+    "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"
+    """
+    known = sorted(choices)
+    near = difflib.get_close_matches(got.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"unknown {what} {got!r}: {hint}Choices: {', '.join(known)}")
+
+
+def lookup(table: Mapping[str, T], name: str, what: str) -> T:
+    """Return `table[name]`, or raise `ConfigError` naming the nearest entry."""
+    try:
+        return table[name]
+    except KeyError:
+        raise unknown(what, name, table) from None

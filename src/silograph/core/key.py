@@ -1,0 +1,113 @@
+"""Counter-based randomness: every draw is a pure function of a key and of what it is for.
+
+A `Key` is 64 bits. Folding in a purpose, a round, an epoch or a layer gives a new key, so no
+draw depends on how many were made before it, on the order of clients, or on how clients are
+grouped into blocks. A draw for a row (a node) also takes that row's own 64-bit `row_key`.
+
+The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable
+pseudorandom number generators", OOPSLA 2014). It is integer arithmetic modulo 2^64 only, so
+torch and compiled kernels give the same bits on every device.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of SplitMix64
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
+DROPOUT_LEVELS = 1 << 16  # a dropout decision takes 16 of a word's 64 bits
+
+
+def signed(value: int) -> int:
+    """Return the int64 that has the same 64 bits as `value` modulo 2^64."""
+    value &= MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def mix(value: int) -> int:
+    """Return the SplitMix64 finalizer of a 64-bit integer, in [0, 2^64)."""
+    value &= MASK
+    value = ((value ^ (value >> 30)) * MULTIPLIER_1) & MASK
+    value = ((value ^ (value >> 27)) * MULTIPLIER_2) & MASK
+    return value ^ (value >> 31)
+
+
+def _shift(words: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 words; torch's own shift keeps the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_words(words: Tensor) -> Tensor:
+    """Return `mix` of every element of an int64 tensor, as int64 with the same bits."""
+    words = (words ^ _shift(words, 30)) * signed(MULTIPLIER_1)
+    words = (words ^ _shift(words, 27)) * signed(MULTIPLIER_2)
+    return words ^ _shift(words, 31)
+
+
+def hash_text(text: str) -> int:
+    """Return a stable 64-bit hash of a string."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A 64-bit key from which draws are made; `fold` derives others from it.
+
+    >>> Key.of(7).fold("dropout", 3) == Key.of(7).fold("dropout", 3)
+    True
+    """
+
+    value: int
+
+    @staticmethod
+    def of(seed: int) -> "Key":
+        """Return the root key of a seed."""
+        return Key(mix(seed + GOLDEN))
+
+    def fold(self, *parts: int | str) -> "Key":
+        """Return the key for a purpose, given as names and counters, order included."""
+        value = self.value
+        for part in parts:
+            number = hash_text(part) if isinstance(part, str) else part
+            value = mix(value * GOLDEN + number + 1)
+        return Key(value)
+
+    def words(self, row_key: Tensor, width: int) -> Tensor:
+        """Return random words, (n, width) int64, for rows with keys (n,) int64."""
+        rows = mix_words(row_key ^ signed(self.value))
+        columns = torch.arange(1, width + 1, device=row_key.device) * signed(GOLDEN)
+        return mix_words(rows[:, None] + columns)
+
+    def uniform(self, row_key: Tensor, width: int = 1) -> Tensor:
+        """Return draws from [0, 1) on a grid of 2^-53, (n, width) float64."""
+        return (_shift(self.words(row_key, width), 11)).double() * 2.0**-53
+
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        """Return draws from [0, 1), (rows, columns) float64, for something that is no row."""
+        return self.uniform(torch.arange(rows), columns)
+
+    def keep(self, row_key: Tensor, width: int, drop: float) -> Tensor:
+        """Return which entries dropout keeps, (n, width) bool.
+
+        `drop` is rounded to a multiple of 2^-16 below 1 (see `keep_probability`): four decisions
+        share one 64-bit word, entry j taking bits 16 (j mod 4) and up of word j // 4.
+        """
+        threshold = _threshold(drop)
+        words = self.words(row_key, -(-width // 4))
+        lanes = words.view(torch.int16)[:, :width]  # little-endian: low bits first
+        # Flipping the top bit turns an unsigned comparison into a signed one.
+        return (lanes ^ -32768) >= threshold - 32768
+
+
+def keep_probability(drop: float) -> float:
+    """Return the exact probability with which `Key.keep` keeps an entry."""
+    return 1.0 - _threshold(drop) / DROPOUT_LEVELS
+
+
+def _threshold(drop: float) -> int:
+    """Return how many of the levels are dropped: not all, since the rest is scaled to make up."""
+    return min(round(drop * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)

@@ -1,0 +1,20 @@
+"""What a message carries. Every call between server and clients declares one of these."""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The declared content of a message; bytes are counted and privacy is checked by it."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    PARTIAL_SUMS = "partial_sums"
+    COTANGENTS = "cotangents"
+    EMBEDDINGS = "embeddings"
+    FEATURES = "features"
+    GENERATED = "generated"
+    STATISTICS = "statistics"
+    HALO_KEYS = "halo_keys"
+    EVALUATION = "evaluation"
+    SHARES = "shares"
+    CONTROL = "control"

@@ -1,0 +1,131 @@
+"""What travels and what stays: flat mappings from names to tensors with a client dimension.
+
+A field of a payload is `Shared` (one tensor for all clients), `Stacked` (one slice a client)
+or `Ragged` (a run of rows a client). A client's state has the last two only. There is no other
+way to hand anything to a client or back: scalars are tensors too.
+
+C: clients in the block. n_c: rows of client c.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """One tensor, the same for every client of the block."""
+
+    t: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """One slice a client: (C, ...)."""
+
+    t: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """A run of rows a client: t (sum of n_c, ...), off (C + 1,) int64; c has off[c]:off[c + 1]."""
+
+    t: Tensor
+    off: Tensor
+
+
+Field = Shared | Stacked | Ragged
+Payload = Mapping[str, Field]
+State = Mapping[str, Stacked | Ragged]
+
+
+def offsets(lengths: Tensor) -> Tensor:
+    """Return (k + 1,) offsets of k runs with these lengths (k,)."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return the concatenation of start, start + 1, ..., start + length - 1 of every run."""
+    shift = starts - offsets(lengths)[:-1]
+    total = int(lengths.sum())
+    return torch.arange(total, device=starts.device) + torch.repeat_interleave(shift, lengths)
+
+
+def rows_of(off: Tensor, positions: Tensor) -> Tensor:
+    """Return the row numbers of the clients at `positions` (k,) int64, in that order."""
+    return ranges(off[positions], off[positions + 1] - off[positions])
+
+
+def owners(off: Tensor) -> Tensor:
+    """Return which client every row belongs to, (n,) int64."""
+    return torch.repeat_interleave(torch.arange(len(off) - 1, device=off.device), off.diff())
+
+
+def take(field: Field, positions: Tensor) -> Field:
+    """Return the part of a field that belongs to the clients at `positions` (k,) int64."""
+    match field:
+        case Shared():
+            return field
+        case Stacked():
+            return Stacked(field.t[positions])
+        case Ragged():
+            lengths = field.off.diff()[positions]
+            return Ragged(field.t[rows_of(field.off, positions)], offsets(lengths))
+
+
+def take_all(payload: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
+    """Return `take` of every field."""
+    return {name: take(field, positions) for name, field in payload.items()}
+
+
+def concatenate(fields: Sequence[Field]) -> Field:
+    """Join the parts of one field along the clients; `Shared` parts must be one and the same."""
+    first = fields[0]
+    if any(type(field) is not type(first) for field in fields):
+        raise ProtocolError(
+            "expected one kind of field from every block, got "
+            + ", ".join(sorted({type(field).__name__ for field in fields}))
+        )
+    match first:
+        case Shared():
+            return first
+        case Stacked():
+            return Stacked(torch.cat([field.t for field in fields]))
+        case Ragged():
+            lengths = [field.off.diff() for field in fields if isinstance(field, Ragged)]
+            return Ragged(torch.cat([field.t for field in fields]), offsets(torch.cat(lengths)))
+
+
+def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> Stacked | Ragged:
+    """Return `into` with the clients at `positions` (k,) replaced by those of `part`."""
+    if isinstance(into, Stacked) and isinstance(part, Stacked):
+        return Stacked(into.t.index_copy(0, positions, part.t))
+    if isinstance(into, Ragged) and isinstance(part, Ragged):
+        clients = len(into.off) - 1
+        joined = concatenate([into, part])
+        source = torch.arange(clients, device=positions.device)
+        source[positions] = torch.arange(len(positions), device=positions.device) + clients
+        taken = take(joined, source)
+        assert isinstance(taken, Ragged)  # take keeps the type
+        return taken
+    raise ProtocolError(
+        f"expected state of type {type(into).__name__}, got {type(part).__name__}: "
+        "an op must keep the type of a state field"
+    )
+
+
+def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
+    """Return the payload as state; raise `ProtocolError` where a field is `Shared`."""
+    state: dict[str, Stacked | Ragged] = {}
+    for name, field in payload.items():
+        if isinstance(field, Shared):
+            raise ProtocolError(
+                f"expected a Stacked or Ragged state field {name!r}, got Shared: "
+                "state belongs to one client each"
+            )
+        state[name] = field
+    return state

@@ -1,0 +1,1 @@
+"""Counts that clients may return, and the scores made of them."""

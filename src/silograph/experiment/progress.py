@@ -1,0 +1,82 @@
+"""Progress of long work: a live line on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+PLAIN_LINES = 10  # a run prints about this many plain lines
+
+
+class Progress(Protocol):
+    """Told of every round."""
+
+    def update(self, done: int, metric: str) -> None:
+        """Show that `done` rounds are over, and the current metric."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def update(self, done: int, metric: str) -> None:
+        """Do nothing."""
+
+
+class Plain:
+    """Prints about ten lines over a run."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._start = time.monotonic()
+
+    def update(self, done: int, metric: str) -> None:
+        """Print a line now and then."""
+        step = max(1, self._total // PLAIN_LINES)
+        if done == 1 or done % step == 0 or done == self._total:
+            elapsed = time.monotonic() - self._start
+            left = elapsed / done * (self._total - done)
+            line = f"round {done}/{self._total}  {left:.0f} s left  {metric}"
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
+def show_progress(total: int, mode: str) -> Iterator[Progress]:
+    """Yield a progress display: `live`, `plain` or `none`; it goes to standard error."""
+    if mode == "none":
+        yield Silent()
+    elif mode == "plain":
+        yield Plain(total)
+    else:
+        with _live(total) as live:
+            yield live
+
+
+@contextmanager
+def _live(total: int) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[metric]}"),
+    )
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, left="", metric="setting up")
+        start = time.monotonic()
+
+        class Live:
+            def update(self, done: int, metric: str) -> None:
+                left = (time.monotonic() - start) / done * (total - done)
+                bar.update(task, completed=done, left=f"{left:.0f} s left", metric=metric)
+
+        yield Live()
+
+
+def best_mode() -> str:
+    """Return `live` when standard error is a terminal, else `plain`."""
+    return "live" if sys.stderr.isatty() else "plain"

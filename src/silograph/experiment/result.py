@@ -1,0 +1,106 @@
+"""What a run leaves: scores by view, the table of rounds, the model, and how it came about."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import SilographError
+from silograph.evaluation.scores import Scores, Views
+from silograph.nn.conv import Params
+from silograph.nn.model import Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VIEWS = tuple(f.name for f in fields(Views))
+REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
+Row = dict[str, int | float | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        config: the run's config, every default and seed written out.
+        test: scores on test nodes at the best round, by view.
+        val: scores on validation nodes at the best round, by view.
+        best_round: the round (from 1) that validation picked; the last one without validation
+            nodes.
+        rounds: one row for each evaluated round.
+        model: shape of the model.
+        weights: the server's weights at the best round; None where the server has no model.
+        partition_hash: hash of the cut.
+        seconds: wall-clock seconds of the rounds, evaluation included.
+        peak_memory_bytes: the process's peak resident memory in bytes.
+        result_dir: the result folder, or None.
+    """
+
+    config: RunConfig
+    test: Views
+    val: Views
+    best_round: int
+    rounds: tuple[Row, ...]
+    model: Model
+    weights: Params | None
+    partition_hash: str
+    seconds: float
+    peak_memory_bytes: int
+    result_dir: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the final result as plain values, as `--json` prints it."""
+        config = self.config
+        return {
+            "dataset": config.dataset,
+            "method": config.method,
+            "clients": config.clients,
+            "partition": config.partition,
+            "rounds": config.rounds,
+            "seed": config.seed,
+            "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
+            "best_round": self.best_round,
+            "seconds": round(self.seconds, 3),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "result_dir": self.result_dir,
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict())
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return the table of rounds as a pandas DataFrame.
+
+        Raises:
+            SilographError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise SilographError(
+                "expected pandas for to_dataframe(), got no such package: pip install pandas, or "
+                "use result.rounds"
+            ) from None
+        return pd.DataFrame(list(self.rounds))
+
+    def summary(self) -> str:
+        """Return the scores as a small text table."""
+        header = f"{'test':<14}" + "".join(f"{name.replace('_', ' '):>22}" for name in REPORTED)
+        lines = [header]
+        for view in VIEWS:
+            scores = reported(getattr(self.test, view))
+            cells = [scores[name] if scores else None for name in REPORTED]
+            texts = ["-" if value is None else f"{value:.4f}" for value in cells]
+            lines.append(f"{view:<14}" + "".join(f"{text:>22}" for text in texts))
+        return "\n".join(lines)
+
+
+def reported(scores: Scores | None) -> Mapping[str, float | None] | None:
+    """Return the scores that results print, None where a view does not exist."""
+    if scores is None:
+        return None
+    values = asdict(scores)
+    return {name: values[name] for name in REPORTED}

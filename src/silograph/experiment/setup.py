@@ -1,0 +1,161 @@
+"""Set-up of a run: from a config and a graph to a federation, a method and its first state."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from silograph.core.config import RunConfig, checked
+from silograph.core.errors import ConfigError, DataError, lookup
+from silograph.core.key import Key
+from silograph.federation.in_process import InProcess
+from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.graph.graph import Graph, Split, largest_component, row_normalize
+from silograph.graph.partition import Partition, make_partition
+from silograph.graph.split import choose_split
+from silograph.methods import METHODS
+from silograph.methods.base import Method, MethodConfig
+from silograph.nn.conv import CONVS
+from silograph.nn.model import Model
+from silograph.nn.optim import SGD, Adam, Optimizer
+
+DEFAULT_CLIENTS = 10
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A graph as a simulation uses it: cut into clients, with its split."""
+
+    graph: Graph
+    partition: Partition
+    split: Split
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that a run needs before its first round.
+
+    Attributes:
+        config: with every seed and default written out.
+        cut: the graph and how it was cut.
+        method: the method.
+        method_config: what its ops read.
+        federation: the engine.
+        uncut: the uncut graph as one client; it belongs to the experiment, not to the server.
+    """
+
+    config: RunConfig
+    cut: Cut
+    method: Method
+    method_config: MethodConfig
+    federation: InProcess
+    uncut: ClientBlock
+
+
+def cut_graph(config: RunConfig, graph: Graph) -> Cut:
+    """Prepare, cut and split a graph; seeds must be resolved.
+
+    Raises:
+        SilographError: the graph, the cut or the split cannot be used.
+    """
+    if config.largest_component:
+        graph = largest_component(graph)
+    if config.normalize == "row":
+        graph = row_normalize(graph)
+    assert config.partition_seed is not None  # resolved
+    assert config.split_seed is not None  # resolved
+    clients = config.clients
+    if clients is None and config.partition != "silo":
+        clients = DEFAULT_CLIENTS
+    partition = make_partition(
+        graph,
+        config.partition,
+        clients=clients,
+        key=Key.of(config.partition_seed).fold("partition"),
+        alpha=config.alpha,
+    )
+    split = choose_split(graph, partition, config.split, Key.of(config.split_seed).fold("split"))
+    if not bool((split.train & graph.labelled).any()):
+        raise DataError(
+            f"expected at least one labelled training node, got none in {graph.name} with split "
+            f"{config.split!r}: give a larger training share"
+        )
+    return Cut(graph, partition, split)
+
+
+def choose_method(config: RunConfig) -> tuple[Method, object]:
+    """Return the method and its checked options.
+
+    Raises:
+        ConfigError: unknown method or option (names the nearest), or a value out of range.
+    """
+    method = lookup(METHODS, config.method, "method")
+    options: object = checked(method.options, config.options, f"options of {method.name}")
+    lookup(CONVS, config.model, "model")
+    return method, options
+
+
+def _optimizer(config: RunConfig) -> Optimizer:
+    if config.optimizer == "sgd":
+        return SGD(config.lr, config.weight_decay, config.momentum)
+    if config.momentum != 0:
+        raise ConfigError(f"expected momentum 0 with optimizer adam, got {config.momentum}")
+    return Adam(config.lr, config.weight_decay)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"expected a torch device of this machine, got {name!r}: {reason}"
+        ) from None
+    return device
+
+
+def prepare(config: RunConfig, graph: Graph) -> Setup:
+    """Build everything a run needs; nothing is written anywhere.
+
+    Raises:
+        SilographError: something about config or graph cannot be used.
+    """
+    method, options = choose_method(config)
+    optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
+    cut = cut_graph(config, graph)
+    uncut, uncut_route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
+    block, route = (
+        (uncut, uncut_route)
+        if method.uncut
+        else make_block(cut.graph, cut.partition, cut.split, dtype)
+    )
+    keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    config = replace(
+        config,
+        dataset=cut.graph.name,
+        clients=len(cut.partition.ids),
+        keep_optimizer=keep,
+        block_size=config.block_size or block.num_clients,
+    )
+    method_config = MethodConfig(
+        model=Model(
+            conv=config.model,
+            features=cut.graph.num_features,
+            hidden=config.hidden,
+            outputs=cut.graph.num_classes,
+            layers=config.layers,
+            dropout=config.dropout,
+            task=cut.graph.task,
+        ),
+        optimizer=optimizer,
+        local_epochs=config.local_epochs,
+        keep_optimizer=keep,
+        participation=config.participation,
+        options=options,
+    )
+    assert config.block_size is not None  # set above
+    federation = InProcess(
+        method_config, block.to(device, dtype), route, block_size=config.block_size
+    )
+    return Setup(config, cut, method, method_config, federation, uncut.to(device, dtype))

@@ -1,0 +1,104 @@
+"""What commands print: tables for people on standard output, or JSON for programs."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from silograph.core.config import RunConfig, resolve_seeds
+from silograph.experiment.result import REPORTED, VIEWS, Result, reported
+from silograph.experiment.setup import cut_graph
+from silograph.graph.datasets import DATASETS, load
+from silograph.graph.statistics import describe
+from silograph.methods import METHODS
+
+MOST_ROWS = 40  # clients shown one by one
+VIEW_MEANS = {
+    "server": "server's model, each node through its own client's graph",
+    "uncut": "server's model on the uncut graph",
+    "personalised": "each client's own model on its own nodes",
+}
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
+    table = Table(
+        title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    return table
+
+
+def print_result(result: Result) -> None:
+    """Print the scores by view, and where the rest stands."""
+    console, config = Console(), result.config
+    rows = []
+    for view in VIEWS:
+        scores = reported(getattr(result.test, view))
+        values = [None if scores is None else scores[name] for name in REPORTED]
+        rows.append([view, *("-" if value is None else f"{value:.4f}" for value in values)])
+    columns = ["test", "accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
+    title = f"{config.dataset}, {config.method}, {config.clients} clients ({config.partition})"
+    console.print(_table(columns, rows, title))
+    for view in VIEWS:
+        if getattr(result.test, view) is not None:
+            console.print(f"{view}: {VIEW_MEANS[view]}", style="dim")
+    console.print(
+        f"best round {result.best_round} of {config.rounds} (by validation), "
+        f"{result.seconds:.1f} s, {result.peak_memory_bytes / 2**20:.0f} MiB"
+    )
+    if result.result_dir is not None:
+        console.print(f"written to {result.result_dir}", soft_wrap=True)
+
+
+def print_cut(config: RunConfig, *, as_json: bool) -> None:
+    """Cut a graph as a run would, and print what the cut did."""
+    config = resolve_seeds(config)
+    cut = cut_graph(config, load(config.dataset, data_dir=config.data_dir))
+    statistics = describe(cut.graph, cut.partition, cut.split)
+    rows = statistics.client_rows()
+    totals = statistics.totals()
+    about = {
+        "dataset": cut.graph.name,
+        "partition": config.partition,
+        "clients": len(rows),
+        "hash": cut.partition.hash,
+    }
+    if as_json:
+        print(json.dumps({**about, **totals, "by_client": rows}))  # noqa: T201
+        return
+    console = Console()
+    shown = rows[:MOST_ROWS]
+    title = f"{cut.graph.name} cut by {config.partition} into {len(rows)} clients"
+    columns = [name.replace("_", " ") for name in rows[0]]
+    console.print(_table(columns, [list(row.values()) for row in shown], title))
+    if len(rows) > len(shown):
+        console.print(f"... and {len(rows) - len(shown)} more clients (all of them: --json)")
+    for name, value in totals.items():
+        text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+        console.print(f"{name.replace('_', ' ')}: {text}")
+    console.print(f"partition hash: {cut.partition.hash}")
+
+
+def print_methods() -> None:
+    """Print every method with its options and their defaults."""
+    rows = []
+    for method in METHODS.values():
+        options = [f"{f.name}={f.default}" for f in dataclasses.fields(method.options)]
+        rows.append([method.name, f"{method.title}\n{method.reference}", "\n".join(options) or "-"])
+    table = _table(["method", "what it does", "options"], rows)
+    for column in table.columns[1:]:
+        column.justify = "left"
+    Console().print(table)
+
+
+def print_datasets() -> None:
+    """Print every dataset that is known by name."""
+    table = _table(["dataset", "what it is"], list(DATASETS.items()))
+    table.columns[1].justify = "left"
+    Console().print(table)

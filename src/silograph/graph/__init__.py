@@ -1,0 +1,1 @@
+"""Graphs, where they come from, how they are cut, and the blocks of clients made of them."""

@@ -1,0 +1,147 @@
+"""Compressed sparse rows: the one form in which adjacency and sparse features are held."""
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.core.payload import offsets, ranges, rows_of
+
+
+def _index_dtype(entries: int, columns: int) -> torch.dtype:
+    return torch.int32 if max(entries, columns) < 2**31 else torch.int64
+
+
+@dataclass(frozen=True, eq=False)
+class CSR:
+    """A sparse matrix (n, num_cols): entries of row i are at indptr[i]:indptr[i+1].
+
+    Attributes:
+        indptr: (n + 1,) int32 or int64, the dtype of `indices`.
+        indices: (nnz,) column of every entry, ascending within a row.
+        values: (nnz,) floating point; None means that every entry is 1.
+        num_cols: number of columns.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor | None
+    num_cols: int
+
+    @staticmethod
+    def from_scipy(matrix: Any, *, ones: bool = False) -> "CSR":
+        """Return a copy of a SciPy matrix; `ones` drops its values."""
+        rows = sp.csr_matrix(matrix)
+        rows.sort_indices()
+        dtype = _index_dtype(rows.nnz, rows.shape[1])
+        values = None if ones else torch.from_numpy(np.ascontiguousarray(rows.data))
+        return CSR(
+            torch.from_numpy(np.ascontiguousarray(rows.indptr)).to(dtype),
+            torch.from_numpy(np.ascontiguousarray(rows.indices)).to(dtype),
+            values,
+            int(rows.shape[1]),
+        )
+
+    @staticmethod
+    def from_pairs(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> "CSR":
+        """Return the matrix with ones at (rows[i], cols[i]); the pairs must be distinct."""
+        ones = np.ones(len(rows), dtype=np.int8)
+        matrix = sp.coo_matrix((ones, (rows.numpy(), cols.numpy())), shape=shape)
+        return CSR.from_scipy(matrix, ones=True)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.indptr) - 1
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries."""
+        return len(self.indices)
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """Number of entries of every row, (n,) int64."""
+        return self.indptr.diff().long()
+
+    @cached_property
+    def row(self) -> Tensor:
+        """Row of every entry, (nnz,) int64."""
+        return torch.repeat_interleave(
+            torch.arange(self.num_rows, device=self.indptr.device), self.degree
+        )
+
+    @cached_property
+    def transposed(self) -> "CSR":
+        """The transpose, built once: torch's own transposed products are several times slower."""
+        order = torch.sort(self.indices, stable=True).indices
+        lengths = torch.bincount(self.indices, minlength=self.num_cols)
+        dtype = self.indices.dtype
+        return CSR(
+            offsets(lengths).to(dtype),
+            self.row[order].to(dtype),
+            None if self.values is None else self.values[order],
+            self.num_rows,
+        )
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The matrix as a torch sparse CSR tensor, for products with dense ones."""
+        if self.values is None:
+            raise DataError("expected a sparse matrix with values, got one without: use `to` first")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(
+                self.indptr,
+                self.indices,
+                self.values,
+                (self.num_rows, self.num_cols),
+                check_invariants=False,
+            )
+
+    def scipy(self, dtype: "np.typing.DTypeLike" = np.float32) -> "sp.csr_matrix":
+        """Return a SciPy matrix; absent values become ones of `dtype`."""
+        data = np.ones(self.nnz, dtype) if self.values is None else self.values.cpu().numpy()
+        return sp.csr_matrix(
+            (data, self.indices.cpu().numpy(), self.indptr.cpu().numpy()),
+            shape=(self.num_rows, self.num_cols),
+        )
+
+    def select_rows(self, rows: Tensor) -> "CSR":
+        """Return the matrix of these rows (k,) int64, columns unchanged."""
+        lengths = self.degree[rows]
+        entries = ranges(self.indptr[:-1].long()[rows], lengths)
+        return CSR(
+            offsets(lengths).to(self.indices.dtype),
+            self.indices[entries],
+            None if self.values is None else self.values[entries],
+            self.num_cols,
+        )
+
+    def select_diagonal(self, row_off: Tensor, col_off: Tensor, positions: Tensor) -> "CSR":
+        """Return the diagonal blocks at `positions` (k,) int64 of a block-diagonal matrix.
+
+        Block c has rows row_off[c]:row_off[c + 1] and columns col_off[c]:col_off[c + 1].
+        """
+        rows = self.select_rows(rows_of(row_off, positions))
+        new_col_off = offsets(col_off.diff()[positions])
+        shift = new_col_off[:-1] - col_off[positions]
+        per_row = torch.repeat_interleave(shift, row_off.diff()[positions])
+        return rows.with_columns(rows.indices.long() + per_row[rows.row], int(new_col_off[-1]))
+
+    def with_columns(self, indices: Tensor, num_cols: int) -> "CSR":
+        """Return the same rows and values with other columns (nnz,), ascending in each row."""
+        dtype = _index_dtype(self.nnz, num_cols)
+        return CSR(self.indptr.to(dtype), indices.to(dtype), self.values, num_cols)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "CSR":
+        """Return a copy on another device with values of `dtype`, ones where there were none."""
+        values = torch.ones(self.nnz) if self.values is None else self.values
+        values = values.to(device, dtype)
+        return CSR(self.indptr.to(device), self.indices.to(device), values, self.num_cols)

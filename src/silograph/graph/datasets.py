@@ -1,0 +1,176 @@
+"""Graphs by name: files on this machine first, then the loaders of torch_geometric.
+
+n: nodes. F: features a node.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from silograph.core.errors import DataError, unknown
+from silograph.graph.archive import load_npz
+from silograph.graph.arrays import from_arrays, from_pyg
+from silograph.graph.csr import CSR
+from silograph.graph.files import from_csv
+from silograph.graph.graph import MISSING, Graph
+
+DATASETS = {
+    "amazon_computers": "co-purchases of computers: 13,752 nodes, 10 classes",
+    "amazon_photo": "co-purchases of photo goods: 7,650 nodes, 8 classes",
+    "citation_domains": "papers of 3 bibliographies (silos): 23,779 nodes, 5 label bits",
+    "citeseer": "citations: 3,327 nodes, 6 classes, Planetoid split",
+    "coauthor_cs": "co-authors in computer science: 18,333 nodes, 15 classes",
+    "coauthor_physics": "co-authors in physics: 34,493 nodes, 5 classes",
+    "cora": "citations: 2,708 nodes, 7 classes, Planetoid split",
+    "digits": "handwritten digits, 8 nearest neighbors: 1,797 nodes, 10 classes, no download",
+    "facebook100_20schools": "friends at 20 colleges (silos): 52,662 nodes, 2 classes",
+    "minesweeper": "a 100 by 100 game board: 10,000 nodes, 2 classes, first of 10 splits",
+    "pubmed": "citations: 19,717 nodes, 3 classes, Planetoid split",
+    "twitch": "streamers in 7 countries (silos): 36,890 nodes, 2 classes",
+    "webkb": "web pages of 4 universities (silos): 877 nodes, 5 classes",
+}
+ALIASES = {
+    "computers": "amazon_computers",
+    "cs": "coauthor_cs",
+    "photo": "amazon_photo",
+    "physics": "coauthor_physics",
+}
+# Class of torch_geometric.datasets and the name it knows the graph by.
+_PYG = {
+    "amazon_computers": ("Amazon", "Computers"),
+    "amazon_photo": ("Amazon", "Photo"),
+    "citeseer": ("Planetoid", "CiteSeer"),
+    "coauthor_cs": ("Coauthor", "CS"),
+    "coauthor_physics": ("Coauthor", "Physics"),
+    "cora": ("Planetoid", "Cora"),
+    "pubmed": ("Planetoid", "PubMed"),
+}
+_VARIABLE = "SILOGRAPH_DATA"
+
+
+def load(name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Graph:
+    """Return a graph by name or path.
+
+    >>> load("digits").num_nodes
+    1797
+
+    Args:
+        name: a name of `DATASETS` (or an alias, in any case), looked for as <name>.npz in
+            `data_dir`, $SILOGRAPH_DATA and ../shared/data, then with torch_geometric, which may
+            download; any other <name>.npz in those folders; the path of an .npz file; or that of
+            a folder with nodes.csv and edges.csv.
+        data_dir: folder of the files; also where torch_geometric keeps its own. Otherwise that is
+            $SILOGRAPH_DATA or ~/.cache/silograph.
+
+    Raises:
+        ConfigError: no graph of that name, naming the nearest.
+        DataError: a file or folder is absent or cannot be used, or a download failed.
+    """
+    folders = _folders(data_dir)
+    if isinstance(name, os.PathLike) or _is_path(name):
+        return _load_path(Path(name).expanduser())
+    plain = ALIASES.get(name.lower(), name.lower())
+    for folder in folders:
+        for file in (folder / f"{name}.npz", folder / f"{plain}.npz"):
+            if name and file.is_file():
+                return load_npz(file)
+    if plain == "digits":
+        return _digits()
+    if plain in _PYG:
+        cache = Path.home() / ".cache" / "silograph"
+        root = folders[0] if data_dir is not None or os.environ.get(_VARIABLE) else cache
+        return _load_pyg(plain, root)
+    if plain in DATASETS:
+        raise DataError(
+            f"expected {plain}.npz in one of {', '.join(map(str, folders))}, got no such file: "
+            f"put it there, or give its folder as data_dir or ${_VARIABLE}"
+        )
+    raise unknown("dataset", name, DATASETS | ALIASES)
+
+
+def _folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the folders to search, first to last."""
+    given = {"data_dir": data_dir, f"${_VARIABLE}": os.environ.get(_VARIABLE) or None}
+    folders = []
+    for what, folder in given.items():
+        if folder is not None:
+            folders.append(Path(folder).expanduser())
+            if not folders[-1].is_dir():
+                raise DataError(f"expected a folder as {what}, got {folder}: no such folder")
+    return [*folders, Path("../shared/data")]
+
+
+def _is_path(name: str) -> bool:
+    separators = [os.sep, os.altsep or os.sep]
+    if name.lower().endswith((".npz", ".csv")) or any(mark in name for mark in separators):
+        return True
+    # A folder that happens to be called cora must not hide the dataset.
+    known = DATASETS.keys() | ALIASES.keys()
+    return bool(name) and name.lower() not in known and Path(name).exists()
+
+
+def _load_path(path: Path) -> Graph:
+    if not path.exists():
+        raise DataError(f"expected a file or folder, got {path}: no such file")
+    if path.is_dir():
+        nodes, edges = path / "nodes.csv", path / "edges.csv"
+        if not (nodes.is_file() and edges.is_file()):
+            raise DataError(f"expected a folder with nodes.csv and edges.csv, got {path}")
+        return from_csv(nodes=nodes, edges=edges, name=path.resolve().name)
+    if path.suffix.lower() == ".csv":
+        raise DataError(
+            f"expected an .npz file or a folder, got {path}: "
+            "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv"
+        )
+    return load_npz(path)
+
+
+def _load_pyg(name: str, root: Path) -> Graph:
+    from torch_geometric import datasets
+
+    kind, known_as = _PYG[name]
+    loader: Callable[..., Any] = getattr(datasets, kind)
+    try:
+        data = loader(root=str(root), name=known_as)[0]
+    except Exception as error:  # whatever network, disk or a damaged file may raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(
+            f"expected to read or download {name} into {root / known_as / 'raw'}, got {reason}: "
+            f"put {name}.npz into a folder and give it as data_dir or ${_VARIABLE}"
+        ) from error
+    # The words are mostly absent; held sparse, as in the .npz files.
+    data.x = CSR.from_scipy(sp.csr_matrix(data.x.numpy()))
+    graph = from_pyg(data, name=name)
+    return _without_labels(graph) if name == "citeseer" else graph
+
+
+def _without_labels(graph: Graph) -> Graph:
+    """Mark the nodes without words: the source has no label for them, the loader writes 0."""
+    assert isinstance(graph.x, CSR)  # made so above
+    return replace(graph, y=torch.where(graph.x.degree == 0, MISSING, graph.y))
+
+
+def _digits() -> Graph:
+    """Return the digits of scikit-learn, every image joined to its 8 nearest ones."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = digits.data.astype(np.float64)  # 0..16: the squared distances are exact
+    square = (pixels**2).sum(axis=1)
+    distance = square[:, None] + square - 2 * pixels @ pixels.T
+    np.fill_diagonal(distance, np.inf)
+    # A stable order breaks ties by row, so that every machine builds the same graph.
+    near = np.argsort(distance, axis=1, kind="stable")[:, :8]
+    return from_arrays(
+        edge_index=np.stack([np.repeat(np.arange(len(near)), 8), near.ravel()]),
+        x=pixels / 16,
+        y=digits.target,
+        class_names=[str(digit) for digit in digits.target_names],
+        name="digits",
+    )

@@ -1,0 +1,136 @@
+"""`Graph`: the uncut graph, as a user hands it in and as a simulation cuts it.
+
+n: nodes. F: features a node. T: label bits of a multi-label task.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.graph.csr import CSR
+
+Task = Literal["multiclass", "multilabel"]
+Features = Tensor | CSR
+MISSING = -1  # label of a node (or label bit) that is not known
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Which nodes train, choose and judge: three disjoint masks, each (n,) bool."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An undirected graph with node features and node labels.
+
+    Attributes:
+        adj: (n, n) without values; both directions of every edge, no self loops, no duplicates.
+        x: (n, F), dense float32 or CSR with float32 values.
+        y: multi-class (n,) int64 in 0..num_classes-1; multi-label (n, T) int64 of 0 and 1.
+            `MISSING` (-1) marks what is not known; such nodes never train or judge.
+        num_classes: number of classes, or T for multi-label.
+        node_id: (n,) public keys of the nodes, int64 or strings; they name nodes across silos.
+        name: what tables and result folders call this graph.
+        split: the split that came with the data, or None.
+        silo: (n,) int64 index into `silo_names`: who holds the node; or None.
+        silo_names: names of the silos, empty when `silo` is None.
+        class_names: names of the classes, or empty.
+    """
+
+    adj: CSR
+    x: Features
+    y: Tensor
+    num_classes: int
+    node_id: np.ndarray
+    name: str = "graph"
+    split: Split | None = None
+    silo: Tensor | None = None
+    silo_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.adj.num_rows
+
+    @property
+    def num_edges(self) -> int:
+        """Number of undirected edges."""
+        return self.adj.nnz // 2
+
+    @property
+    def num_features(self) -> int:
+        """Number of features a node."""
+        return self.x.num_cols if isinstance(self.x, CSR) else int(self.x.shape[1])
+
+    @property
+    def task(self) -> Task:
+        """`multiclass` (one class a node) or `multilabel` (T bits a node)."""
+        return "multiclass" if self.y.dim() == 1 else "multilabel"
+
+    @property
+    def labelled(self) -> Tensor:
+        """Nodes with at least one known label, (n,) bool."""
+        known = self.y != MISSING
+        return known if known.dim() == 1 else known.any(dim=1)
+
+    @property
+    def edge_index(self) -> Tensor:
+        """Both directions of every edge, (2, E) int64, sorted by first end point."""
+        return torch.stack([self.adj.row, self.adj.indices.long()])
+
+
+def subgraph(graph: Graph, nodes: Tensor) -> Graph:
+    """Return the graph induced by `nodes` (k,) int64, in that order."""
+    local = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
+    local[nodes] = torch.arange(len(nodes))
+    rows = graph.adj.select_rows(nodes)
+    cols = local[rows.indices.long()]
+    inside = cols >= 0
+    x = graph.x.select_rows(nodes) if isinstance(graph.x, CSR) else graph.x[nodes]
+    split = graph.split
+    return replace(
+        graph,
+        adj=CSR.from_pairs(rows.row[inside], cols[inside], (len(nodes), len(nodes))),
+        x=x,
+        y=graph.y[nodes],
+        node_id=graph.node_id[nodes.numpy()],
+        split=split and Split(split.train[nodes], split.val[nodes], split.test[nodes]),
+        silo=None if graph.silo is None else graph.silo[nodes],
+    )
+
+
+def largest_component(graph: Graph) -> Graph:
+    """Return the largest connected component, nodes in their old order."""
+    from scipy.sparse.csgraph import connected_components
+
+    _, label = connected_components(graph.adj.scipy(np.int8), directed=False)
+    keep = label == np.bincount(label).argmax()
+    return subgraph(graph, torch.from_numpy(np.flatnonzero(keep)))
+
+
+def row_normalize(graph: Graph) -> Graph:
+    """Return the graph with every node's features divided by their sum (rows of zeros stay)."""
+    x = graph.x
+    if isinstance(x, CSR):
+        assert x.values is not None  # features always carry values
+        total = torch.zeros(x.num_rows, dtype=x.values.dtype).index_add_(0, x.row, x.values)
+        scale = torch.where(total == 0, torch.ones_like(total), 1 / total)
+        return replace(graph, x=replace(x, values=x.values * scale[x.row]))
+    total = x.sum(dim=1, keepdim=True)
+    return replace(graph, x=torch.where(total == 0, x, x / total))
+
+
+def check_finite(values: Tensor, where: str) -> None:
+    """Raise `DataError` when a feature is NaN or infinite."""
+    bad = int((~torch.isfinite(values)).sum())
+    if bad:
+        raise DataError(f"expected finite features in {where}, got {bad} NaN or infinite values")

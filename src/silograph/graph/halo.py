@@ -1,0 +1,106 @@
+"""The halo: remote end points of a client's cross-client edges, and who owns them.
+
+A client numbers its halo nodes with slots of its own. The owner of a halo node knows it as a
+boundary row. `Route` says which boundary row answers for which slot; it is agreed once, before
+training, and is all that the engine needs to carry rows between clients.
+
+C: clients. n: rows. S: halo slots of all clients together. B: boundary rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from silograph.core.payload import offsets, owners, rows_of
+from silograph.graph.csr import CSR
+
+
+@dataclass(frozen=True, eq=False)
+class Halo:
+    """What the clients of a block know of nodes they do not hold.
+
+    Attributes:
+        off: (C + 1,) int64, slots of each client.
+        adj: (n, S) own rows x halo slots, values 1.
+        boundary: (B,) int64 own rows (numbered in the block) that others hold as halo,
+            ascending.
+        boundary_off: (C + 1,) int64, boundary rows of each client.
+    """
+
+    off: Tensor
+    adj: CSR
+    boundary: Tensor
+    boundary_off: Tensor
+
+    def take(self, positions: Tensor, row_off: Tensor) -> "Halo":
+        """Return the halo of the clients at `positions` (k,); `row_off` (C + 1,) of the block."""
+        chosen = rows_of(self.boundary_off, positions)
+        boundary_off = offsets(self.boundary_off.diff()[positions])
+        new_off = offsets(row_off.diff()[positions])
+        shift = torch.repeat_interleave(new_off[:-1] - row_off[positions], boundary_off.diff())
+        return Halo(
+            off=offsets(self.off.diff()[positions]),
+            adj=self.adj.select_diagonal(row_off, self.off, positions),
+            boundary=self.boundary[chosen] + shift,
+            boundary_off=boundary_off,
+        )
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Halo":
+        """Return a copy on another device."""
+        return Halo(
+            self.off.to(device),
+            self.adj.to(device, dtype),
+            self.boundary.to(device),
+            self.boundary_off.to(device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Who answers for each halo slot of the federation.
+
+    Attributes:
+        target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
+        boundary_off: (C + 1,) int64 boundary rows of each client.
+    """
+
+    target: Tensor
+    boundary_off: Tensor
+
+
+def connect(adj: CSR, nodes: Tensor, off: Tensor, owner: Tensor) -> tuple[CSR, Halo, Route]:
+    """Sort every edge into internal and cross-client ones.
+
+    Args:
+        adj: (N, N) edges of the uncut graph.
+        nodes: (n,) node of every row, ascending within a client.
+        off: (C + 1,) rows of each client.
+        owner: (N,) client that answers for a node, -1 for none (its edges are dropped).
+
+    Returns:
+        Internal edges (n, n), the halo, and the route.
+    """
+    num_rows, num_nodes = len(nodes), adj.num_rows
+    place = owners(off) * num_nodes + nodes  # ascending: (client, node) -> row
+    edges = adj.select_rows(nodes)
+    row, neighbor = edges.row, edges.indices.long()
+
+    wanted = owners(off)[row] * num_nodes + neighbor
+    position = torch.searchsorted(place, wanted).clamp(max=num_rows - 1)
+    inside = place[position] == wanted
+    internal = CSR.from_pairs(row[inside], position[inside], (num_rows, num_rows))
+
+    outside = ~inside & (owner[neighbor] >= 0)
+    slots, slot_of_edge = torch.unique(wanted[outside], return_inverse=True)
+    slot_client, slot_node = slots // num_nodes, slots % num_nodes
+    owner_row = torch.searchsorted(place, owner[slot_node] * num_nodes + slot_node)
+    boundary, target = torch.unique(owner_row, return_inverse=True)
+    boundary_off = torch.searchsorted(boundary, off)
+    halo = Halo(
+        off=torch.searchsorted(slot_client, torch.arange(len(off))),
+        adj=CSR.from_pairs(row[outside], slot_of_edge, (num_rows, len(slots))),
+        boundary=boundary,
+        boundary_off=boundary_off,
+    )
+    return internal, halo, Route(target, boundary_off)

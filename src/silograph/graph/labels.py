@@ -1,0 +1,136 @@
+"""Labels as users write them (numbers, words, holes) turned into the numbers a graph holds.
+
+n: nodes. T: label bits of a multi-label task.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.graph.graph import MISSING
+
+# The empty word, and what numpy makes of NaN and -1 when it meets them among words.
+_NO_WORD = ("", "nan", "-1")
+
+
+def numbered_labels(
+    y: np.ndarray, n: int, num_classes: int | None, names: tuple[str, ...]
+) -> tuple[Tensor, int, tuple[str, ...]]:
+    """Return labels (n,) or (n, T) int64, the number of classes and their names.
+
+    >>> numbered_labels(np.array(["dog", "", "cat"]), 3, None, ())
+    (tensor([ 1, -1,  0]), 2, ('cat', 'dog'))
+
+    Args:
+        y: (n,), (n, 1) or (n, T) numbers; or (n,) words, numbered in the order of `names`, else
+            sorted. None, NaN, -1 and the empty word are missing.
+        n: number of nodes.
+        num_classes: number of classes, or None to count them.
+        names: names of the classes, or empty.
+
+    Raises:
+        DataError: a shape, a label or a count that does not fit.
+    """
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim not in (1, 2) or len(y) != n or y.size == 0:
+        raise DataError(
+            f"expected y of shape ({n},) or ({n}, T), got {y.shape}: "
+            "one label (or one row of label bits) a node, in the order of x"
+        )
+    numbers, names = _numbers(y, names)
+    count = _count(numbers, num_classes, names)
+    high = 1 if numbers.ndim == 2 else count - 1
+    bad = np.argwhere((numbers < MISSING) | (numbers > high))
+    if len(bad):
+        raise DataError(
+            f"expected labels 0..{high}, or -1 where missing, got {numbers[tuple(bad[0])]} at node "
+            f"{bad[0][0]} ({len(bad)} such labels): number classes from 0 or raise num_classes"
+        )
+    return torch.from_numpy(numbers), count, names
+
+
+def _numbers(y: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels as int64, missing ones as -1, and the class names."""
+    if y.dtype.kind in "biu":
+        return y.astype(np.int64), names
+    if y.dtype.kind in "OU":
+        cells = y.ravel().tolist()
+        words = {cell for cell in cells if isinstance(cell, str) and not _is_missing(cell)}
+        if words:
+            names = names or tuple(sorted(words))
+            return _numbered_words(cells, y.ndim, names), names
+        y = _floats(cells).reshape(y.shape)
+    if y.dtype.kind != "f":
+        raise DataError(f"expected class numbers or words in y, got dtype {y.dtype}")
+    filled = np.where(np.isnan(y), MISSING, y)
+    whole = (filled == np.floor(filled)) & (np.abs(filled) < 2**53)
+    if not whole.all():
+        first = np.argwhere(~whole)[0]
+        raise DataError(
+            f"expected whole class numbers in y, got {filled[tuple(first)]} at node {first[0]}: "
+            "targets of a regression cannot be used"
+        )
+    return filled.astype(np.int64), names
+
+
+def _is_missing(cell: object) -> bool:
+    if isinstance(cell, float | np.floating):
+        return bool(np.isnan(cell))
+    return cell is None or cell in _NO_WORD
+
+
+def _floats(cells: list[Any]) -> np.ndarray:
+    try:
+        return np.array([np.nan if _is_missing(cell) else cell for cell in cells], np.float64)
+    except (TypeError, ValueError):
+        kinds = ", ".join(sorted({type(cell).__name__ for cell in cells}))
+        raise DataError(f"expected class numbers or words in y, got {kinds}") from None
+
+
+def _numbered_words(cells: list[Any], ndim: int, names: tuple[str, ...]) -> np.ndarray:
+    if ndim > 1:
+        raise DataError("expected numbers 0 and 1 in rows of label bits, got words in y")
+    number = {name: i for i, name in enumerate(names)}
+    for row, cell in enumerate(cells):
+        if not _is_missing(cell) and cell not in number:
+            raise DataError(
+                f"expected labels among the words {', '.join(names)}, got {cell!r} at node {row}: "
+                "use words only, and name each in class_names where that is given"
+            )
+    return np.array([number.get(cell, MISSING) for cell in cells], dtype=np.int64)
+
+
+def _count(y: np.ndarray, num_classes: int | None, names: tuple[str, ...]) -> int:
+    """Return the number of classes, or of label bits."""
+    if y.ndim == 2:
+        if num_classes not in (None, y.shape[1]):
+            raise DataError(
+                f"expected num_classes {y.shape[1]}, the columns of y, got {num_classes}: "
+                "leave it out"
+            )
+        num_classes = y.shape[1]
+    if num_classes is None:
+        num_classes = len(names) or _highest(y) + 1
+    if num_classes < 1 or (names and len(names) != num_classes):
+        raise DataError(
+            f"expected num_classes >= 1 and as many class_names, or none, got {num_classes} and "
+            f"{len(names)} names"
+        )
+    return num_classes
+
+
+def _highest(y: np.ndarray) -> int:
+    highest = int(y.max())
+    if highest <= MISSING:
+        raise DataError("expected at least one known label in y, got none: give num_classes")
+    # A label such as a postal code would make a model with a million outputs.
+    if highest >= len(y):
+        raise DataError(
+            f"expected class numbers below the number of nodes, {len(y)}, got {highest}: "
+            "number classes from 0, or give num_classes"
+        )
+    return highest

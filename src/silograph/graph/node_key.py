@@ -1,0 +1,27 @@
+"""From public node keys to the 64-bit counters that every draw for a node starts from."""
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.key import hash_text, mix_words, signed
+
+
+def node_words(node_id: np.ndarray) -> Tensor:
+    """Return a 64-bit word for every public node key, (n,) int64.
+
+    Integers are mixed, strings hashed (BLAKE2b). Neither depends on the position of the node.
+    """
+    if np.issubdtype(node_id.dtype, np.integer):
+        return mix_words(torch.from_numpy(node_id.astype(np.int64)))
+    digests = b"".join(
+        hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in node_id
+    )
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+
+
+def row_keys(client_id: str, node_id: np.ndarray) -> Tensor:
+    """Return the counters of a client's rows, (n,) int64: they name client and node together."""
+    return mix_words(node_words(node_id) ^ signed(hash_text(client_id)))

@@ -1,0 +1,128 @@
+"""Which nodes train, choose and judge.
+
+The split is made once, on the nodes of the uncut graph: where clients overlap, all copies of a
+node have the same role, so that no client's test node is another client's training node.
+
+n: nodes of the graph.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.key import Key
+from silograph.graph.graph import Graph, Split
+from silograph.graph.partition import Partition, key_order
+
+TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
+
+
+def make_split(
+    graph: Graph, partition: Partition, *, ratios: tuple[float, float, float], key: Key
+) -> Split:
+    """Split the labelled nodes of every client, in an order drawn from the nodes' public keys.
+
+    A node belongs to its owner. Of m labelled nodes, the first round(train * m) train, those up
+    to round((train + val) * m) validate, and those up to round(sum * m) test (halves round up);
+    the rest have no role. A client may so end up without training nodes: it then has weight 0.
+
+    Args:
+        graph: the uncut graph.
+        partition: its cut.
+        ratios: shares of training, validation and test nodes; their sum may be below 1.
+        key: the split is a function of it, of `graph.node_id` and of the cut.
+
+    Returns:
+        Masks (n,) bool.
+
+    Raises:
+        ConfigError: a ratio is negative, training's is 0, or they sum to more than 1.
+        DataError: no client gets a training node.
+    """
+    _check_ratios(ratios)
+    order = key_order(graph.node_id, key.fold("split"))
+    eligible = (graph.labelled & (partition.owner >= 0))[order]
+    nodes = order[eligible]
+    owner = partition.owner[nodes]
+    by_owner = torch.argsort(owner, stable=True)
+    nodes, owner = nodes[by_owner], owner[by_owner]
+    size = torch.bincount(owner, minlength=len(partition.ids))
+    place = torch.arange(len(nodes)) - (size.cumsum(0) - size)[owner]
+
+    ends = [torch.floor(total * size.double() + 0.5)[owner] for total in np.cumsum(ratios)]
+    roles = [place < ends[0]]
+    roles += [(place >= ends[i]) & (place < ends[i + 1]) for i in (0, 1)]
+    if not roles[0].any():
+        raise DataError(
+            f"expected at least one training node, got 0 of {len(nodes)} labelled ones over "
+            f"{len(partition.ids)} clients: use fewer clients or a larger training ratio"
+        )
+    return Split(*(_mask(nodes[role], graph.num_nodes) for role in roles))
+
+
+def public_split(graph: Graph) -> Split:
+    """Return the split that came with the data, labelled nodes only; masks (n,) bool.
+
+    Raises:
+        DataError: the graph has none.
+    """
+    if graph.split is None:
+        raise DataError(
+            f"expected a graph with a public split, got {graph.name!r} without one: "
+            "give ratios instead, such as '0.2/0.4/0.4'"
+        )
+    known, split = graph.labelled, graph.split
+    return Split(split.train & known, split.val & known, split.test & known)
+
+
+def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:
+    """Return the split that `how` names: `public`, or ratios such as `0.2/0.4/0.4`.
+
+    Raises:
+        ConfigError: `how` is neither, or the ratios are out of range.
+        DataError: see `public_split` and `make_split`.
+    """
+    if how == "public":
+        return public_split(graph)
+    return make_split(graph, partition, ratios=parse_ratios(how), key=key)
+
+
+def parse_ratios(text: str) -> tuple[float, float, float]:
+    """Return the ratios of a text such as `0.2/0.4/0.4`.
+
+    >>> parse_ratios("0.2/0.4/0.4")
+    (0.2, 0.4, 0.4)
+
+    Raises:
+        ConfigError: the text is not three numbers.
+    """
+    try:
+        train, val, test = (float(part) for part in text.split("/"))
+    except ValueError:
+        raise ConfigError(
+            f"expected a split of 'public' or train/val/test such as '0.2/0.4/0.4', got {text!r}"
+        ) from None
+    return train, val, test
+
+
+def _check_ratios(ratios: tuple[float, float, float]) -> None:
+    # A comparison with NaN is false: it fails the first test.
+    if not all(ratio >= 0 for ratio in ratios) or ratios[0] == 0:
+        raise ConfigError(f"expected a training ratio above 0 and none below, got {_text(ratios)}")
+    if math.fsum(ratios) > 1 + TOLERANCE:
+        raise ConfigError(
+            f"expected ratios that sum to at most 1, got {_text(ratios)} = {math.fsum(ratios):g}"
+        )
+
+
+def _text(ratios: tuple[float, float, float]) -> str:
+    return "/".join(f"{ratio:g}" for ratio in ratios)
+
+
+def _mask(nodes: Tensor, num_nodes: int) -> Tensor:
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[nodes] = True
+    return mask

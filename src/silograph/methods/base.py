@@ -1,0 +1,91 @@
+"""What a method is: a server program, its options, and which of its models is judged."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from silograph.core.key import Key
+from silograph.federation.base import Federation
+from silograph.nn.conv import Params
+from silograph.nn.model import Model
+from silograph.nn.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What the ops and the server program of a method read.
+
+    Attributes:
+        model: shape of the model.
+        optimizer: the clients' optimizer.
+        local_epochs: full-batch steps of a client in a round.
+        keep_optimizer: whether a client's optimizer state outlives the round.
+        participation: share of clients that train in a round.
+        options: the method's own options, of its `Method.options` type.
+    """
+
+    model: Model
+    optimizer: Optimizer
+    local_epochs: int
+    keep_optimizer: bool
+    participation: float
+    options: Any
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server keeps between rounds: flat mappings of tensors.
+
+    Attributes:
+        weights: the server's model, or None where a method has none.
+        memory: whatever the method's aggregation remembers.
+    """
+
+    weights: Params | None
+    memory: Params
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round tells.
+
+    Attributes:
+        participants: clients that were selected.
+        train_loss: their mean training loss, weighted by nodes; None if none could train.
+    """
+
+    participants: tuple[str, ...]
+    train_loss: float | None
+
+
+Init = Callable[[Federation, MethodConfig, Params, Key], ServerState]
+Round = Callable[
+    [Federation, MethodConfig, ServerState, int, bool, Key], tuple[ServerState, RoundReport]
+]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method.
+
+    Attributes:
+        name: what users call it.
+        title: one line for listings.
+        reference: title, authors, venue, year.
+        options: frozen dataclass of the method's own options.
+        keep_optimizer: default of the run's `keep_optimizer`.
+        judge: the view whose validation accuracy picks the round.
+        uncut: trains on the uncut graph as one client (simulation only).
+        init: sets up the clients and returns the server's first state from initial weights.
+        round: one round; the flag says whether clients judge their own models in it.
+    """
+
+    name: str
+    title: str
+    reference: str
+    options: type
+    keep_optimizer: bool
+    judge: Literal["server", "personalised"]
+    uncut: bool
+    init: Init
+    round: Round

@@ -1,0 +1,124 @@
+"""FedAvg and FedOpt: train locally, average, let the server take a step.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
+networks from decentralized data", AISTATS 2017, algorithm 1.
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, "Adaptive federated
+optimization", ICLR 2021, algorithm 2.
+
+What we changed: clients are weighted by their training nodes (the papers: by examples), a
+client without any takes no part, and local steps are full batch.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from silograph.aggregation.server_step import ServerAdam, ServerMomentum, Step, replace
+from silograph.core.config import STRICT
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Shared
+from silograph.federation.base import Federation, WeightedMean
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.local_training import begin, shared_weights, train, with_prefix
+from silograph.nn.conv import Params
+from silograph.selection.uniform import select_uniform
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedAvgOptions:
+    """FedAvg has no options of its own."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedOptOptions:
+    """The server's optimizer.
+
+    Attributes:
+        server_optimizer: `momentum` (FedAvgM) or `adam` (FedAdam).
+        server_lr: step size; 1 with momentum 0 is FedAvg. Default 1 for momentum, .01 for adam.
+        server_momentum: for `momentum`.
+        server_beta1: for `adam`.
+        server_beta2: for `adam`.
+        server_tau: for `adam`, the degree of adaptivity, added to the root.
+    """
+
+    server_optimizer: Literal["momentum", "adam"] = "momentum"
+    server_lr: Annotated[float, Field(gt=0)] | None = None
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    server_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    server_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    server_tau: Annotated[float, Field(gt=0)] = 1e-3
+
+
+def server_step(options: FedAvgOptions | FedOptOptions) -> Step:
+    """Return what the server does with the mean."""
+    match options:
+        case FedAvgOptions():
+            return replace
+        case FedOptOptions(server_optimizer="momentum"):
+            lr = 1.0 if options.server_lr is None else options.server_lr
+            return ServerMomentum(lr, options.server_momentum)
+        case FedOptOptions():
+            lr = 0.01 if options.server_lr is None else options.server_lr
+            betas = options.server_beta1, options.server_beta2
+            return ServerAdam(lr, *betas, options.server_tau)
+
+
+def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
+    """Set up the clients; the server starts from the initial weights."""
+    del cfg
+    fed.call(begin, shared_weights(weights), what=Kind.WEIGHTS, key=key)
+    return ServerState(weights=weights, memory={})
+
+
+def fit_round(
+    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, judge: bool, key: Key
+) -> tuple[ServerState, RoundReport]:
+    """Select, train, average, step."""
+    assert state.weights is not None  # set by init
+    chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
+    reply = fed.call(
+        train,
+        shared_weights(state.weights) | {"judge": Shared(torch.tensor(judge))},
+        what=Kind.WEIGHTS,
+        key=key.fold("train", t),
+        to=chosen,
+        reduce=WeightedMean("nodes"),
+    )
+    if "loss" not in reply:  # no selected client has a training node
+        return state, RoundReport(tuple(chosen), None)
+    mean = with_prefix("weights", reply)
+    weights, memory = server_step(cfg.options)(state.weights, mean, state.memory)
+    report = RoundReport(tuple(chosen), float(reply["loss"].t))
+    return ServerState(weights, memory), report
+
+
+FEDAVG = Method(
+    name="fedavg",
+    title="average of locally trained models",
+    reference="McMahan et al., Communication-efficient learning of deep networks from "
+    "decentralized data, AISTATS 2017",
+    options=FedAvgOptions,
+    keep_optimizer=False,
+    judge="server",
+    uncut=False,
+    init=init,
+    round=fit_round,
+)
+
+FEDOPT = Method(
+    name="fedopt",
+    title="average of locally trained models, then a server momentum or Adam step",
+    reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
+    options=FedOptOptions,
+    keep_optimizer=False,
+    judge="server",
+    uncut=False,
+    init=init,
+    round=fit_round,
+)
+
+__all__ = ["FEDAVG", "FEDOPT", "FedAvgOptions", "FedOptOptions"]

@@ -1,0 +1,87 @@
+"""Local only: every client trains its own model on its own graph; nothing is shared.
+
+All clients start from the same initial weights. In a round each selected client takes
+`local_epochs` full-batch steps and keeps weights and, by default, optimizer state.
+"""
+
+import torch
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import STRICT
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.federation.base import Federation, WeightedMean
+from silograph.graph.block import ClientBlock
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.local_training import (
+    begin,
+    prefixed,
+    shared_weights,
+    stacked_copies,
+    train_from,
+    with_prefix,
+)
+from silograph.nn.conv import Params
+from silograph.selection.uniform import select_uniform
+
+
+@dataclass(frozen=True, config=STRICT)
+class LocalOptions:
+    """Local training has no options of its own."""
+
+
+def begin_own(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Set up the state and keep the initial weights as own. In: `weights/*`. Out: nothing."""
+    new, reply = begin(cfg, block, state, inbox, key)
+    own = stacked_copies(with_prefix("weights", inbox), block.num_clients)
+    return {**new, **prefixed("own", own)}, reply
+
+
+def train_own(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Go on training the own weights. In: `judge`. Out: `nodes` (C,), `loss` (C,)."""
+    own = {k: w.clone() for k, w in with_prefix("own", state).items()}
+    weights, new, loss = train_from(cfg, block, state, own, inbox, key)
+    reply = {"nodes": Stacked(block.num_train), "loss": Stacked(loss)}
+    return {**new, **prefixed("own", weights)}, reply
+
+
+def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
+    """Send the initial weights once; the server keeps no model."""
+    del cfg
+    fed.call(begin_own, shared_weights(weights), what=Kind.WEIGHTS, key=key)
+    return ServerState(weights=None, memory={})
+
+
+def fit_round(
+    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, judge: bool, key: Key
+) -> tuple[ServerState, RoundReport]:
+    """Let the selected clients train on; only their loss comes back."""
+    chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
+    reply = fed.call(
+        train_own,
+        {"judge": Shared(torch.tensor(judge))},
+        what=Kind.CONTROL,
+        key=key.fold("train", t),
+        to=chosen,
+        reduce=WeightedMean("nodes"),
+    )
+    loss = float(reply["loss"].t) if "loss" in reply else None
+    return state, RoundReport(tuple(chosen), loss)
+
+
+LOCAL = Method(
+    name="local",
+    title="every client trains alone",
+    reference="the baseline of every paper of the field",
+    options=LocalOptions,
+    keep_optimizer=True,
+    judge="personalised",
+    uncut=False,
+    init=init,
+    round=fit_round,
+)

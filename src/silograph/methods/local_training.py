@@ -1,0 +1,184 @@
+"""Local training: what FedAvg and most methods do between two messages.
+
+Each client starts from given weights and takes full-batch steps on its own training nodes, on
+its internal edges. The ops here are shared by the methods of this folder.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
+networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate, B = infinity).
+
+State of a client: `optimizer/*` if kept between rounds, `judged/*` counts of its own model.
+C: clients.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.evaluation.counts import count, no_counts
+from silograph.federation.base import Federation
+from silograph.graph.block import ClientBlock
+from silograph.methods.base import MethodConfig
+from silograph.nn.conv import Params
+from silograph.nn.loss import node_loss
+from silograph.nn.model import forward
+from silograph.nn.segment import segment_sum
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
+    """Return client tensors (C, ...) as fields `prefix/name`."""
+    return {f"{prefix}/{name}": Stacked(t) for name, t in tensors.items()}
+
+
+def with_prefix(prefix: str, fields: Payload) -> Params:
+    """Return the tensors of the fields `prefix/name`, by name."""
+    start = f"{prefix}/"
+    return {k.removeprefix(start): f.t for k, f in fields.items() if k.startswith(start)}
+
+
+def shared_weights(weights: Mapping[str, Tensor]) -> dict[str, Shared]:
+    """Return the server's weights as fields `weights/name`."""
+    return {f"weights/{name}": Shared(w) for name, w in weights.items()}
+
+
+def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
+    """Return a copy of shared weights for each client, (C, ...)."""
+    return {k: w.expand(clients, *w.shape).clone() for k, w in weights.items()}
+
+
+def mean_loss(cfg: MethodConfig, block: ClientBlock, weights: Params, key: Key | None) -> Tensor:
+    """Return every client's mean training loss, (C,); each client needs a training node."""
+    train = block.split.train
+    logits = forward(cfg.model, weights, block, key)
+    off = torch.cat([block.off.new_zeros(1), block.num_train.cumsum(0)])
+    total = segment_sum(node_loss(logits[train], block.y[train], cfg.model.task), off)
+    return total / block.num_train
+
+
+def fit(
+    cfg: MethodConfig, block: ClientBlock, weights: Params, memory: Params, key: Key
+) -> tuple[Params, Params, Tensor]:
+    """Train every client from its own weights (C, ...) for the local epochs.
+
+    Clients without training nodes leave the computation: their weights and optimizer state
+    stay as they are and their loss is 0.
+
+    Args:
+        cfg: model, optimizer, epochs.
+        block: the rows.
+        weights: (C, ...), the caller's own copy: the optimizer works in place.
+        memory: optimizer state, likewise.
+        key: key of the dropout draws.
+
+    Returns:
+        Weights, optimizer state, and the training loss before the last step (C,).
+    """
+    active = (block.num_train > 0).nonzero()[:, 0]
+    if len(active) == block.num_clients:
+        return _fit(cfg, block, weights, memory, key)
+    loss = torch.zeros(block.num_clients, dtype=next(iter(weights.values())).dtype)
+    loss = loss.to(block.off.device)
+    if len(active) == 0:
+        return weights, memory, loss
+    part = [{k: t[active] for k, t in tensors.items()} for tensors in (weights, memory)]
+    new_weights, new_memory, new_loss = _fit(cfg, block.take(active), part[0], part[1], key)
+    return (
+        {k: w.index_copy(0, active, new_weights[k]) for k, w in weights.items()},
+        {k: m.index_copy(0, active, new_memory[k]) for k, m in memory.items()},
+        loss.index_copy(0, active, new_loss),
+    )
+
+
+def _fit(
+    cfg: MethodConfig, block: ClientBlock, weights: Params, memory: Params, key: Key
+) -> tuple[Params, Params, Tensor]:
+    loss = torch.empty(0)
+    for epoch in range(cfg.local_epochs):
+        leaves = {k: w.requires_grad_() for k, w in weights.items()}
+        loss = mean_loss(cfg, block, leaves, key.fold("epoch", epoch))
+        # Clients share no weight, so the gradient of the sum holds each client's own.
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        weights = {k: w.detach() for k, w in leaves.items()}
+        cfg.optimizer.step_(weights, dict(zip(weights, grads, strict=True)), memory)
+    return weights, memory, loss.detach()
+
+
+def begin(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Set up the state of every client. In: `weights/*` (initial). Out: nothing."""
+    del state, key
+    weights = stacked_copies(with_prefix("weights", inbox), block.num_clients)
+    judged = no_counts(cfg.model, block.num_clients, block.off.device)
+    new: dict[str, Stacked] = {f"judged/{name}": field for name, field in judged.items()}
+    if cfg.keep_optimizer:
+        new |= prefixed("optimizer", cfg.optimizer.init(weights))
+    return new, {}
+
+
+def train(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Train from the server's weights.
+
+    In: `weights/*` shared; `judge` () bool, whether to judge the trained model on own nodes.
+    Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
+    """
+    start = stacked_copies(with_prefix("weights", inbox), block.num_clients)
+    weights, new_state, loss = train_from(cfg, block, state, start, inbox, key)
+    reply = prefixed("weights", weights)
+    return new_state, reply | {"nodes": Stacked(block.num_train), "loss": Stacked(loss)}
+
+
+def train_from(
+    cfg: MethodConfig,
+    block: ClientBlock,
+    state: State,
+    start: Params,
+    inbox: Payload,
+    key: Key,
+) -> tuple[Params, State, Tensor]:
+    """Train from weights (C, ...), a copy; return weights, new state with counts, losses."""
+    if cfg.keep_optimizer:
+        memory = {k: m.clone() for k, m in with_prefix("optimizer", state).items()}
+    else:
+        memory = cfg.optimizer.init(start)
+    weights, memory, loss = fit(cfg, block, start, memory, key)
+    new = dict(state)
+    if cfg.keep_optimizer:
+        new |= prefixed("optimizer", memory)
+    if bool(inbox["judge"].t):
+        new |= {f"judged/{k}": field for k, field in count(cfg.model, weights, block).items()}
+    return weights, new, loss
+
+
+def judge_own(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Report the counts of each client's own model. In: nothing. Out: see `counts.count`."""
+    del cfg, block, inbox, key
+    counts = {k: Stacked(t) for k, t in with_prefix("judged", state).items()}
+    return state, counts
+
+
+def judge_server(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge the server's model on own nodes. In: `weights/*`. Out: see `counts.count`."""
+    del key
+    return state, count(cfg.model, with_prefix("weights", inbox), block)
+
+
+def own_counts(fed: Federation, key: Key) -> Params:
+    """Return all clients' counts of their own models."""
+    reply = fed.call(judge_own, {}, what=Kind.EVALUATION, key=key)
+    return {name: field.t for name, field in reply.items()}
+
+
+def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> Params:
+    """Return all clients' counts of the server's model."""
+    reply = fed.call(judge_server, shared_weights(weights), what=Kind.EVALUATION, key=key)
+    return {name: field.t for name, field in reply.items()}

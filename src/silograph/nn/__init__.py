@@ -1,0 +1,1 @@
+"""Layers over a block of clients, models made of them, losses and optimizers."""

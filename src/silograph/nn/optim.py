@@ -1,0 +1,126 @@
+"""Optimizers for stacked weights: one fused step for all clients of a block.
+
+State is a flat mapping of tensors with a leading dimension C, so that it can be sliced, saved
+and carried like any other client state.
+
+C: clients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from silograph.nn.conv import Params
+
+
+class Optimizer(Protocol):
+    """An optimizer as a value; its state is explicit."""
+
+    def init(self, weights: Mapping[str, Tensor]) -> Params:
+        """Return the state before the first step, for weights (C, ...)."""
+
+    def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
+        """Take one step for all clients; changes `weights` and `state` in place."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with heavy-ball momentum, in torch's form: v = mu v + g.
+
+    Weight decay is added to the gradient (L2). State: `momentum/NAME` (C, ...) if mu > 0.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+    def init(self, weights: Mapping[str, Tensor]) -> Params:
+        """Zero velocity; torch's first step, v = g, is the same."""
+        if self.momentum == 0:
+            return {}
+        return {f"momentum/{name}": torch.zeros_like(w) for name, w in weights.items()}
+
+    def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
+        """Take one step for all clients."""
+        sgd(
+            list(weights.values()),
+            [grads[name].contiguous() for name in weights],
+            [state.get(f"momentum/{name}") for name in weights],
+            fused=True,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba, ICLR 2015, algorithm 1) with weight decay added to the gradient.
+
+    State: `first/NAME` and `second/NAME` (C, ...), `steps` (C,) float32. Clients may differ in
+    the number of steps they have taken.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, weights: Mapping[str, Tensor]) -> Params:
+        """Zero moments, no steps."""
+        clients = len(next(iter(weights.values())))
+        state = {f"first/{name}": torch.zeros_like(w) for name, w in weights.items()}
+        state |= {f"second/{name}": torch.zeros_like(w) for name, w in weights.items()}
+        device = next(iter(weights.values())).device
+        return state | {"steps": torch.zeros(clients, dtype=torch.float32, device=device)}
+
+    def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
+        """Take one step for all clients, as one call where all have taken equally many."""
+        # The fused kernel reads memory as contiguous: a strided gradient would be misread.
+        lists = (
+            list(weights.values()),
+            [grads[name].contiguous() for name in weights],
+            [state[f"first/{name}"] for name in weights],
+            [state[f"second/{name}"] for name in weights],
+        )
+        steps = state["steps"]
+        if len(steps.unique()) == 1:
+            self._fused(*lists, [steps[0].clone() for _ in weights])
+        else:
+            w, g, m, v = ([part for t in tensors for part in t.unbind(0)] for tensors in lists)
+            self._fused(w, g, m, v, [step.clone() for _ in weights for step in steps.unbind(0)])
+        steps += 1  # the kernel advances the copies it was given
+
+    def _fused(
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
+        adam(
+            weights,
+            grads,
+            first,
+            second,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+        )

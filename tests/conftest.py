@@ -1,0 +1,95 @@
+"""Small generated graphs and blocks, shared by all tests."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from silograph.core.key import Key
+from silograph.graph.block import ClientBlock, make_block
+from silograph.graph.csr import CSR
+from silograph.graph.graph import MISSING, Graph
+from silograph.graph.halo import Route
+from silograph.graph.partition import Partition, make_partition
+from silograph.graph.split import make_split
+
+MakeGraph = Callable[..., Graph]
+MakeBlock = Callable[..., tuple[ClientBlock, Route]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in one fixed order, whatever the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def planted_graph(
+    n: int = 60,
+    classes: int = 3,
+    features: int = 7,
+    *,
+    seed: int = 0,
+    sparse: bool = False,
+    multilabel: bool = False,
+    missing: float = 0.0,
+) -> Graph:
+    """Return a graph whose classes show in features and edges; `missing` labels are unknown."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    near = np.where(y[:, None] == y[None, :], 0.2, 0.03)
+    upper = np.triu(rng.random((n, n)) < near, 1)
+    rows, cols = np.nonzero(upper | upper.T)
+    adj = CSR.from_pairs(torch.from_numpy(rows), torch.from_numpy(cols), (n, n))
+    centers = rng.normal(size=(classes, features))
+    x = torch.from_numpy((centers[y] + rng.normal(size=(n, features))).astype(np.float32))
+    labels = torch.from_numpy(y.astype(np.int64))
+    if multilabel:
+        labels = torch.from_numpy((rng.random((n, classes)) < 0.3).astype(np.int64))
+        labels[torch.arange(n), torch.from_numpy(y)] = 1
+    if missing:
+        labels[torch.from_numpy(rng.random(n) < missing)] = MISSING
+    if sparse:
+        x = x * torch.from_numpy(rng.random((n, features)) < 0.4)
+    return Graph(
+        adj=adj,
+        x=_sparse(x) if sparse else x,
+        y=labels,
+        num_classes=classes,
+        node_id=np.arange(n) * 3 + 11,
+        name="planted",
+    )
+
+
+def _sparse(x: torch.Tensor) -> CSR:
+    import scipy.sparse as sp
+
+    return CSR.from_scipy(sp.csr_matrix(x.numpy()))
+
+
+def block_of(
+    graph: Graph,
+    clients: int = 4,
+    *,
+    partition: Partition | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> tuple[ClientBlock, Route]:
+    """Return a graph cut at random, all clients as one block, in float64."""
+    if partition is None:
+        partition = make_partition(graph, "random", clients=clients, key=Key.of(seed))
+    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(seed + 1))
+    return make_block(graph, partition, split, dtype)
+
+
+@pytest.fixture
+def make_graph() -> MakeGraph:
+    return planted_graph
+
+
+@pytest.fixture
+def cut_block() -> MakeBlock:
+    return block_of

@@ -1,0 +1,152 @@
+"""The in-process engine: what ops see, where state goes, how replies are folded."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
+from silograph.federation.base import Fold, Sum, WeightedMean, positions_of
+from silograph.federation.in_process import InProcess
+from silograph.federation.lift import per_client
+from silograph.graph.block import ClientBlock
+
+KEY = Key.of(0)
+IDS = tuple(f"client_{i}" for i in range(5))
+
+
+def start(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Count calls, and keep a row for each node."""
+    rows = torch.zeros(len(block.row_key), 2, dtype=torch.float64)
+    return {"calls": Stacked(torch.zeros(block.num_clients)), "rows": Ragged(rows, block.off)}, {}
+
+
+def visit(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Add the client's part of the inbox to its state; reply with nodes and a row for each."""
+    calls = state["calls"].t + inbox["add"].t
+    rows = state["rows"].t + key.uniform(block.row_key, 2)
+    new: State = {"calls": Stacked(calls), "rows": Ragged(rows, block.off)}
+    nodes = block.off.diff().double()
+    return new, {"calls": Stacked(calls), "nodes": Stacked(nodes), "rows": Ragged(rows, block.off)}
+
+
+def lose_state(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    return {}, {}
+
+
+@pytest.fixture
+def engine(make_graph: Callable, cut_block: Callable) -> Callable[[int], InProcess]:  # type: ignore[type-arg]
+    block, route = cut_block(make_graph(40), 5)
+
+    def build(block_size: int) -> InProcess:
+        fed = InProcess(None, block, route, block_size)
+        fed.call(start, {}, what=Kind.CONTROL, key=KEY)
+        return fed
+
+    return build
+
+
+def talk(fed: InProcess) -> dict[str, torch.Tensor]:
+    """Two partial calls and one to all; return the last reply."""
+    ids = fed.ids
+    for to in ([ids[0], ids[3]], [ids[1], ids[3], ids[4]]):
+        add = {"add": Stacked(torch.arange(1.0, len(to) + 1))}
+        fed.call(visit, add, what=Kind.CONTROL, key=KEY.fold(len(to)), to=to)
+    reply = fed.call(visit, {"add": Shared(torch.tensor(10.0))}, what=Kind.CONTROL, key=KEY)
+    return {name: field.t for name, field in reply.items()}
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 9])
+def test_blocks_of_any_size_give_the_same_bits(
+    engine: Callable[[int], InProcess], block_size: int
+) -> None:
+    expected, got = talk(engine(5)), talk(engine(block_size))
+    # First call gives 1 and 2 to clients 0 and 3, the second 1, 2, 3 to clients 1, 3 and 4.
+    assert got["calls"].tolist() == [11, 11, 10, 14, 13]
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_lifted_op_means_the_same(engine: Callable[[int], InProcess]) -> None:
+    add = {"add": Stacked(torch.arange(5.0))}
+    plain = engine(5).call(visit, add, what=Kind.CONTROL, key=KEY)
+    lifted = engine(5).call(per_client(visit), add, what=Kind.CONTROL, key=KEY)
+    assert all(torch.equal(plain[name].t, lifted[name].t) for name in plain)
+
+
+def test_per_client_keeps_the_name() -> None:
+    assert per_client(visit).__name__ == "visit"
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        (["nobody"], "expected clients of this federation, got 'nobody'"),
+        ([], "at least one client, each once and in the federation's order, got \\[\\]"),
+        (["client_1", "client_0"], "each once and in the federation's order"),
+        (["client_1", "client_1"], "each once and in the federation's order"),
+    ],
+)
+def test_wrong_clients_are_refused(to: list[str], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        positions_of(IDS, to)
+
+
+def test_state_fields_are_made_by_a_call_to_all(engine: Callable[[int], InProcess]) -> None:
+    fed = engine(5)
+    with pytest.raises(ProtocolError, match=r"after lose_state, got \[\]: state fields"):
+        fed.call(lose_state, {}, what=Kind.CONTROL, key=KEY, to=fed.ids[:1])
+
+
+def test_weighted_mean_by_hand() -> None:
+    fold = Fold(WeightedMean("n"))
+    # (1 * 2 + 3 * 4) / 4 = 3.5; the client of weight 0 sent NaN and takes no part.
+    fold.add({"n": Stacked(torch.tensor([1, 0])), "w": Stacked(torch.tensor([2.0, float("nan")]))})
+    fold.add({"n": Stacked(torch.tensor([3])), "w": Stacked(torch.tensor([4.0]))})
+    result = fold.result()
+    assert result["w"].t.item() == 3.5
+    assert result["n"].t.item() == 4
+
+
+def test_mean_without_weight_has_the_weight_only() -> None:
+    fold = Fold(WeightedMean("n"))
+    fold.add({"n": Stacked(torch.zeros(2)), "w": Stacked(torch.full((2,), float("nan")))})
+    result = fold.result()
+    assert set(result) == {"n"}
+    assert result["n"].t.item() == 0
+
+
+def test_sum_by_hand() -> None:
+    fold = Fold(Sum())
+    fold.add({"a": Stacked(torch.tensor([[1, 2], [3, 4]]))})
+    fold.add({"a": Stacked(torch.tensor([[10, 20]]))})
+    assert fold.result()["a"].t.tolist() == [14, 26]
+
+
+def test_fold_leaves_the_reply_untouched() -> None:
+    sent = torch.tensor([1.0, 2.0])
+    fold = Fold(Sum())
+    fold.add({"a": Stacked(sent)})
+    fold.add({"a": Stacked(sent)})
+    assert fold.result()["a"].t.item() == 6
+    assert sent.tolist() == [1, 2]
+
+
+def test_only_stacked_replies_are_folded() -> None:
+    with pytest.raises(ProtocolError, match=r"expected Stacked fields .* got Shared for 'w'"):
+        Fold(Sum()).add({"w": Shared(torch.zeros(1))})
+
+
+@pytest.mark.parametrize("reply", [{"w": [1.0]}, {"n": [-1.0], "w": [1.0]}])
+def test_mean_needs_weights(reply: dict[str, list[float]]) -> None:
+    fields = {name: Stacked(torch.tensor(value)) for name, value in reply.items()}
+    with pytest.raises(ProtocolError, match="expected weights >= 0 in field 'n'"):
+        Fold(WeightedMean("n")).add(fields)

@@ -1,0 +1,335 @@
+"""Laws of every method: grouping, order and numbering of clients and nodes change nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from silograph.core.key import Key
+from silograph.federation.in_process import InProcess
+from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph, Split
+from silograph.graph.halo import Route
+from silograph.graph.partition import Partition, make_partition
+from silograph.graph.split import make_split
+from silograph.methods import METHODS
+from silograph.methods.base import Method, MethodConfig
+from silograph.methods.fedavg import FEDAVG, FedOptOptions
+from silograph.methods.local_training import own_counts, server_counts, with_prefix
+from silograph.nn.conv import CONVS, Params
+from silograph.nn.model import Model, init_weights
+from silograph.nn.optim import SGD, Adam, Optimizer
+
+ROUNDS = 4
+TOLERANCE = 1e-10
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adam": Adam(lr=0.01, weight_decay=5e-4),
+    "sgd": SGD(lr=0.1, weight_decay=5e-4, momentum=0.9),
+}
+Built = tuple[ClientBlock, Route]
+
+
+def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
+    model = Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task)
+    cfg = MethodConfig(
+        model=replace(model, conv=changes.pop("conv", "gcn")),
+        optimizer=OPTIMIZERS[changes.pop("optimizer", "adam")],
+        local_epochs=2,
+        keep_optimizer=method.keep_optimizer,
+        participation=1.0,
+        options=method.options(),
+    )
+    return replace(cfg, **changes)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run leaves, by client name where it is a client's."""
+
+    weights: Params
+    own: dict[str, dict[str, torch.Tensor]]
+    counts: Params
+    losses: list[float | None]
+
+
+def train(
+    method: Method, cfg: MethodConfig, built: Built, block_size: int, rounds: int = ROUNDS
+) -> Trace:
+    block, route = built
+    fed = InProcess(cfg, block, route, block_size)
+    key = Key.of(5)
+    weights = init_weights(cfg.model, Key.of(9), torch.float64)
+    state = method.init(fed, cfg, weights, key)
+    losses = []
+    for t in range(1, rounds + 1):
+        state, report = method.round(fed, cfg, state, t, True, key)
+        losses.append(report.train_loss)
+    own = {
+        name: {field: f.t[position] for field, f in states.items() if hasattr(f, "t")}
+        for members, states in zip(fed._members, fed._states, strict=True)
+        for position, name in enumerate(fed.ids[m] for m in members)
+    }
+    counts = own_counts(fed, key)
+    if state.weights is not None:
+        counts |= {f"server {k}": v for k, v in server_counts(fed, state.weights, key).items()}
+    return Trace(state.weights or {}, own, counts, losses)
+
+
+def transposed(w: torch.Tensor) -> torch.Tensor:
+    """Weights (I, O) as torch's (O, I); biases as they are."""
+    return w.T if w.dim() == 2 else w
+
+
+def assert_same(a: Trace, b: Trace) -> None:
+    for name, w in a.weights.items():
+        torch.testing.assert_close(w, b.weights[name], rtol=0, atol=TOLERANCE)
+    for client, fields in a.own.items():
+        for name, t in fields.items():
+            torch.testing.assert_close(t, b.own[client][name], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        np.array(a.losses, dtype=float), np.array(b.losses, dtype=float), atol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_block_of_many_is_many_blocks_of_one(
+    make_graph: Callable[..., Graph],
+    cut_block: Callable[..., Built],
+    name: str,
+    keep: bool,
+    optimizer: str,
+    participation: float,
+) -> None:
+    graph, method = make_graph(50, sparse=keep), METHODS[name]
+    cfg = config(
+        graph, method, optimizer=optimizer, keep_optimizer=keep, participation=participation
+    )
+    built = cut_block(graph, 5)
+    one = train(method, cfg, built, 1)
+    for block_size in (2, 5):
+        many = train(method, cfg, built, block_size)
+        assert_same(many, one)
+        assert all(
+            torch.equal(many.counts[k], one.counts[k]) for k in one.counts if "loss" not in k
+        )
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_every_layer_trains_the_same_in_blocks(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], conv: str
+) -> None:
+    graph = make_graph(50, sparse=True)
+    cfg = config(graph, FEDAVG, conv=conv)
+    built = cut_block(graph, 5)
+    assert_same(train(FEDAVG, cfg, built, 5), train(FEDAVG, cfg, built, 1))
+
+
+@pytest.mark.parametrize("adam", [True, False])
+def test_server_steps_train_the_same_in_blocks(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], adam: bool
+) -> None:
+    graph, method = make_graph(50), METHODS["fedopt"]
+    options = FedOptOptions(server_optimizer="adam" if adam else "momentum")
+    cfg = config(graph, method, options=options, optimizer="sgd")
+    built = cut_block(graph, 5)
+    assert_same(train(method, cfg, built, 5), train(method, cfg, built, 2))
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_missing_labels_and_clients_without_them(
+    make_graph: Callable[..., Graph], name: str, multilabel: bool
+) -> None:
+    """Clients 1 and 3 have no training node: weight 0, never NaN, weights as received."""
+    graph, method = make_graph(50, missing=0.2, multilabel=multilabel), METHODS[name]
+    cut = make_partition(graph, "random", clients=5, key=Key.of(0))
+    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    idle = (cut.owner == 1) | (cut.owner == 3)
+    built = make_block(graph, cut, Split(split.train & ~idle, split.val, split.test), torch.float64)
+    cfg = config(graph, method, keep_optimizer=True)
+    many, one = train(method, cfg, built, 5), train(method, cfg, built, 1)
+    assert_same(many, one)
+    assert all(bool(w.isfinite().all()) for w in many.weights.values())
+    assert all(bool(t.isfinite().all()) for own in many.own.values() for t in own.values())
+    assert many.own[cut.ids[1]]["optimizer/steps"] == 0
+    assert many.own[cut.ids[0]]["optimizer/steps"] == ROUNDS * cfg.local_epochs
+    alone, _ = make_block(graph, cut, split, torch.float64)
+    assert built[0].num_train.tolist()[1] == 0 < alone.num_train.tolist()[1]
+    dropped = built[0].take(torch.tensor([0, 2, 4]))
+    if name == "fedavg":
+        without = train(method, cfg, (dropped, built[1]), 3)
+        for key, w in many.weights.items():
+            torch.testing.assert_close(w, without.weights[key], rtol=0, atol=TOLERANCE)
+
+
+def test_a_round_of_clients_that_cannot_train_changes_nothing(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built]
+) -> None:
+    graph = make_graph(50)
+    block, route = cut_block(graph, 5)
+    nobody = replace(block, split=replace(block.split, train=torch.zeros_like(block.split.train)))
+    for name in ("fedavg", "fedopt", "local"):
+        cfg = config(graph, METHODS[name])
+        trace = train(METHODS[name], cfg, (nobody, route), 5)
+        assert trace.losses == [None] * ROUNDS
+        first = init_weights(cfg.model, Key.of(9), torch.float64)
+        assert all(torch.equal(w, first[k]) for k, w in trace.weights.items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbering_and_order_change_nothing(make_graph: Callable[..., Graph], name: str) -> None:
+    graph, method = make_graph(50), METHODS[name]
+    cut = make_partition(graph, "random", clients=5, key=Key.of(0))
+    order = torch.from_numpy(np.random.default_rng(3).permutation(50))
+    where = torch.empty_like(order)
+    where[order] = torch.arange(50)
+    relabelled = replace(
+        graph,
+        adj=CSR.from_pairs(where[graph.adj.row], where[graph.adj.indices.long()], (50, 50)),
+        x=graph.x[order],  # type: ignore[index]
+        y=graph.y[order],
+        node_id=graph.node_id[order.numpy()],
+    )
+    turned = Partition(
+        ids=cut.ids[::-1],
+        nodes=tuple(where[part].sort().values for part in cut.nodes[::-1]),
+        num_nodes=50,
+        method="random",
+    )
+    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    moved = Split(split.train[order], split.val[order], split.test[order])
+    cfg = config(graph, method, participation=0.6)
+    assert_same(
+        train(method, cfg, make_block(graph, cut, split, torch.float64), 5),
+        train(method, cfg, make_block(relabelled, turned, moved, torch.float64), 5),
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("conv", CONVS)
+def test_one_client_with_kept_optimizer_is_centralized_training(
+    make_graph: Callable[..., Graph], conv: str, optimizer: str
+) -> None:
+    """The oracle is an ordinary torch loop over PyG's layers, without dropout."""
+    from torch_geometric.nn import GCNConv, SAGEConv
+
+    graph = make_graph(50)
+    cut = whole(graph)
+    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    cfg = config(graph, FEDAVG, conv=conv, optimizer=optimizer, keep_optimizer=True)
+    cfg = replace(cfg, model=replace(cfg.model, dropout=0.0))
+    ours = train(FEDAVG, cfg, make_block(graph, cut, split, torch.float64), 1).weights
+
+    kinds = {"gcn": GCNConv, "sage": SAGEConv, "mlp": torch.nn.Linear}
+    layers = [kinds[conv](i, o).double() for i, o in [(7, 8), (8, 3)]]
+    names = {
+        "gcn": {"weight": "lin.weight", "bias": "bias"},
+        "sage": {"weight": "lin_l.weight", "bias": "lin_l.bias", "root": "lin_r.weight"},
+        "mlp": {"weight": "weight", "bias": "bias"},
+    }[conv]
+    first = init_weights(cfg.model, Key.of(9), torch.float64)
+    for number, layer in enumerate(layers):
+        layer.load_state_dict({b: transposed(first[f"{number}.{a}"]) for a, b in names.items()})
+    parameters = [p for layer in layers for p in layer.parameters()]
+    step: torch.optim.Optimizer = (
+        torch.optim.Adam(parameters, lr=0.01, weight_decay=5e-4)
+        if optimizer == "adam"
+        else torch.optim.SGD(parameters, lr=0.1, weight_decay=5e-4, momentum=0.9)
+    )
+    x, edges = graph.x.double(), () if conv == "mlp" else (graph.edge_index,)  # type: ignore[union-attr]
+    for _ in range(ROUNDS * cfg.local_epochs):
+        step.zero_grad()
+        logits = layers[1](torch.relu(layers[0](x, *edges)), *edges)
+        torch.nn.functional.cross_entropy(logits[split.train], graph.y[split.train]).backward()
+        step.step()
+    for number, layer in enumerate(layers):
+        theirs = layer.state_dict()
+        for our, name in names.items():
+            torch.testing.assert_close(
+                ours[f"{number}.{our}"], transposed(theirs[name]), rtol=0, atol=TOLERANCE
+            )
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_fedavg_is_the_loop_over_clients(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], keep: bool
+) -> None:
+    """The oracle trains PyG models one client after the other and averages their weights."""
+    from torch_geometric.nn import GCNConv
+
+    graph = make_graph(50)
+    block, route = cut_block(graph, 5)
+    cfg = config(graph, FEDAVG, keep_optimizer=keep)
+    cfg = replace(cfg, model=replace(cfg.model, dropout=0.0))
+    ours = train(FEDAVG, cfg, (block, route), 5).weights
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = GCNConv(7, 8).double(), GCNConv(8, 3).double()
+
+        def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.b(torch.relu(self.a(x, edges)), edges)
+            return out
+
+    first = init_weights(cfg.model, Key.of(9), torch.float64)
+    shared = {
+        f"{layer}.{theirs}": transposed(first[f"{number}.{our}"])
+        for number, layer in enumerate("ab")
+        for our, theirs in (("weight", "lin.weight"), ("bias", "bias"))
+    }
+    parts = [block.take(torch.tensor([c])) for c in range(5)]
+    nets = [Net() for _ in parts]
+    optimizers = [torch.optim.Adam(n.parameters(), lr=0.01, weight_decay=5e-4) for n in nets]
+    for _ in range(ROUNDS):
+        for c, (net, part) in enumerate(zip(nets, parts, strict=True)):
+            net.load_state_dict(shared)
+            if not keep:
+                optimizers[c] = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=5e-4)
+            edges = torch.stack([part.adj.row, part.adj.indices.long()])
+            for _ in range(cfg.local_epochs):
+                optimizers[c].zero_grad()
+                logits = net(part.x, edges)[part.split.train]
+                torch.nn.functional.cross_entropy(logits, part.y[part.split.train]).backward()
+                optimizers[c].step()
+        weight = block.num_train.double() / block.num_train.sum()
+        states = [net.state_dict() for net in nets]
+        shared = {k: sum(w * s[k] for w, s in zip(weight, states, strict=True)) for k in shared}
+    for number, layer in enumerate("ab"):
+        torch.testing.assert_close(
+            ours[f"{number}.weight"], shared[f"{layer}.lin.weight"].T, rtol=0, atol=TOLERANCE
+        )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ops_leave_their_input_untouched(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str
+) -> None:
+    """The same federation state gives the same round twice."""
+    graph, method = make_graph(50), METHODS[name]
+    cfg = config(graph, method, keep_optimizer=True)
+    block, route = cut_block(graph, 5)
+    fed = InProcess(cfg, block, route, 5)
+    key = Key.of(5)
+    weights = init_weights(cfg.model, Key.of(9), torch.float64)
+    state = method.init(fed, cfg, weights, key)
+    before = dict(fed._states[0])
+    saved = {k: f.t.clone() for k, f in before.items()}
+    method.round(fed, cfg, state, 1, True, key)
+    assert all(torch.equal(before[k].t, saved[k]) for k in saved)
+    again = init_weights(cfg.model, Key.of(9), torch.float64)
+    assert all(torch.equal(w, again[k]) for k, w in weights.items())
+
+
+def test_with_prefix_takes_whole_prefixes_only() -> None:
+    from silograph.core.payload import Stacked
+
+    fields = {"own/a": Stacked(torch.ones(1)), "owner/b": Stacked(torch.ones(1))}
+    assert set(with_prefix("own", fields)) == {"a"}
