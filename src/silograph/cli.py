@@ -32,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -83,12 +84,12 @@ def _command(
             own = {key: given.pop(key) for key in extra}
             file = given.pop("config")
             values = read_toml(file) if file is not None else {}
-            source = "options" if file is None else str(file)
+            make_config(values, source=str(file))  # so that an error names what is wrong
             flags = {key: value for key, value in given.items() if value is not None}
             if "options" in flags:
                 own_options = dict(parse_option(text) for text in flags.pop("options"))
                 values["options"] = {**values.get("options", {}), **own_options}
-            body(make_config(values | flags, source=source), **own)
+            body(make_config(values | flags), **own)
 
         parameters = [
             inspect.Parameter(

@@ -150,8 +150,12 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str) -> T:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if isinstance(part, str)) or source
+        loc = [str(part) for part in first["loc"] if isinstance(part, str)]
         reason = first["msg"][0].lower() + first["msg"][1:]
+        if loc[:1] == ["options"] and len(loc) > 1:
+            # pydantic complains about the first type of a union only.
+            loc, reason = loc[:2], "expected a finite number, a bool or a string"
+        where = ".".join(loc) or source
         raise ConfigError(f"{where}: {reason}, got {first['input']!r} ({source})") from None
 
 
@@ -187,7 +191,7 @@ def write_toml(config: RunConfig) -> str:
         value = getattr(config, f.name)
         if f.name != "options" and value is not None:
             lines.append(f"{f.name} = {_toml(value)}")
-    lines += ["", "[options]", *(f"{k} = {_toml(v)}" for k, v in config.options.items())]
+    lines += ["", "[options]", *(f"{_toml(k)} = {_toml(v)}" for k, v in config.options.items())]
     return "\n".join(lines) + "\n"
 
 

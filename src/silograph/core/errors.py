@@ -4,7 +4,9 @@ SilographError
  ├── ConfigError       an option, a key or a name that is not known or out of range
  ├── DataError         a graph, a file or a folder that cannot be used
  ├── PartitionError    a cut that leaves a client unusable
- └── ProtocolError     a client op or a method that breaks the rules of the federation
+ ├── ProtocolError     a client op or a method that breaks the rules of the federation
+ │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
+ └── CheckpointError   a checkpoint that is damaged, foreign or of another run
 """
 
 import difflib
@@ -32,6 +34,14 @@ class PartitionError(SilographError, ValueError):
 
 class ProtocolError(SilographError, RuntimeError):
     """A client op or a method broke a rule of the federation."""
+
+
+class FrameError(ProtocolError):
+    """Bytes are not a frame, or a payload cannot be put into one."""
+
+
+class CheckpointError(SilographError, RuntimeError):
+    """A checkpoint is damaged, foreign, or belongs to another run."""
 
 
 def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:

@@ -39,6 +39,8 @@ def default_folder(config: RunConfig) -> str:
 
 def check_free(path: str) -> None:
     """Raise `ConfigError` if a result folder could not be made at `path`."""
+    if not path or "\0" in path:
+        raise ConfigError(f"expected the path of a result folder, got {path!r}")
     if os.path.lexists(path):
         raise ConfigError(
             f"expected a result folder that does not exist yet, got {path}: choose another --out, "
@@ -55,11 +57,15 @@ def versions() -> dict[str, str]:
 def write_atomic(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all, also after a crash."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class ResultFolder:

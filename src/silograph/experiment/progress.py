@@ -32,12 +32,12 @@ class Plain:
 
     def update(self, done: int, metric: str) -> None:
         """Print a line now and then."""
-        step = max(1, self._total // PLAIN_LINES)
+        step = -(-self._total // PLAIN_LINES)  # rounded up
         if done == 1 or done % step == 0 or done == self._total:
             elapsed = time.monotonic() - self._start
             left = elapsed / done * (self._total - done)
             line = f"round {done}/{self._total}  {left:.0f} s left  {metric}"
-            print(line, file=sys.stderr, flush=True)  # noqa: T201
+            print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _live(total: int) -> Iterator[Progress]:
     columns = (
         TextColumn("round"),
         MofNCompleteColumn(),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=10),  # so that all of it fits into 80 columns
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[metric]}"),
     )

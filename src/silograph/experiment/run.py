@@ -63,10 +63,12 @@ def run(
     choose_method(config)  # before any data is read: a wrong name should not cost a minute
     if config.out is not None:
         check_free(config.out)
-    if not isinstance(graph, Graph):
-        graph = load(config.dataset, data_dir=config.data_dir)
     if progress not in ("live", "plain", "none"):
         raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+    if isinstance(graph, Graph):
+        config = replace(config, dataset=graph.name)
+    else:
+        graph = load(config.dataset, data_dir=config.data_dir)
     with torch_threads(config.threads):
         setup = prepare(config, graph)
         folder = None if config.out is None else ResultFolder(config.out, setup)

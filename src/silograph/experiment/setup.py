@@ -106,7 +106,7 @@ def _optimizer(config: RunConfig) -> Optimizer:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -133,7 +133,6 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
     keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
     config = replace(
         config,
-        dataset=cut.graph.name,
         clients=len(cut.partition.ids),
         keep_optimizer=keep,
         block_size=config.block_size or block.num_clients,

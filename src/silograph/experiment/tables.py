@@ -25,7 +25,11 @@ VIEW_MEANS = {
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
     table = Table(
-        title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
     )
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
@@ -34,9 +38,14 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str 
     return table
 
 
+def _console() -> Console:
+    """Return standard output; names of files and clients are text, whatever signs they hold."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
 def print_result(result: Result) -> None:
     """Print the scores by view, and where the rest stands."""
-    console, config = Console(), result.config
+    console, config = _console(), result.config
     rows = []
     for view in VIEWS:
         scores = reported(getattr(result.test, view))
@@ -45,11 +54,14 @@ def print_result(result: Result) -> None:
     columns = ["test", "accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
     title = f"{config.dataset}, {config.method}, {config.clients} clients ({config.partition})"
     console.print(_table(columns, rows, title))
+    console.print()
     for view in VIEWS:
         if getattr(result.test, view) is not None:
             console.print(f"{view}: {VIEW_MEANS[view]}", style="dim")
+    chosen = any(getattr(result.val, view) is not None for view in VIEWS)
     console.print(
-        f"best round {result.best_round} of {config.rounds} (by validation), "
+        f"best round {result.best_round} of {config.rounds} "
+        f"({'by validation' if chosen else 'the last one: no validation nodes'}), "
         f"{result.seconds:.1f} s, {result.peak_memory_bytes / 2**20:.0f} MiB"
     )
     if result.result_dir is not None:
@@ -72,11 +84,12 @@ def print_cut(config: RunConfig, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**about, **totals, "by_client": rows}))  # noqa: T201
         return
-    console = Console()
+    console = _console()
     shown = rows[:MOST_ROWS]
     title = f"{cut.graph.name} cut by {config.partition} into {len(rows)} clients"
     columns = [name.replace("_", " ") for name in rows[0]]
     console.print(_table(columns, [list(row.values()) for row in shown], title))
+    console.print()
     if len(rows) > len(shown):
         console.print(f"... and {len(rows) - len(shown)} more clients (all of them: --json)")
     for name, value in totals.items():
@@ -94,11 +107,11 @@ def print_methods() -> None:
     table = _table(["method", "what it does", "options"], rows)
     for column in table.columns[1:]:
         column.justify = "left"
-    Console().print(table)
+    _console().print(table)
 
 
 def print_datasets() -> None:
     """Print every dataset that is known by name."""
     table = _table(["dataset", "what it is"], list(DATASETS.items()))
     table.columns[1].justify = "left"
-    Console().print(table)
+    _console().print(table)

@@ -20,6 +20,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.federation.ledger import Ledger
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
 
@@ -55,6 +56,13 @@ class Federation(Protocol):
     @property
     def route(self) -> Route:
         """Who answers for each halo slot."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What every call cost."""
+
+    def start_round(self, number: int) -> None:
+        """Say that the calls from here on belong to this round; 0 is before the first."""
 
     def call(
         self,

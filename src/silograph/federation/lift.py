@@ -7,6 +7,7 @@ import torch
 
 from silograph.core.key import Key
 from silograph.core.payload import Field, Payload, State, concatenate, state_of, take_all
+from silograph.core.work import work_of
 from silograph.federation.base import Op
 from silograph.graph.block import ClientBlock
 
@@ -29,7 +30,8 @@ def per_client(op: Op) -> Op:
         replies: list[Payload] = []
         for position in torch.arange(block.num_clients).split(1):
             own = state_of(take_all(state, position))
-            new, reply = op(cfg, block.take(position), own, take_all(inbox, position), key)
+            with work_of(position):
+                new, reply = op(cfg, block.take(position), own, take_all(inbox, position), key)
             states.append(new)
             replies.append(reply)
         return state_of(_join(states)), _join(replies)

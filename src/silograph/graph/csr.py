@@ -37,7 +37,7 @@ class CSR:
     @staticmethod
     def from_scipy(matrix: Any, *, ones: bool = False) -> "CSR":
         """Return a copy of a SciPy matrix; `ones` drops its values."""
-        rows = sp.csr_matrix(matrix)
+        rows = sp.csr_matrix(matrix, copy=True)
         rows.sort_indices()
         dtype = _index_dtype(rows.nnz, rows.shape[1])
         values = None if ones else torch.from_numpy(np.ascontiguousarray(rows.data))

@@ -81,11 +81,11 @@ def from_csv(
     place = _places(table, id)
     arrays: dict[str, Any] = {
         "x": _numbers(table, [column for column in table.header if column not in special]),
-        "y": _classes(table, label) if isinstance(label, str) else _bits(table, labels),
+        "y": _classes(table, *labels) if len(labels) == 1 else _bits(table, labels),
         "node_id": _keys(list(place)),
         "split": _filled(table, "split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else _filled(table, silo),
-        "class_names": () if isinstance(label, str) else labels,
+        "class_names": () if len(labels) == 1 else labels,
         "edge_index": _read_edges(Path(edges), source, target, place, table.path),
     }
     if arrays["split"] is not None:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 
 Task = Literal["multiclass", "multilabel"]
@@ -127,10 +126,3 @@ def row_normalize(graph: Graph) -> Graph:
         return replace(graph, x=replace(x, values=x.values * scale[x.row]))
     total = x.sum(dim=1, keepdim=True)
     return replace(graph, x=torch.where(total == 0, x, x / total))
-
-
-def check_finite(values: Tensor, where: str) -> None:
-    """Raise `DataError` when a feature is NaN or infinite."""
-    bad = int((~torch.isfinite(values)).sum())
-    if bad:
-        raise DataError(f"expected finite features in {where}, got {bad} NaN or infinite values")

@@ -18,6 +18,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.core.work import work_of
 from silograph.evaluation.counts import count, no_counts
 from silograph.federation.base import Federation
 from silograph.graph.block import ClientBlock
@@ -25,7 +26,9 @@ from silograph.methods.base import MethodConfig
 from silograph.nn.conv import Params
 from silograph.nn.loss import node_loss
 from silograph.nn.model import forward
-from silograph.nn.segment import segment_sum
+from silograph.nn.segment import report_rows, segment_sum
+
+LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
@@ -54,6 +57,7 @@ def mean_loss(cfg: MethodConfig, block: ClientBlock, weights: Params, key: Key |
     train = block.split.train
     logits = forward(cfg.model, weights, block, key)
     off = torch.cat([block.off.new_zeros(1), block.num_train.cumsum(0)])
+    report_rows(off, LOSS_FLOPS * cfg.model.outputs)
     total = segment_sum(node_loss(logits[train], block.y[train], cfg.model.task), off)
     return total / block.num_train
 
@@ -84,7 +88,8 @@ def fit(
     if len(active) == 0:
         return weights, memory, loss
     part = [{k: t[active] for k, t in tensors.items()} for tensors in (weights, memory)]
-    new_weights, new_memory, new_loss = _fit(cfg, block.take(active), part[0], part[1], key)
+    with work_of(active):
+        new_weights, new_memory, new_loss = _fit(cfg, block.take(active), part[0], part[1], key)
     return (
         {k: w.index_copy(0, active, new_weights[k]) for k, w in weights.items()},
         {k: m.index_copy(0, active, new_memory[k]) for k, m in memory.items()},

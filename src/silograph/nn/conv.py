@@ -22,7 +22,14 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.graph.block import ClientBlock, Rows
 from silograph.graph.csr import CSR
-from silograph.nn.segment import segment_bias, segment_linear, sparse_product
+from silograph.nn.segment import (
+    gradients,
+    report_entries,
+    report_rows,
+    segment_bias,
+    segment_linear,
+    sparse_product,
+)
 
 Params = dict[str, Tensor]
 
@@ -75,6 +82,9 @@ class Conv(Protocol):
 def propagate(conv: Conv, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z)), (n, O)."""
     pre, post = conv.pre(messages.degree), conv.post(messages.degree)
+    width, passes = z.shape[1], 1 + gradients(z)
+    report_entries(messages.adj, messages.off, 2 * width * passes)
+    report_rows(messages.off, width * passes * ((pre is not None) + (post is not None)))
     s = sparse_product(messages.adj, z if pre is None else pre * z, symmetric=True)
     return s if post is None else post * s
 
@@ -124,6 +134,7 @@ class GCN:
         """Add the self loop, 1 / d times the node's own z, and the bias."""
         del x
         assert s is not None  # `sums` is True
+        report_rows(m.off, 2 * z.shape[1] * (1 + gradients(z)))
         return segment_bias(s + z / (m.degree + 1), p["bias"], m.off)
 
 
@@ -164,6 +175,7 @@ class SAGE:
         """Add the node's own row, through its own weight, and the bias."""
         del z
         assert s is not None  # `sums` is True
+        report_rows(m.off, s.shape[1])
         return segment_bias(s + segment_linear(x, p["root"], m.off), p["bias"], m.off)
 
 

@@ -14,6 +14,7 @@ from silograph.core.key import Key, keep_probability
 from silograph.graph.block import ClientBlock, Rows
 from silograph.graph.graph import Task
 from silograph.nn.conv import CONVS, Params, convolve, internal_messages
+from silograph.nn.segment import gradients, report_rows
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ def forward(
     for layer in range(model.layers):
         if layer and key is not None and model.dropout > 0:
             assert isinstance(x, Tensor)  # only the input can be sparse
+            report_rows(block.off, 2 * x.shape[1] * (1 + gradients(x)))
             x = dropout(x, model.dropout, block.row_key, key.fold("dropout", layer))
         prefix = f"{layer}."
         params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
         x = convolve(conv, params, x, messages)
         if layer < model.layers - 1:
+            report_rows(block.off, x.shape[1] * (1 + gradients(x)))
             x = torch.relu(x)
     assert isinstance(x, Tensor)  # at least one layer
     return x

@@ -15,11 +15,21 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from silograph.core.work import report_work
 from silograph.nn.conv import Params
+
+ADAM_FLOPS = 12  # a parameter: two moments 3 + 4, root, division by the correction, eps, step 3
+
+
+def _report(weights: Mapping[str, Tensor], per_parameter: int) -> None:
+    report_work(float(per_parameter * sum(w[0].numel() for w in weights.values())))
 
 
 class Optimizer(Protocol):
-    """An optimizer as a value; its state is explicit."""
+    """An optimizer as a value; its state is explicit.
+
+    Weights are contiguous: the fused kernels would misread strided ones.
+    """
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Return the state before the first step, for weights (C, ...)."""
@@ -47,6 +57,7 @@ class SGD:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients."""
+        _report(weights, 2 + 2 * (self.weight_decay > 0) + 2 * (self.momentum > 0))
         sgd(
             list(weights.values()),
             [grads[name].contiguous() for name in weights],
@@ -85,6 +96,7 @@ class Adam:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients, as one call where all have taken equally many."""
+        _report(weights, ADAM_FLOPS + 2 * (self.weight_decay > 0))
         # The fused kernel reads memory as contiguous: a strided gradient would be misread.
         lists = (
             list(weights.values()),

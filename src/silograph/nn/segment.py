@@ -8,8 +8,28 @@ import torch
 from torch import Tensor
 
 from silograph.core.payload import owners
+from silograph.core.work import is_metered, report_work
 from silograph.graph.block import Rows, SparseRows
 from silograph.graph.csr import CSR
+
+
+def report_rows(off: Tensor, per_row: float) -> None:
+    """Report work that is the same for every row; see `silograph.core.work`."""
+    if is_metered():
+        report_work(off.diff().double() * per_row)
+
+
+def report_entries(matrix: CSR, off: Tensor, per_entry: float) -> None:
+    """Report work that is the same for every stored entry of a matrix (n, m)."""
+    if is_metered():
+        report_work(matrix.indptr[off].diff().double() * per_entry)
+
+
+def gradients(*tensors: object) -> int:
+    """Return how many of these get a gradient, so that backward work can be reported with it."""
+    if not torch.is_grad_enabled():
+        return 0
+    return sum(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
 def _product(matrix: CSR, dense: Tensor) -> Tensor:
@@ -74,10 +94,13 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
         weight: (I, O) shared by all clients, or (C, I, O).
         off: (C + 1,).
     """
+    products = 1 + gradients(x, weight)
     if isinstance(x, SparseRows):
+        report_entries(x.csr, off, 2 * weight.shape[-1] * products)
         if weight.dim() == 2:
             return sparse_product(x.csr, weight)
         return sparse_product(x.stacked, weight.flatten(0, 1))
+    report_rows(off, 2 * weight.shape[-2] * weight.shape[-1] * products)
     if weight.dim() == 2:
         return x @ weight
     out: Tensor = _SegmentProduct.apply(x, weight, off.diff().tolist())  # type: ignore[no-untyped-call]
@@ -86,6 +109,7 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
 
 def segment_bias(x: Tensor, bias: Tensor, off: Tensor) -> Tensor:
     """Return x (n, O) plus a bias (O,) shared by all clients, or (C, O)."""
+    report_rows(off, x.shape[1] * (1 + gradients(bias)))
     return x + (bias if bias.dim() == 1 else bias[owners(off)])
 
 

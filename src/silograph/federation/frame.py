@@ -1,0 +1,244 @@
+"""Frames: the bytes of one client's part of a payload, and their number without making them.
+
+A frame is what travels between the server and one client in one direction:
+
+    header   magic "SGF1" · kind u8 · op length u16 · fields u16 · round u32 · step u32
+    op       UTF-8
+    fields   for each, by name: form u8 · dtype u8 · dimensions u8 · name length u16 · name ·
+             each dimension u64
+    buffers  for each, in the same order: raw little-endian values, C order, nothing between
+
+Numbers are little-endian and of fixed width, so the size of a frame is a function of the op's
+name and of the fields' names, dtypes and shapes. There is no pickle and no JSON: whatever is
+not exactly this is refused before anything is allocated for it.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import FrameError
+from silograph.core.kinds import Kind
+from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked
+
+MAGIC = b"SGF1"
+HEADER = struct.Struct("<4sBHHII")
+FIELD = struct.Struct("<BBBH")
+DIMENSION = struct.Struct("<Q")
+KINDS = tuple(Kind)
+FORMS: tuple[type[Field], ...] = (Shared, Stacked, Ragged)
+DTYPES = {
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+    torch.float16: "<f2",
+    torch.int8: "<i1",
+    torch.int16: "<i2",
+    torch.int32: "<i4",
+    torch.int64: "<i8",
+    torch.uint8: "<u1",
+    torch.bool: "|b1",
+}
+_DTYPE_LIST = tuple(DTYPES)
+MAX_DIMENSIONS = 8
+MAX_NAME = 255
+MAX_FIELDS = 4096
+MAX_ELEMENTS = 2**40
+MAX_FRAME_BYTES = 2**31  # default of the largest frame that is decoded, in bytes
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a frame says about itself besides its fields."""
+
+    op: str
+    kind: Kind
+    round: int
+    step: int
+
+
+def _part(field: Field, position: int) -> Tensor:
+    """Return the tensor that travels for the client at `position`."""
+    match field:
+        case Shared(t):
+            return t
+        case Stacked(t):
+            return t[position]
+        case Ragged(t, off):
+            return t[int(off[position]) : int(off[position + 1])]
+
+
+def _head_bytes(op: str, payload: Mapping[str, Field]) -> int:
+    """Return the bytes of everything but the buffers."""
+    size = HEADER.size + len(op.encode())
+    for name, field in payload.items():
+        dims = field.t.dim() - isinstance(field, Stacked)
+        size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
+    return size
+
+
+def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
+    """Return the length of each client's frame without making it, (C,) int64 bytes.
+
+    Args:
+        op: name of the op.
+        payload: fields for C clients.
+        clients: C.
+    """
+    sizes = np.full(clients, _head_bytes(op, payload), dtype=np.int64)
+    for field in payload.values():
+        item = field.t.element_size()
+        match field:
+            case Shared(t):
+                sizes += item * t.numel()
+            case Stacked(t):
+                sizes += item * math.prod(t.shape[1:])
+            case Ragged(t, off):
+                sizes += item * math.prod(t.shape[1:]) * off.diff().cpu().numpy()
+    return sizes
+
+
+def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
+    """Return the frame of the client at `position` of a payload.
+
+    Raises:
+        FrameError: a name, dtype or shape that frames cannot carry.
+    """
+    if len(payload) > MAX_FIELDS:
+        raise FrameError(f"expected at most {MAX_FIELDS} fields, got {len(payload)}")
+    op = envelope.op.encode()
+    head = [
+        HEADER.pack(
+            MAGIC,
+            KINDS.index(envelope.kind),
+            len(op),
+            len(payload),
+            envelope.round,
+            envelope.step,
+        ),
+        op,
+    ]
+    buffers = []
+    for name, field in payload.items():
+        part = _part(field, position)
+        encoded = name.encode()
+        if part.dtype not in DTYPES:
+            raise FrameError(f"expected a dtype that frames carry in {name!r}, got {part.dtype}")
+        if len(encoded) > MAX_NAME or part.dim() > MAX_DIMENSIONS:
+            raise FrameError(
+                f"expected a name of at most {MAX_NAME} bytes and at most {MAX_DIMENSIONS} "
+                f"dimensions, got {name!r} with {part.dim()}"
+            )
+        form, dtype = FORMS.index(type(field)), _DTYPE_LIST.index(part.dtype)
+        head += [FIELD.pack(form, dtype, part.dim(), len(encoded)), encoded]
+        head += [DIMENSION.pack(n) for n in part.shape]
+        buffers.append(
+            part.detach().cpu().contiguous().numpy().astype(DTYPES[part.dtype]).tobytes()
+        )
+    return b"".join(head + buffers)
+
+
+class _Reader:
+    """Reads from a buffer and never past its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, size: int, what: str) -> memoryview:
+        """Return the next `size` bytes."""
+        if size > len(self.data) - self.at:
+            raise FrameError(
+                f"expected {size} more bytes of {what}, got {len(self.data) - self.at}: cut short"
+            )
+        self.at += size
+        return memoryview(self.data)[self.at - size : self.at]
+
+    def text(self, size: int, what: str) -> str:
+        """Return the next `size` bytes as UTF-8."""
+        try:
+            return bytes(self.take(size, what)).decode()
+        except UnicodeDecodeError:
+            raise FrameError(f"expected UTF-8 in {what}, got other bytes") from None
+
+
+@dataclass(frozen=True)
+class _FieldHead:
+    name: str
+    form: type[Field]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+
+def _field_head(reader: _Reader) -> _FieldHead:
+    form, dtype, dims, length = FIELD.unpack(reader.take(FIELD.size, "a field"))
+    if form >= len(FORMS) or dtype >= len(_DTYPE_LIST) or dims > MAX_DIMENSIONS:
+        raise FrameError(
+            f"expected a known form, dtype and at most {MAX_DIMENSIONS} dimensions, got "
+            f"{form}, {dtype}, {dims}"
+        )
+    if length > MAX_NAME:
+        raise FrameError(f"expected a name of at most {MAX_NAME} bytes, got {length}")
+    name = reader.text(length, "a name")
+    raw = reader.take(DIMENSION.size * dims, "a shape")
+    shape = tuple(n for (n,) in DIMENSION.iter_unpack(raw))
+    if math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS:  # empty arrays have a shape, too
+        raise FrameError(f"expected at most {MAX_ELEMENTS} values in {name!r}, got shape {shape}")
+    if FORMS[form] is Ragged and dims == 0:
+        raise FrameError(f"expected rows in the ragged field {name!r}, got a scalar")
+    return _FieldHead(name, FORMS[form], _DTYPE_LIST[dtype], shape)
+
+
+def _values(head: _FieldHead, raw: memoryview) -> Tensor:
+    # A copy, because tensors on a read-only buffer could be written to.
+    array = np.frombuffer(raw, dtype=DTYPES[head.dtype]).reshape(head.shape).copy()
+    if head.dtype is torch.bool and array.view(np.uint8).max(initial=0) > 1:
+        raise FrameError(f"expected bytes 0 and 1 in the bool field {head.name!r}, got others")
+    return torch.from_numpy(array)
+
+
+def _field(head: _FieldHead, t: Tensor) -> Field:
+    if head.form is Shared:
+        return Shared(t)
+    if head.form is Stacked:
+        return Stacked(t[None])
+    return Ragged(t, torch.tensor([0, len(t)]))
+
+
+def decode(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> tuple[Envelope, dict[str, Field]]:
+    """Return what a frame says, as the payload of one client.
+
+    Memory stays below twice the length of the frame, whatever its header claims.
+
+    Raises:
+        FrameError: anything but a whole, exact frame of at most `max_bytes` bytes.
+    """
+    if len(data) > max_bytes:
+        raise FrameError(f"expected a frame of at most {max_bytes} bytes, got {len(data)}")
+    reader = _Reader(data)
+    magic, kind, length, count, round_, step = HEADER.unpack(reader.take(HEADER.size, "the header"))
+    if magic != MAGIC:
+        raise FrameError(f"expected a frame that starts with {MAGIC!r}, got {magic!r}")
+    if kind >= len(KINDS) or count > MAX_FIELDS:
+        raise FrameError(
+            f"expected a known kind and at most {MAX_FIELDS} fields, got {kind} and {count}"
+        )
+    op = reader.text(length, "the op's name")
+    heads = [_field_head(reader) for _ in range(count)]
+    if len({head.name for head in heads}) < count:
+        raise FrameError("expected every field once, got a repeated name")
+    body, rest = sum(head.size for head in heads), len(data) - reader.at
+    if body != rest:
+        raise FrameError(f"expected {body} bytes of values by the header, got {rest}")
+    payload = {
+        head.name: _field(head, _values(head, reader.take(head.size, head.name))) for head in heads
+    }
+    return Envelope(op, KINDS[kind], round_, step), payload

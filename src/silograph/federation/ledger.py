@@ -1,0 +1,160 @@
+"""The ledger: what every call cost, in bytes and in floating-point operations, by client.
+
+Each call leaves two records, `down` (server to clients) and `up`. Bytes are the lengths of the
+frames (`silograph.federation.frame`), one frame for each client and direction; a broadcast counts
+once for each recipient. Work is counted where it happens (`silograph.core.work`) and stands in the
+`up` record. Seconds are kept apart, because they never repeat.
+
+C: clients of the federation. k: clients of a call.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from silograph.core.errors import CheckpointError
+from silograph.core.kinds import Kind
+
+Direction = Literal["down", "up"]
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One direction of one call.
+
+    Attributes:
+        round: 0 before the first round.
+        step: number of the call within its round, from 1.
+        op: name of the op.
+        what: declared content.
+        direction: `down` or `up`.
+        clients: (k,) int64 positions of the clients called.
+        bytes: (k,) int64 length of each client's frame.
+        flops: (k,) float64 floating-point operations; zeros in `down`.
+    """
+
+    round: int
+    step: int
+    op: str
+    what: Kind
+    direction: Direction
+    clients: np.ndarray
+    bytes: np.ndarray
+    flops: np.ndarray
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every field; seconds are no part of a record."""
+        return isinstance(other, Record) and self.to_line() == other.to_line()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_line(self) -> str:
+        """Return the record as one line of JSON."""
+        values = (self.clients, self.bytes, self.flops)
+        names = ("clients", "bytes", "flops")
+        return json.dumps(
+            {
+                "round": self.round,
+                "step": self.step,
+                "op": self.op,
+                "what": str(self.what),
+                "direction": self.direction,
+                **{name: _pack(v) for name, v in zip(names, values, strict=True)},
+            }
+        )
+
+    @staticmethod
+    def from_line(line: str) -> "Record":
+        """Return the record of a line.
+
+        Raises:
+            CheckpointError: the line is no record.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            clients = _unpack(fields.pop("clients"), np.int64)
+            sizes = _unpack(fields.pop("bytes"), np.int64)
+            flops = _unpack(fields.pop("flops"), np.float64)
+            what = Kind(fields.pop("what"))
+            return Record(what=what, clients=clients, bytes=sizes, flops=flops, **fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"expected a record of the ledger, got {line[:80]!r}") from error
+
+
+def _pack(values: np.ndarray) -> dict[str, Any] | list[Any]:
+    """Equal values or consecutive numbers take a few characters instead of k."""
+    if len(values) > 1 and (values == values[0]).all():
+        return {"all": values[0].item(), "times": len(values)}
+    if len(values) > 1 and values.dtype == np.int64 and (np.diff(values) == 1).all():
+        return {"from": values[0].item(), "times": len(values)}
+    packed: list[Any] = values.tolist()
+    return packed
+
+
+def _unpack(packed: dict[str, Any] | list[Any], dtype: type) -> np.ndarray:
+    if isinstance(packed, list):
+        return np.array(packed, dtype=dtype)
+    if "all" in packed:
+        return np.full(packed["times"], packed["all"], dtype=dtype)
+    return np.arange(packed["from"], packed["from"] + packed["times"], dtype=dtype)
+
+
+class Ledger:
+    """An append-only list of records, with running totals."""
+
+    def __init__(self, clients: int, records: Iterable[Record] = ()) -> None:
+        """Start from the records of an earlier part of the run, if any."""
+        self._clients = clients
+        self._records: list[Record] = []
+        self._by_kind: dict[Kind, int] = defaultdict(int)
+        self._flops = 0.0
+        self.seconds: list[float] = []  # of each call since this process began
+        for record in records:
+            self.append(record)
+
+    def append(self, record: Record) -> None:
+        """Add a record."""
+        self._records.append(record)
+        self._by_kind[record.what] += int(record.bytes.sum())
+        self._flops += float(record.flops.sum())
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """All records, in the order of the calls."""
+        return tuple(self._records)
+
+    def since(self, number: int) -> Sequence[Record]:
+        """Return the records from `number` on."""
+        return self._records[number:]
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self._records)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all frames, both directions."""
+        return sum(self._by_kind.values())
+
+    @property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Bytes of each kind that occurred, both directions."""
+        return {str(kind): size for kind, size in sorted(self._by_kind.items()) if size}
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all clients."""
+        return self._flops
+
+    def by_client(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return bytes (C,) int64 and floating-point operations (C,) float64 of each client."""
+        sizes = np.zeros(self._clients, dtype=np.int64)
+        flops = np.zeros(self._clients, dtype=np.float64)
+        for record in self._records:
+            sizes[record.clients] += record.bytes
+            flops[record.clients] += record.flops
+        return sizes, flops

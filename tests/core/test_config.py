@@ -1,0 +1,273 @@
+"""Laws of `RunConfig`: what is written reads back, and what is wrong is told in one line."""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import (
+    RunConfig,
+    checked,
+    make_config,
+    parse_option,
+    read_toml,
+    resolve_seeds,
+    write_toml,
+)
+from silograph.core.errors import ConfigError
+
+SEEDS = st.integers(0, 2**63 - 1)
+COUNTS = st.integers(1, 10**6)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+SHARE = st.floats(0, 1, exclude_max=True)
+OPTION_NAME = st.text(max_size=10)
+SCALARS = st.booleans() | st.integers() | FINITE | st.text()
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "dataset": st.text(),
+    "data_dir": st.none() | st.text(),
+    "largest_component": st.booleans(),
+    "normalize": st.sampled_from(["none", "row"]),
+    "split": st.text(),
+    "partition": st.text(),
+    "clients": st.none() | COUNTS,
+    "alpha": POSITIVE,
+    "participation": st.floats(0, 1, exclude_min=True),
+    "model": st.text(),
+    "layers": COUNTS,
+    "hidden": COUNTS,
+    "dropout": SHARE,
+    "method": st.text(),
+    "options": st.dictionaries(OPTION_NAME, SCALARS, max_size=4),
+    "rounds": COUNTS,
+    "local_epochs": COUNTS,
+    "optimizer": st.sampled_from(["adam", "sgd"]),
+    "lr": POSITIVE,
+    "weight_decay": st.floats(min_value=0, allow_infinity=False),
+    "momentum": SHARE,
+    "keep_optimizer": st.none() | st.booleans(),
+    "eval_every": COUNTS,
+    "seed": SEEDS,
+    "partition_seed": st.none() | SEEDS,
+    "split_seed": st.none() | SEEDS,
+    "init_seed": st.none() | SEEDS,
+    "dtype": st.sampled_from(["float32", "float64"]),
+    "device": st.text(),
+    "threads": COUNTS,
+    "block_size": st.none() | COUNTS,
+    "out": st.none() | st.text(),
+}
+VALUES = st.fixed_dictionaries({}, optional=FIELDS)
+
+NASTY = 'a"b\\c\\u0041\'\'\'"""\n\r\t\b\f\x00\x1b\x7f\x85\u2028é漢\U0001f600\ufeff'
+
+
+def one_line(call: Callable[[], object]) -> str:
+    """Return the message of the `ConfigError` that a call raises; it must be one line."""
+    with pytest.raises(ConfigError, match=r"\A[^\r\n]+\Z") as caught:
+        call()
+    assert caught.value.__cause__ is None
+    return str(caught.value)
+
+
+def test_every_field_is_part_of_the_round_trip() -> None:
+    names = {field.name for field in dataclasses.fields(RunConfig)}
+    assert names == set(FIELDS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(values=VALUES)
+@example(values={"dataset": NASTY, "options": {"text": NASTY, "true": True, "one": 1, "1": 1.0}})
+@example(values={"options": {"a": 1e-300, "b": 1e16, "c": 5e-324, "d": -0.0, "e": 10**30}})
+def test_what_is_written_reads_back(values: dict[str, Any]) -> None:
+    config = make_config(values)
+    again = make_config(tomllib.loads(write_toml(config)))
+    assert again == config
+    # 1 == 1.0 == True in Python: an option must also keep its type.
+    assert {k: repr(v) for k, v in again.options.items()} == {
+        k: repr(v) for k, v in config.options.items()
+    }
+
+
+@settings(deadline=None, max_examples=50)
+@given(values=VALUES)
+def test_a_config_holds_what_it_was_given(values: dict[str, Any]) -> None:
+    config = make_config(values)
+    default = RunConfig()
+    for field in dataclasses.fields(RunConfig):
+        expected = values.get(field.name, getattr(default, field.name))
+        assert repr(getattr(config, field.name)) == repr(expected)
+
+
+def test_a_run_file_reads_back_from_disk(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    config = make_config({"dataset": "é\n漢", "options": {"mu": 0.5}})
+    path.write_text(write_toml(config), encoding="utf-8")
+    assert make_config(read_toml(path)) == config
+    assert make_config(read_toml(str(path))) == config
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError, match="rounds"):
+        RunConfig().rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("round", "rounds"),
+        ("local-epochs", "local_epochs"),
+        ("Seed", "seed"),
+        ("drop_out", "dropout"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
+    message = one_line(lambda: make_config({"seed": 1, key: 3}, source="run.toml"))
+    assert message.startswith(f"unknown key in run.toml '{key}': did you mean '{near}'? Choices: ")
+    assert "alpha, block_size, clients" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "start", "got"),
+    [
+        ({"clients": 0}, "clients: input should be greater than or equal to 1", "got 0"),
+        ({"alpha": 0.0}, "alpha: input should be greater than 0", "got 0.0"),
+        ({"alpha": float("nan")}, "alpha: input should be", "got nan"),
+        ({"participation": 0.0}, "participation: input should be greater than 0", "got 0.0"),
+        ({"participation": 1.5}, "participation: input should be less than or equal to 1", "1.5"),
+        ({"layers": 0}, "layers: input should be greater than or equal to 1", "got 0"),
+        ({"layers": 1.5}, "layers: input should be a valid integer", "got 1.5"),
+        ({"hidden": -1}, "hidden: input should be greater than or equal to 1", "got -1"),
+        ({"dropout": 1.0}, "dropout: input should be less than 1", "got 1.0"),
+        ({"dropout": -0.1}, "dropout: input should be greater than or equal to 0", "got -0.1"),
+        ({"rounds": 0}, "rounds: input should be greater than or equal to 1", "got 0"),
+        ({"local_epochs": 0}, "local_epochs: input should be greater than", "got 0"),
+        ({"optimizer": "a\nb"}, "optimizer: input should be 'adam' or 'sgd'", r"got 'a\nb'"),
+        ({"lr": 0.0}, "lr: input should be greater than 0", "got 0.0"),
+        ({"lr": float("inf")}, "lr: input should be a finite number", "got inf"),
+        ({"weight_decay": -1e-9}, "weight_decay: input should be greater than", "got -1e-09"),
+        ({"momentum": 1.0}, "momentum: input should be less than 1", "got 1.0"),
+        ({"eval_every": 0}, "eval_every: input should be greater than", "got 0"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0", "got -1"),
+        ({"seed": 2**63}, "seed: input should be less than", f"got {2**63}"),
+        ({"split_seed": -1}, "split_seed: input should be greater than", "got -1"),
+        ({"dtype": "float16"}, "dtype: input should be 'float32' or 'float64'", "got 'float16'"),
+        ({"threads": 0}, "threads: input should be greater than or equal to 1", "got 0"),
+        ({"block_size": 0}, "block_size: input should be greater than", "got 0"),
+        ({"normalize": "Row"}, "normalize: input should be 'none' or 'row'", "got 'Row'"),
+        ({"dataset": 3}, "dataset: input should be a valid string", "got 3"),
+        ({"options": 3}, "options: input should be a valid", "got 3"),
+        ({"options": {"mu": [1, 2]}}, "options.mu", "got [1, 2]"),
+    ],
+)
+def test_a_value_out_of_range_is_told_in_one_line(
+    values: dict[str, Any], start: str, got: str
+) -> None:
+    message = one_line(lambda: make_config(values, source="run.toml"))
+    assert message.startswith(start)
+    assert got in message
+    assert message.endswith("(run.toml)")
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class NoOptions:
+    """A method without options."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Options:
+    """A method with one option that has no default, and one that has."""
+
+    share: int
+    mu: float = 0.5
+
+
+def test_checked_options_of_a_method() -> None:
+    assert checked(Options, {"share": 2}, "options of x") == Options(2, 0.5)
+    assert checked(NoOptions, {}, "options of x") == NoOptions()
+    message = one_line(lambda: checked(NoOptions, {"mu": 1}, "options of x"))
+    assert message == "expected no options in options of x, got 'mu'"
+    message = one_line(lambda: checked(Options, {"share": 2, "nu": 1}, "options of x"))
+    expected = "unknown key in options of x 'nu': did you mean 'mu'? Choices: mu, share"
+    assert message == expected
+    message = one_line(lambda: checked(Options, {"share": "x"}, "options of x"))
+    assert message.startswith("share: input should be a valid integer")
+    assert message.endswith("got 'x' (options of x)")
+    message = one_line(lambda: checked(Options, {}, "options of x"))
+    assert message.startswith("share: ")
+
+
+def test_checked_does_not_change_its_input() -> None:
+    values = {"options": {"mu": 1}, "rounds": 2}
+    make_config(values)
+    assert values == {"options": {"mu": 1}, "rounds": 2}
+
+
+@given(seed=SEEDS, own=st.tuples(st.none() | SEEDS, st.none() | SEEDS, st.none() | SEEDS))
+def test_seeds_that_are_not_given_are_the_seed(
+    seed: int, own: tuple[int | None, int | None, int | None]
+) -> None:
+    names = ("partition_seed", "split_seed", "init_seed")
+    given_seeds: dict[str, Any] = dict(zip(names, own, strict=True))
+    config = make_config({"seed": seed, **given_seeds})
+    resolved = resolve_seeds(config)
+    expected = [seed if value is None else value for value in own]  # 0 is a seed of its own
+    assert [getattr(resolved, name) for name in names] == expected
+    assert dataclasses.replace(resolved, **given_seeds) == config
+    assert resolve_seeds(resolved) == resolved
+
+
+def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    message = one_line(lambda: read_toml(missing))
+    assert message == f"expected a run file at {missing}, got: No such file or directory"
+    assert one_line(lambda: read_toml(tmp_path)).startswith(f"expected a run file at {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"seed = \n", b"seed = 1\nseed = 2\n", b"[options\n", b'dataset = "\xff"\n']
+)
+def test_a_run_file_that_is_not_toml(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    assert one_line(lambda: read_toml(path)).startswith(f"expected TOML in {path}, got: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("mu=0.5", "mu", 0.5),
+        ("mu=1", "mu", 1),
+        ("mu=-1e-3", "mu", -1e-3),
+        ("flag=true", "flag", True),
+        ("flag=True", "flag", "True"),  # TOML is lower case; the option's own type decides later
+        ("server-lr = 2", "server_lr", 2),
+        ("name=adam", "name", "adam"),
+        ("name='a b'", "name", "a b"),
+        ('name="1"', "name", "1"),
+        ("name=", "name", ""),
+        ("name=a=b", "name", "a=b"),
+        ("name=[1, 2]", "name", "[1, 2]"),
+        ("name={a = 1}", "name", "{a = 1}"),
+        ("name=2020-01-01", "name", "2020-01-01"),
+        ("a-b=c-d", "a_b", "c-d"),
+    ],
+)
+def test_options_of_the_command_line(text: str, name: str, value: object) -> None:
+    assert repr(parse_option(text)) == repr((name, value))
+
+
+@pytest.mark.parametrize("text", ["mu", "", "=1", "  =1", "a\nb"])
+def test_an_option_without_a_name_or_a_value(text: str) -> None:
+    message = one_line(lambda: parse_option(text))
+    assert re.fullmatch(r"expected --option NAME=VALUE, got '.*'", message)
+    assert message.endswith(repr(text))

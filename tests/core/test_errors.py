@@ -1,0 +1,63 @@
+"""Laws of the error tree and of names that no table holds."""
+
+import pytest
+
+from silograph.core.errors import (
+    ConfigError,
+    DataError,
+    PartitionError,
+    ProtocolError,
+    SilographError,
+    lookup,
+    unknown,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (ConfigError, ValueError),
+        (DataError, ValueError),
+        (PartitionError, ValueError),
+        (ProtocolError, RuntimeError),
+    ],
+)
+def test_every_error_is_caught_by_the_root_and_by_its_builtin(
+    kind: type[Exception], builtin: type[Exception]
+) -> None:
+    assert issubclass(kind, SilographError)
+    assert issubclass(kind, builtin)
+
+
+@pytest.mark.parametrize(
+    ("got", "message"),
+    [
+        # One edit away, in another case, and with nothing near: no guess is better than a bad one.
+        ("fedavgg", "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"),
+        ("FedAvg", "unknown method 'FedAvg': did you mean 'fedavg'? Choices: fedavg, local"),
+        ("zzz", "unknown method 'zzz': Choices: fedavg, local"),
+        ("", "unknown method '': Choices: fedavg, local"),
+        ("a\nb", "unknown method 'a\\nb': Choices: fedavg, local"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest_one(got: str, message: str) -> None:
+    error = unknown("method", got, ["local", "fedavg"])
+    assert isinstance(error, ConfigError)
+    assert str(error) == message
+
+
+def test_choices_do_not_depend_on_their_order() -> None:
+    names = ["gcn", "sage", "mlp"]
+    assert str(unknown("x", "gcm", names)) == str(unknown("x", "gcm", reversed(names)))
+
+
+def test_lookup_returns_the_entry_itself() -> None:
+    entry = object()
+    assert lookup({"a": entry, "b": object()}, "a", "thing") is entry
+
+
+def test_lookup_of_an_unknown_name_hides_the_key_error() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown thing 'gcm': did you mean 'gcn'\?") as caught:
+        lookup({"gcn": 1, "mlp": 2}, "gcm", "thing")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
