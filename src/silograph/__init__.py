@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from silograph.core.config import RunConfig
     from silograph.core.errors import (
+        CheckpointError,
         ConfigError,
         DataError,
+        FrameError,
         PartitionError,
         ProtocolError,
         SilographError,
     )
     from silograph.experiment.result import Result
-    from silograph.experiment.run import run
+    from silograph.experiment.run import resume, run
+    from silograph.experiment.trained import TrainedModel, load_model
     from silograph.graph.arrays import from_arrays, from_networkx, from_pyg
     from silograph.graph.datasets import load
     from silograph.graph.files import from_csv
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 _HOME = {
     "RunConfig": "core.config",
     "SilographError": "core.errors",
+    "CheckpointError": "core.errors",
+    "FrameError": "core.errors",
     "ConfigError": "core.errors",
     "DataError": "core.errors",
     "PartitionError": "core.errors",
@@ -45,13 +50,18 @@ _HOME = {
     "from_pyg": "graph.arrays",
     "from_csv": "graph.files",
     "run": "experiment.run",
+    "resume": "experiment.run",
+    "TrainedModel": "experiment.trained",
+    "load_model": "experiment.trained",
     "Result": "experiment.result",
 }
 
 __version__ = "0.1.0.dev0"
 __all__ = [
+    "CheckpointError",
     "ConfigError",
     "DataError",
+    "FrameError",
     "Graph",
     "Partition",
     "PartitionError",
@@ -60,12 +70,15 @@ __all__ = [
     "RunConfig",
     "SilographError",
     "Split",
+    "TrainedModel",
     "from_arrays",
     "from_csv",
     "from_networkx",
     "from_pyg",
     "load",
+    "load_model",
     "make_partition",
+    "resume",
     "run",
 ]
 

@@ -6,15 +6,19 @@ Everything slow (torch, loaders) is imported inside the commands, so that help i
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import click
 import typer
 
 from silograph.core.config import RunConfig, make_config, parse_option, read_toml
 from silograph.core.errors import SilographError
+
+if TYPE_CHECKING:
+    from silograph.experiment.result import Result
 
 CUT_FIELDS = (
     "data_dir",
@@ -27,6 +31,7 @@ CUT_FIELDS = (
     "partition_seed",
     "split_seed",
 )
+INTERRUPTED = 130  # exit code of a program stopped by Ctrl-C
 app = typer.Typer(
     help="Graph neural networks over graphs that live in separate silos.",
     no_args_is_help=True,
@@ -137,7 +142,40 @@ def run_command(config: RunConfig, json: bool, quiet: bool) -> None:
 
     if config.out is None:
         config = dataclasses.replace(config, out=default_folder(config))
-    result = run(config=config, progress="none" if quiet else best_mode())
+    with resume_hint(config.out):
+        result = run(config=config, progress="none" if quiet else best_mode())
+    _print(result, json)
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(help="result folder of the run")],
+    json: Annotated[
+        bool, typer.Option("--json", help="print the final result as one JSON object")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+) -> None:
+    """Go on with an interrupted run as if it had not been."""
+    from silograph.experiment.progress import best_mode
+    from silograph.experiment.run import resume
+
+    with resume_hint(str(folder)):
+        result = resume(folder, progress="none" if quiet else best_mode())
+    _print(result, json)
+
+
+@contextmanager
+def resume_hint(folder: str | None) -> Iterator[None]:
+    """On Ctrl-C, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is not None and Path(folder).is_dir():
+            typer.echo(f"to go on: silograph resume {folder}", err=True)
+        raise
+
+
+def _print(result: "Result", json: bool) -> None:
     if json:
         typer.echo(result.to_json())
         return
@@ -193,6 +231,7 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(f"error: {error}", err=True)
         return 2
     except (KeyboardInterrupt, click.exceptions.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer's own answer to Ctrl-C in a command
         typer.echo("interrupted", err=True)
-        return 130
     return code if isinstance(code, int) else 0

@@ -55,6 +55,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "weight_decay": st.floats(min_value=0, allow_infinity=False),
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),
+    "patience": st.none() | COUNTS,
+    "target": st.none() | st.text(),
+    "max_bytes": st.none() | COUNTS,
+    "max_seconds": st.none() | POSITIVE,
     "eval_every": COUNTS,
     "seed": SEEDS,
     "partition_seed": st.none() | SEEDS,
@@ -64,6 +68,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "device": st.text(),
     "threads": COUNTS,
     "block_size": st.none() | COUNTS,
+    "strict": st.booleans(),
+    "checkpoint_every": st.integers(0, 10**6),
     "out": st.none() | st.text(),
 }
 VALUES = st.fixed_dictionaries({}, optional=FIELDS)
@@ -133,7 +139,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     message = one_line(lambda: make_config({"seed": 1, key: 3}, source="run.toml"))
     assert message.startswith(f"unknown key in run.toml '{key}': did you mean '{near}'? Choices: ")
-    assert "alpha, block_size, clients" in message
+    assert "alpha, block_size, checkpoint_every, clients" in message
 
 
 @pytest.mark.parametrize(

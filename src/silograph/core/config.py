@@ -96,6 +96,20 @@ class RunConfig:
         default=None,
         metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
     )
+    patience: Annotated[int, Field(ge=1)] | None = field(
+        default=None,
+        metadata=option("stop after this many rounds without better validation", "Stopping"),
+    )
+    target: str | None = field(
+        default=None, metadata=option("stop at a validation score, e.g. accuracy=0.8", "Stopping")
+    )
+    max_bytes: Annotated[int, Field(ge=1)] | None = field(
+        default=None,
+        metadata=option("stop when this many bytes have been exchanged in all", "Stopping"),
+    )
+    max_seconds: Annotated[float, Field(gt=0)] | None = field(
+        default=None, metadata=option("stop after this many seconds of training", "Stopping")
+    )
     eval_every: Annotated[int, Field(ge=1)] = field(
         default=1, metadata=option("rounds between evaluations", "Training")
     )
@@ -118,6 +132,14 @@ class RunConfig:
     )
     block_size: Annotated[int, Field(ge=1)] | None = field(
         default=None, metadata=option("most clients in one computation (default: all)", "Machine")
+    )
+    strict: bool = field(
+        default=False,
+        metadata=option("encode and decode every message, as a network would", "Machine"),
+    )
+    checkpoint_every: Annotated[int, Field(ge=0)] = field(
+        default=1,
+        metadata=option("rounds between checkpoints in the result folder; 0 is never", "Results"),
     )
     out: str | None = field(
         default=None,

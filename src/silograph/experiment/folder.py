@@ -1,30 +1,37 @@
 """Result folders: made once, never overwritten, files complete or absent.
 
-config.toml    the run, ready for `silograph run --config`
-run.json       versions, the model's shape, the partition's hash
-clients.csv    one row a client: nodes, edges, halo
-rounds.csv     one row an evaluated round, written as the run goes
-result.json    the final result; there only when the run is complete
+config.toml         the run, ready for `silograph run --config`
+run.json            versions, the model's shape, hashes of graph and cut
+clients.csv         one row a client: nodes, edges, halo; with bytes and flops when the run is over
+rounds.csv          one row a judged round, written as the run goes
+ledger.jsonl        one line for each direction of each call
+checkpoints/        the last two, for `silograph resume`
+model.safetensors   the server's model of the best round; when the run is over
+result.json         the final result; there only when the run is over
 """
 
 import csv
-import importlib.metadata
+import fcntl
+import io
 import json
 import os
-import platform
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from silograph.core.config import RunConfig, write_toml
-from silograph.core.errors import ConfigError
+from silograph.core.errors import CheckpointError, ConfigError
 from silograph.experiment.result import Result, Row
-from silograph.experiment.setup import Setup
+from silograph.experiment.setup import Setup, versions
+from silograph.federation.checkpoint import CheckpointFolder
+from silograph.federation.ledger import Ledger, Record
 from silograph.graph.statistics import describe
 
-PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
+ROUNDS, LEDGER = "rounds.csv", "ledger.jsonl"
+WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 
 
 def default_folder(config: RunConfig) -> str:
@@ -48,17 +55,11 @@ def check_free(path: str) -> None:
         )
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide numbers."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **found}
-
-
 def write_atomic(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all, also after a crash."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with partial.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -69,61 +70,158 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 class ResultFolder:
-    """Writes one run's folder."""
+    """Reads and writes one run's folder, and keeps others from writing to it."""
 
-    def __init__(self, path: str, setup: Setup) -> None:
-        """Make the folder and write what is known before the first round.
+    def __init__(self, path: Path) -> None:
+        """Take hold of a folder that `create` made.
+
+        Raises:
+            ConfigError: there is no run in it, or another process is writing to it.
+        """
+        self.path = path
+        self.checkpoints = CheckpointFolder(path / "checkpoints")
+        self._written = 0  # records of the ledger that are in its file
+        try:
+            self._lock: IO[str] = (path / "config.toml").open(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"expected a result folder with a config.toml at {path}, got: {error.strerror}"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ConfigError(
+                f"expected a run that nobody is writing, got {path}, which another process holds"
+            ) from None
+
+    @staticmethod
+    def create(path: str, setup: Setup, same: Mapping[str, str]) -> "ResultFolder":
+        """Make the folder with what is known before the first round, all at once.
 
         Raises:
             ConfigError: the folder exists or cannot be made.
         """
         check_free(path)
-        self.path = Path(path)
+        target = Path(path)
+        making = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            self.path.mkdir(parents=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            making.mkdir()
+            try:
+                _write_start(making, setup, same)
+                making.rename(target)
+            except BaseException:
+                shutil.rmtree(making, ignore_errors=True)
+                raise
         except OSError as error:
             raise ConfigError(
                 f"expected to make the result folder {path}, got: {error.strerror}"
             ) from None
-        write_atomic(self.path / "config.toml", write_toml(replace(setup.config, out=None)))
-        about: dict[str, Any] = {
-            "versions": versions(),
-            "model": asdict(setup.method_config.model),
-            "partition_hash": setup.cut.partition.hash,
-            "dataset": {
-                "nodes": setup.cut.graph.num_nodes,
-                "edges": setup.cut.graph.num_edges,
-                "features": setup.cut.graph.num_features,
-                "classes": setup.cut.graph.num_classes,
-            },
-        }
-        write_atomic(self.path / "run.json", json.dumps(about, indent=2) + "\n")
-        self._write_clients(setup)
+        return ResultFolder(target)
 
-    def _write_clients(self, setup: Setup) -> None:
-        rows = client_rows(setup)
-        with (self.path / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._lock.close()
 
     def add_round(self, row: Row) -> None:
-        """Append a row to rounds.csv."""
-        path = self.path / "rounds.csv"
-        new = not path.exists()
+        """Append a row to the table of rounds."""
+        path = self.path / ROUNDS
+        text = _csv([row])
+        if path.exists() and path.stat().st_size:
+            text = text.partition("\n")[2]
         with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+            file.write(text)
 
-    def finish(self, result: Result) -> None:
-        """Write result.json."""
+    def add_records(self, ledger: Ledger) -> None:
+        """Append what the ledger's file does not have yet."""
+        new = ledger.since(self._written)
+        with (self.path / LEDGER).open("a", encoding="utf-8") as file:
+            file.writelines(record.to_line() + "\n" for record in new)
+        self._written += len(new)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of the growing files."""
+        paths = {name: self.path / name for name in (ROUNDS, LEDGER)}
+        return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
+
+    def cut_back(self, sizes: Mapping[str, int]) -> tuple[list[Row], list[Record]]:
+        """Cut the growing files to these bytes, and return the rows and records that are left.
+
+        Raises:
+            CheckpointError: a file is shorter than that, or unreadable.
+        """
+        for name, size in sizes.items():
+            have = self.sizes()[name]
+            if have < size:
+                raise CheckpointError(
+                    f"expected at least {size} bytes in {self.path / name}, got {have}: the file "
+                    "was changed; start a new run"
+                )
+            if have > size:
+                os.truncate(self.path / name, size)
+        rows, records = [], []
+        if sizes.get(ROUNDS):
+            with (self.path / ROUNDS).open(newline="", encoding="utf-8") as file:
+                rows = [_row(line) for line in csv.DictReader(file)]
+        if sizes.get(LEDGER):
+            lines = (self.path / LEDGER).read_text(encoding="utf-8").splitlines()
+            records = [Record.from_line(line) for line in lines]
+        self._written = len(records)
+        return rows, records
+
+    def finish(self, result: Result, setup: Setup) -> None:
+        """Write the final clients.csv, the model, and last result.json."""
+        self.add_records(setup.federation.ledger)
+        sizes, flops = setup.federation.ledger.by_client()
+        rows = [dict(row) for row in client_rows(setup)]
+        if len(rows) == len(sizes):  # not when one client trained on the uncut graph
+            for row, size, work in zip(rows, sizes.tolist(), flops.tolist(), strict=True):
+                row |= {"bytes": size, "flops": work}
+        write_atomic(self.path / "clients.csv", _csv(rows))
+        if result.model is not None:
+            result.model.save(self.path / "model.safetensors")
         full = result.to_dict() | {
             "val": asdict(result.val),
             "partition_hash": result.partition_hash,
         }
         write_atomic(self.path / "result.json", json.dumps(full, indent=2) + "\n")
+
+
+def _write_start(folder: Path, setup: Setup, same: Mapping[str, str]) -> None:
+    """Write what is known before the first round."""
+    write_atomic(folder / "config.toml", write_toml(replace(setup.config, out=None)))
+    graph = setup.cut.graph
+    about: dict[str, Any] = {
+        "versions": versions(),
+        "model": asdict(setup.method_config.model),
+        "partition_hash": setup.cut.partition.hash,
+        "graph_hash": same["graph"],
+        "dataset": {
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "features": graph.num_features,
+            "classes": graph.num_classes,
+        },
+    }
+    write_atomic(folder / "run.json", json.dumps(about, indent=2) + "\n")
+    write_atomic(folder / "clients.csv", _csv(client_rows(setup)))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(line: Mapping[str, str]) -> Row:
+    """Return a row of the table of rounds as it was: Python's floats survive their text."""
+    return {
+        name: None if not text else int(text) if name in WHOLE else float(text)
+        for name, text in line.items()
+    }
 
 
 def client_rows(setup: Setup) -> Sequence[Mapping[str, Any]]:

@@ -26,34 +26,45 @@ class Silent:
 class Plain:
     """Prints about ten lines over a run."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, done: int) -> None:
         self._total = total
+        self._first = done
         self._start = time.monotonic()
 
     def update(self, done: int, metric: str) -> None:
         """Print a line now and then."""
         step = -(-self._total // PLAIN_LINES)  # rounded up
-        if done == 1 or done % step == 0 or done == self._total:
-            elapsed = time.monotonic() - self._start
-            left = elapsed / done * (self._total - done)
+        if done == self._first + 1 or done % step == 0 or done == self._total:
+            left = seconds_left(self._start, done - self._first, self._total - done)
             line = f"round {done}/{self._total}  {left:.0f} s left  {metric}"
             print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201
 
 
+def seconds_left(start: float, done: int, to_do: int) -> float:
+    """Return the seconds that `to_do` rounds take at the pace of `done` rounds since `start`."""
+    return (time.monotonic() - start) / max(done, 1) * to_do
+
+
 @contextmanager
-def show_progress(total: int, mode: str) -> Iterator[Progress]:
-    """Yield a progress display: `live`, `plain` or `none`; it goes to standard error."""
+def show_progress(total: int, mode: str, done: int = 0) -> Iterator[Progress]:
+    """Yield a progress display: `live`, `plain` or `none`; it goes to standard error.
+
+    Args:
+        total: rounds of the run.
+        mode: how to show them.
+        done: rounds that were over before.
+    """
     if mode == "none":
         yield Silent()
     elif mode == "plain":
-        yield Plain(total)
+        yield Plain(total, done)
     else:
-        with _live(total) as live:
+        with _live(total, done) as live:
             yield live
 
 
 @contextmanager
-def _live(total: int) -> Iterator[Progress]:
+def _live(total: int, first: int) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -66,12 +77,12 @@ def _live(total: int) -> Iterator[Progress]:
         TextColumn("{task.fields[metric]}"),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total, left="", metric="setting up")
+        task = bar.add_task("", total=total, completed=first, left="", metric="first round")
         start = time.monotonic()
 
         class Live:
             def update(self, done: int, metric: str) -> None:
-                left = (time.monotonic() - start) / done * (total - done)
+                left = seconds_left(start, done - first, total - done)
                 bar.update(task, completed=done, left=f"{left:.0f} s left", metric=metric)
 
         yield Live()

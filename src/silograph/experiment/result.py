@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 from silograph.evaluation.scores import Scores, Views
-from silograph.nn.conv import Params
-from silograph.nn.model import Model
+from silograph.experiment.trained import TrainedModel
+from silograph.federation.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,9 +29,10 @@ class Result:
         val: scores on validation nodes at the best round, by view.
         best_round: the round (from 1) that validation picked; the last one without validation
             nodes.
-        rounds: one row for each evaluated round.
-        model: shape of the model.
-        weights: the server's weights at the best round; None where the server has no model.
+        rounds: one row for each judged round; bytes and flops are totals so far.
+        stopped: why the run ended.
+        model: the server's model at the best round; None where the server has none.
+        ledger: what every call cost.
         partition_hash: hash of the cut.
         seconds: wall-clock seconds of the rounds, evaluation included.
         peak_memory_bytes: the process's peak resident memory in bytes.
@@ -43,12 +44,23 @@ class Result:
     val: Views
     best_round: int
     rounds: tuple[Row, ...]
-    model: Model
-    weights: Params | None
+    stopped: str
+    model: TrainedModel | None
+    ledger: Ledger
     partition_hash: str
     seconds: float
     peak_memory_bytes: int
     result_dir: str | None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all messages, both directions, evaluation included."""
+        return self.ledger.bytes
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all clients."""
+        return self.ledger.flops
 
     def to_dict(self) -> dict[str, Any]:
         """Return the final result as plain values, as `--json` prints it."""
@@ -62,6 +74,9 @@ class Result:
             "seed": config.seed,
             "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
             "best_round": self.best_round,
+            "stopped": self.stopped,
+            "bytes": {"total": self.bytes, "by_kind": self.ledger.bytes_by_kind},
+            "flops": self.flops,
             "seconds": round(self.seconds, 3),
             "peak_memory_bytes": self.peak_memory_bytes,
             "result_dir": self.result_dir,

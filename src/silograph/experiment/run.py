@@ -1,35 +1,28 @@
-"""`run`: one experiment from config to result."""
+"""`run` and `resume`: one experiment from config to result."""
 
+import logging
 import os
-import resource
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
 from silograph.core.errors import ConfigError
-from silograph.core.key import Key
-from silograph.evaluation.counts import tally
-from silograph.evaluation.scores import Part, Scores, Views, score
 from silograph.experiment.folder import ResultFolder, check_free
-from silograph.experiment.progress import Progress, show_progress
+from silograph.experiment.loop import first_snapshot, train
+from silograph.experiment.progress import show_progress
 from silograph.experiment.result import Result, Row
-from silograph.experiment.setup import DTYPES, Setup, choose_method, prepare
+from silograph.experiment.setup import Setup, choose_method, prepare
+from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.graph.datasets import load
-from silograph.graph.graph import Graph, Split
-from silograph.methods.base import RoundReport, ServerState
-from silograph.methods.local_training import own_counts, server_counts
-from silograph.nn.conv import Params
-from silograph.nn.model import forward, init_weights
+from silograph.graph.graph import Graph
 
-Counts = Mapping[str, Tensor]
+LOG = logging.getLogger("silograph")
+MODES = ("live", "plain", "none")
 
 
 def run(
@@ -61,19 +54,95 @@ def run(
         options = {**options, "dataset": os.fspath(graph)}
     config = resolve_seeds(make_config(names | options))
     choose_method(config)  # before any data is read: a wrong name should not cost a minute
+    check_mode(progress)
     if config.out is not None:
         check_free(config.out)
-    if progress not in ("live", "plain", "none"):
-        raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+        config = with_absolute_paths(config)
     if isinstance(graph, Graph):
         config = replace(config, dataset=graph.name)
     else:
         graph = load(config.dataset, data_dir=config.data_dir)
     with torch_threads(config.threads):
         setup = prepare(config, graph)
-        folder = None if config.out is None else ResultFolder(config.out, setup)
-        with show_progress(config.rounds, progress) as display:
-            return _train(setup, folder, display)
+        folder = None
+        if config.out is not None:
+            folder = ResultFolder.create(config.out, setup, identity(setup))
+        try:
+            return _go_on(setup, folder, progress, first_snapshot(setup), [])
+        finally:
+            if folder is not None:
+                folder.close()
+
+
+def resume(
+    path: str | os.PathLike[str], *, graph: Graph | None = None, progress: str = "none"
+) -> Result:
+    """Go on with a run that was interrupted, as if it had not been, and return its result.
+
+    A run that is complete is not trained again: its result is worked out once more.
+
+    Args:
+        path: the run's result folder.
+        graph: the graph, for a run on one that `load` does not find.
+        progress: `live`, `plain` or `none`, on standard error.
+
+    Raises:
+        ConfigError: there is no run at `path`, or another process is writing it.
+        CheckpointError: the checkpoint is of another config, graph or version, or no whole one
+            is left.
+    """
+    check_mode(progress)
+    target = Path(path)
+    folder = ResultFolder(target)
+    try:
+        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        if graph is None:
+            graph = load(config.dataset, data_dir=config.data_dir)
+        with torch_threads(config.threads):
+            setup = prepare(config, graph)
+            snapshot, rows = _restore(setup, folder)
+            return _go_on(setup, folder, progress, snapshot, rows)
+    finally:
+        folder.close()
+
+
+def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
+    """Bring federation and folder back to the latest whole checkpoint, or to the start."""
+    checkpoint, damaged = folder.checkpoints.latest()
+    for line in damaged:
+        assert checkpoint is not None  # `latest` raises where none is whole
+        LOG.warning("%s; going on from round %d", line, checkpoint.round)
+    if checkpoint is None:
+        folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+        return first_snapshot(setup), []
+    check_identity(checkpoint.facts, identity(setup))
+    snapshot, states = from_checkpoint(setup, checkpoint)
+    rows, records = folder.cut_back(checkpoint.facts["sizes"])
+    setup.federation.restore(states, records)
+    return snapshot, rows
+
+
+def _go_on(
+    setup: Setup, folder: ResultFolder | None, progress: str, snapshot: Snapshot, rows: list[Row]
+) -> Result:
+    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display:
+        return train(setup, folder, display, snapshot, rows)
+
+
+def check_mode(progress: str) -> None:
+    """Raise `ConfigError` for a way of showing progress that does not exist."""
+    if progress not in MODES:
+        raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Return the config with its paths made absolute, so that a run can go on from anywhere."""
+    data_dir = None if config.data_dir is None else os.path.abspath(config.data_dir)
+    is_path = os.path.exists(config.dataset) and (
+        os.sep in config.dataset or config.dataset.endswith(".npz")
+    )
+    dataset = os.path.abspath(config.dataset) if is_path else config.dataset
+    return replace(config, data_dir=data_dir, dataset=dataset)
 
 
 @contextmanager
@@ -85,138 +154,3 @@ def torch_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """A round as validation sees it."""
-
-    round: int
-    server: Counts | None
-    personalised: Counts
-    weights: Params | None
-
-
-def _train(setup: Setup, folder: ResultFolder | None, display: Progress) -> Result:
-    config, method, fed = setup.config, setup.method, setup.federation
-    assert config.init_seed is not None  # resolved
-    weights = init_weights(
-        setup.method_config.model, Key.of(config.init_seed).fold("init"), DTYPES[config.dtype]
-    )
-    weights = {name: w.to(setup.uncut.off.device) for name, w in weights.items()}
-    key = Key.of(config.seed).fold("training")
-    start = time.monotonic()
-    state = method.init(fed, setup.method_config, weights, key.fold("init"))
-    best: Judged | None = None
-    rows: list[Row] = []
-    metric = ""
-    for t in range(1, config.rounds + 1):
-        judge = t % config.eval_every == 0 or t == config.rounds
-        state, report = method.round(fed, setup.method_config, state, t, judge, key)
-        if judge:
-            judged = _judge(setup, state, t, key)
-            best = judged if best is None or _better(setup, judged, best) else best
-            rows.append(_row(setup, judged, report, time.monotonic() - start))
-            metric = _metric(setup, rows[-1])
-            if folder is not None:
-                folder.add_round(rows[-1])
-        display.update(t, metric)
-    assert best is not None  # the last round is always judged
-    result = _result(setup, best, rows, folder, time.monotonic() - start)
-    if folder is not None:
-        folder.finish(result)
-    return result
-
-
-def _judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
-    fed = setup.federation
-    server = None
-    if state.weights is not None:
-        server = server_counts(fed, state.weights, key.fold("judge server", t))
-    return Judged(t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
-
-
-def _scores(setup: Setup, judged: Judged, part: Part) -> dict[str, Scores | None]:
-    task = setup.cut.graph.task
-    server = None if judged.server is None else score(judged.server, part, task)
-    return {"server": server, "personalised": score(judged.personalised, part, task)}
-
-
-def _better(setup: Setup, new: Judged, old: Judged) -> bool:
-    """Whether `new` is chosen over `old`: by validation accuracy, then loss; later if none."""
-    view = setup.method.judge
-    ours, theirs = (_scores(setup, judged, "val")[view] for judged in (new, old))
-    if ours is None or theirs is None:
-        return True
-    assert ours.accuracy is not None  # both are of judged nodes
-    assert theirs.accuracy is not None
-    assert ours.loss is not None
-    assert theirs.loss is not None
-    return (ours.accuracy, -ours.loss) > (theirs.accuracy, -theirs.loss)
-
-
-def _row(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
-    row: Row = {
-        "round": judged.round,
-        "participants": len(report.participants),
-        "train_loss": report.train_loss,
-    }
-    for part in ("val", "test"):
-        for view, scores in _scores(setup, judged, part).items():
-            for name in ("accuracy", "accuracy_client_mean", "f1_macro", "auc", "loss"):
-                if (part, name) != ("val", "auc"):
-                    value = None if scores is None else getattr(scores, name)
-                    row[f"{part}_{view}_{name}"] = value
-    return row | {"seconds": round(seconds, 3)}
-
-
-def _metric(setup: Setup, row: Row) -> str:
-    value = row[f"val_{setup.method.judge}_accuracy"]
-    accuracy = "-" if value is None else f"{value:.3f}"
-    loss = "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
-    return f"val accuracy {accuracy}  train loss {loss}"
-
-
-def peak_memory_bytes() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _uncut_counts(setup: Setup, weights: Params) -> Counts:
-    """Judge the server's model on the uncut graph, each node counted for its owner."""
-    model, block, partition = setup.method_config.model, setup.uncut, setup.cut.partition
-    owner = partition.owner.to(block.off.device)
-    held = owner >= 0
-    split = Split(block.split.train & held, block.split.val & held, block.split.test & held)
-    with torch.no_grad():
-        logits = forward(model, weights, block)
-        judged = replace(block, split=split)
-        fields = tally(logits, judged, owner, len(partition.ids), model.task)
-    return {name: field.t for name, field in fields.items()}
-
-
-def _result(
-    setup: Setup, best: Judged, rows: list[Row], folder: ResultFolder | None, seconds: float
-) -> Result:
-    graph = setup.cut.graph
-    uncut: Counts | None = None
-    if best.weights is not None:
-        uncut = _uncut_counts(setup, best.weights)
-    views = {}
-    for part in ("val", "test"):
-        on_uncut = None if uncut is None else score(uncut, part, graph.task)
-        views[part] = Views(uncut=on_uncut, **_scores(setup, best, part))
-    return Result(
-        config=replace(setup.config, out=None if folder is None else str(folder.path)),
-        test=views["test"],
-        val=views["val"],
-        best_round=best.round,
-        rounds=tuple(rows),
-        model=setup.method_config.model,
-        weights=best.weights,
-        partition_hash=setup.cut.partition.hash,
-        seconds=seconds,
-        peak_memory_bytes=peak_memory_bytes(),
-        result_dir=None if folder is None else str(Path(folder.path)),
-    )

@@ -1,5 +1,7 @@
 """Set-up of a run: from a config and a graph to a federation, a method and its first state."""
 
+import importlib.metadata
+import platform
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,6 +9,7 @@ import torch
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
+from silograph.experiment.stopping import parse_target
 from silograph.federation.in_process import InProcess
 from silograph.graph.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Split, largest_component, row_normalize
@@ -19,7 +22,14 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 DEFAULT_CLIENTS = 10
+PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide numbers."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **found}
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +132,7 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
         SilographError: something about config or graph cannot be used.
     """
     method, options = choose_method(config)
+    parse_target(config.target)
     optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
     cut = cut_graph(config, graph)
     uncut, uncut_route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
@@ -155,6 +166,10 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
     )
     assert config.block_size is not None  # set above
     federation = InProcess(
-        method_config, block.to(device, dtype), route, block_size=config.block_size
+        method_config,
+        block.to(device, dtype),
+        route,
+        block_size=config.block_size,
+        strict=config.strict,
     )
     return Setup(config, cut, method, method_config, federation, uncut.to(device, dtype))

@@ -43,6 +43,11 @@ def _console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
+def megabytes(size: int) -> str:
+    """Return a number of bytes as MB (10^6 bytes)."""
+    return f"{size / 1e6:,.2f} MB"
+
+
 def print_result(result: Result) -> None:
     """Print the scores by view, and where the rest stands."""
     console, config = _console(), result.config
@@ -59,6 +64,11 @@ def print_result(result: Result) -> None:
         if getattr(result.test, view) is not None:
             console.print(f"{view}: {VIEW_MEANS[view]}", style="dim")
     chosen = any(getattr(result.val, view) is not None for view in VIEWS)
+    kinds = result.ledger.bytes_by_kind
+    parts = ", ".join(f"{name} {megabytes(size)}" for name, size in kinds.items())
+    console.print(f"bytes: {megabytes(result.bytes)} ({parts})")
+    console.print(f"work: {result.flops / 1e9:,.2f} GFLOP at the clients")
+    console.print(f"stopped: {result.stopped}")
     console.print(
         f"best round {result.best_round} of {config.rounds} "
         f"({'by validation' if chosen else 'the last one: no validation nodes'}), "

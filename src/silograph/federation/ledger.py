@@ -81,7 +81,7 @@ class Record:
             flops = _unpack(fields.pop("flops"), np.float64)
             what = Kind(fields.pop("what"))
             return Record(what=what, clients=clients, bytes=sizes, flops=flops, **fields)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"expected a record of the ledger, got {line[:80]!r}") from error
 
 

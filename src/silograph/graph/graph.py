@@ -3,6 +3,7 @@
 n: nodes. F: features a node. T: label bits of a multi-label task.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -126,3 +127,20 @@ def row_normalize(graph: Graph) -> Graph:
         return replace(graph, x=replace(x, values=x.values * scale[x.row]))
     total = x.sum(dim=1, keepdim=True)
     return replace(graph, x=torch.where(total == 0, x, x / total))
+
+
+def fingerprint(graph: Graph) -> str:
+    """Return 16 hex digits (BLAKE2b) of everything that training reads of a graph."""
+    digest = hashlib.blake2b(digest_size=8)
+    x = graph.x
+    parts = [graph.adj.indptr, graph.adj.indices, graph.y]
+    parts += [x] if isinstance(x, Tensor) else [x.indptr, x.indices]
+    if isinstance(x, CSR) and x.values is not None:
+        parts.append(x.values)
+    if graph.split is not None:
+        parts += [graph.split.train, graph.split.val, graph.split.test]
+    for part in parts:
+        digest.update(f"{part.dtype} {tuple(part.shape)};".encode())
+        digest.update(part.contiguous().numpy().data)
+    digest.update(graph.node_id.tobytes())
+    return digest.hexdigest()

@@ -70,7 +70,7 @@ def server_step(options: FedAvgOptions | FedOptOptions) -> Step:
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Set up the clients; the server starts from the initial weights."""
     del cfg
-    fed.call(begin, shared_weights(weights), what=Kind.WEIGHTS, key=key)
+    fed.call(begin, {}, what=Kind.CONTROL, key=key)
     return ServerState(weights=weights, memory={})
 
 

@@ -25,7 +25,7 @@ from silograph.graph.block import ClientBlock
 from silograph.methods.base import MethodConfig
 from silograph.nn.conv import Params
 from silograph.nn.loss import node_loss
-from silograph.nn.model import forward
+from silograph.nn.model import forward, weight_shapes
 from silograph.nn.segment import report_rows, segment_sum
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
@@ -114,13 +114,15 @@ def _fit(
 def begin(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Set up the state of every client. In: `weights/*` (initial). Out: nothing."""
-    del state, key
-    weights = stacked_copies(with_prefix("weights", inbox), block.num_clients)
+    """Set up the state of every client. In: nothing. Out: nothing."""
+    del state, inbox, key
     judged = no_counts(cfg.model, block.num_clients, block.off.device)
     new: dict[str, Stacked] = {f"judged/{name}": field for name, field in judged.items()}
     if cfg.keep_optimizer:
-        new |= prefixed("optimizer", cfg.optimizer.init(weights))
+        assert block.adj.values is not None  # blocks carry values of the run's dtype
+        shapes = weight_shapes(cfg.model).items()
+        like = {k: block.adj.values.new_zeros(block.num_clients, *shape) for k, shape in shapes}
+        new |= prefixed("optimizer", cfg.optimizer.init(like))
     return new, {}
 
 

@@ -57,6 +57,12 @@ def init_weights(model: Model, key: Key, dtype: torch.dtype) -> Params:
     }
 
 
+def weight_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight, shared form."""
+    weights = init_weights(model, Key.of(0), torch.float32)
+    return {name: tuple(w.shape) for name, w in weights.items()}
+
+
 def dropout(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
     keep = key.keep(row_key, x.shape[1], drop)

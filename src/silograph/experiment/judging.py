@@ -1,0 +1,130 @@
+"""Judging a round: the counts that clients report, the scores, and which round is best."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.evaluation.counts import tally
+from silograph.evaluation.scores import Part, Scores, Views, score
+from silograph.experiment.result import Row
+from silograph.experiment.setup import Setup
+from silograph.graph.graph import Split
+from silograph.methods.base import RoundReport, ServerState
+from silograph.methods.local_training import own_counts, server_counts
+from silograph.nn.conv import Params
+from silograph.nn.model import forward
+
+Counts = Mapping[str, Tensor]
+ROW_SCORES = ("accuracy", "accuracy_client_mean", "f1_macro", "auc", "loss")
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A round as validation sees it.
+
+    Attributes:
+        round: its number.
+        server: counts of the server's model, or None where there is none.
+        personalised: counts of the clients' own models.
+        weights: the server's model.
+    """
+
+    round: int
+    server: Counts | None
+    personalised: Counts
+    weights: Params | None
+
+
+def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
+    """Ask all clients what the server's and their own models get right."""
+    fed = setup.federation
+    server = None
+    if state.weights is not None:
+        server = server_counts(fed, state.weights, key.fold("judge server", t))
+    return Judged(t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
+
+
+def scores_of(setup: Setup, judged: Judged, part: Part) -> dict[str, Scores | None]:
+    """Return the scores of the two views that clients can tell."""
+    task = setup.cut.graph.task
+    server = None if judged.server is None else score(judged.server, part, task)
+    return {"server": server, "personalised": score(judged.personalised, part, task)}
+
+
+def validation(setup: Setup, judged: Judged) -> Scores | None:
+    """Return the validation scores that pick the round; None without validation nodes."""
+    return scores_of(setup, judged, "val")[setup.method.judge]
+
+
+def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
+    """Whether `new` is chosen over `old`: by validation accuracy, then loss; the later if none."""
+    if old is None:
+        return True
+    ours, theirs = validation(setup, new), validation(setup, old)
+    if ours is None or theirs is None:
+        return True
+    assert ours.accuracy is not None  # both are of judged nodes
+    assert theirs.accuracy is not None
+    assert ours.loss is not None
+    assert theirs.loss is not None
+    return (ours.accuracy, -ours.loss) > (theirs.accuracy, -theirs.loss)
+
+
+def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
+    """Return the round's row of the table; bytes and flops are totals so far."""
+    ledger = setup.federation.ledger
+    row: Row = {
+        "round": judged.round,
+        "participants": len(report.participants),
+        "train_loss": report.train_loss,
+    }
+    for part in ("val", "test"):
+        for view, scores in scores_of(setup, judged, part).items():
+            for name in ROW_SCORES:
+                if (part, name) != ("val", "auc"):
+                    value = None if scores is None else getattr(scores, name)
+                    row[f"{part}_{view}_{name}"] = value
+    return row | {
+        "bytes": ledger.bytes,
+        "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
+        "flops": ledger.flops,
+        "seconds": round(seconds, 3),
+    }
+
+
+def metric_of(setup: Setup, row: Row) -> str:
+    """Return what progress shows of a row."""
+    value = row[f"val_{setup.method.judge}_accuracy"]
+    accuracy = "-" if value is None else f"{value:.3f}"
+    loss = "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
+    return f"val accuracy {accuracy}  train loss {loss}"
+
+
+def uncut_counts(setup: Setup, weights: Params) -> Counts:
+    """Judge the server's model on the uncut graph, each node counted for its owner."""
+    model, block, partition = setup.method_config.model, setup.uncut, setup.cut.partition
+    owner = partition.owner.to(block.off.device)
+    held = owner >= 0
+    split = Split(block.split.train & held, block.split.val & held, block.split.test & held)
+    with torch.no_grad():
+        logits = forward(model, weights, block)
+        judged = replace(block, split=split)
+        fields = tally(logits, judged, owner, len(partition.ids), model.task)
+    return {name: field.t for name, field in fields.items()}
+
+
+def views_of(setup: Setup, best: Judged) -> tuple[Views, Views]:
+    """Return the validation and test scores of a round in all three views."""
+    task = setup.cut.graph.task
+    uncut = None if best.weights is None else uncut_counts(setup, best.weights)
+    val, test = (
+        Views(
+            uncut=None if uncut is None else score(uncut, part, task),
+            **scores_of(setup, best, part),
+        )
+        for part in ("val", "test")
+    )
+    return val, test

@@ -1,0 +1,134 @@
+"""The round loop: from a snapshot to a result, with checkpoints on the way."""
+
+import resource
+import sys
+import time
+from dataclasses import replace
+
+from silograph.core.key import Key
+from silograph.experiment.folder import ResultFolder
+from silograph.experiment.judging import is_better, judge, metric_of, row_of, validation, views_of
+from silograph.experiment.progress import Progress
+from silograph.experiment.result import Result, Row
+from silograph.experiment.setup import DTYPES, Setup
+from silograph.experiment.snapshot import Snapshot, identity, to_checkpoint
+from silograph.experiment.stopping import reason_to_stop
+from silograph.experiment.trained import TrainedModel
+from silograph.nn.model import init_weights
+
+
+def training_key(setup: Setup) -> Key:
+    """Return the key of everything random in training."""
+    return Key.of(setup.config.seed).fold("training")
+
+
+def first_snapshot(setup: Setup) -> Snapshot:
+    """Set up the clients and return the run before its first round."""
+    config = setup.config
+    assert config.init_seed is not None  # resolved
+    key = Key.of(config.init_seed).fold("init")
+    weights = init_weights(setup.method_config.model, key, DTYPES[config.dtype])
+    weights = {name: w.to(setup.uncut.off.device) for name, w in weights.items()}
+    key = training_key(setup).fold("init")
+    state = setup.method.init(setup.federation, setup.method_config, weights, key)
+    return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None)
+
+
+def train(
+    setup: Setup,
+    folder: ResultFolder | None,
+    display: Progress,
+    snapshot: Snapshot,
+    rows: list[Row],
+) -> Result:
+    """Go on from a snapshot to the end of the run.
+
+    Args:
+        setup: the run.
+        folder: where checkpoints and results go, or None.
+        display: told of every round.
+        snapshot: where the run is; its federation has the states that belong to it.
+        rows: the table of rounds so far; grows.
+    """
+    config, fed = setup.config, setup.federation
+    same = identity(setup) if folder is not None and config.checkpoint_every else {}
+    began = time.monotonic() - snapshot.seconds
+    metric = metric_of(setup, rows[-1]) if rows else ""
+    while snapshot.round < config.rounds and snapshot.stopped is None:
+        snapshot, row = _round(setup, snapshot, began)
+        if row is not None:
+            rows.append(row)
+            metric = metric_of(setup, row)
+            if folder is not None:
+                folder.add_round(row)
+        over = snapshot.round == config.rounds or snapshot.stopped is not None
+        due = config.checkpoint_every and (over or snapshot.round % config.checkpoint_every == 0)
+        if folder is not None and due:
+            folder.add_records(fed.ledger)
+            folder.checkpoints.write(to_checkpoint(setup, snapshot, same, folder.sizes()))
+        display.update(snapshot.round, metric)
+    result = _result(setup, snapshot, rows, folder)
+    if folder is not None:
+        folder.finish(result, setup)
+    return result
+
+
+def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row | None]:
+    """Run one round; return the run after it, and its row if it was judged."""
+    config, fed, key = setup.config, setup.federation, training_key(setup)
+    t = before.round + 1
+    judged = t % config.eval_every == 0 or t == config.rounds
+    fed.start_round(t)
+    state, report = setup.method.round(fed, setup.method_config, before.state, t, judged, key)
+    best, row, scores = before.best, None, None
+    if judged:
+        now = judge(setup, state, t, key)
+        best = now if is_better(setup, now, best) else best
+        scores = validation(setup, now)
+        row = row_of(setup, now, report, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    stopped = reason_to_stop(
+        config,
+        t=t,
+        best_round=t if best is None else best.round,
+        validation=scores,
+        total_bytes=fed.ledger.bytes,
+        seconds=seconds,
+    )
+    if stopped is not None and best is None:  # a limit before the first evaluation: judge now
+        best = judge(setup, state, t, key)
+        row = row_of(setup, best, report, time.monotonic() - began)
+    return Snapshot(t, state, best, seconds, stopped), row
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak resident memory of this process in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _result(
+    setup: Setup, snapshot: Snapshot, rows: list[Row], folder: ResultFolder | None
+) -> Result:
+    best, config, graph = snapshot.best, setup.config, setup.cut.graph
+    assert best is not None  # a run ends after a judged round
+    path = None if folder is None else str(folder.path)
+    shape, ledger = setup.method_config.model, setup.federation.ledger
+    model = None
+    if best.weights is not None:
+        model = TrainedModel(shape, best.weights, graph.class_names, config.normalize)
+    val, test = views_of(setup, best)
+    return Result(
+        config=replace(config, out=path),
+        test=test,
+        val=val,
+        best_round=best.round,
+        rounds=tuple(rows),
+        stopped=snapshot.stopped or f"all {config.rounds} rounds",
+        model=model,
+        ledger=ledger,
+        partition_hash=setup.cut.partition.hash,
+        seconds=snapshot.seconds,
+        peak_memory_bytes=peak_memory_bytes(),
+        result_dir=path,
+    )

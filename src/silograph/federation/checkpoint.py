@@ -1,0 +1,121 @@
+"""Checkpoints: a run's tensors and facts after a round, in one file, of which two are kept.
+
+A file is written under another name and renamed, so it is there whole or not at all, whenever the
+process dies. What time or disks do to it afterwards shows in its checksum: then the file of the
+checkpoint before is used.
+
+    magic "SGC1" · CRC-32 u32 of all that follows · length of the facts u32 · facts (JSON) ·
+    tensors (safetensors)
+"""
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.numpy
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from silograph.core.errors import CheckpointError
+
+MAGIC = b"SGC1"
+HEAD = struct.Struct("<4sII")
+NAME = re.compile(r"round-(\d{9})\.checkpoint")
+KEPT = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a run was after a round.
+
+    Attributes:
+        round: the round that was over.
+        tensors: by name; on the CPU.
+        facts: plain values.
+    """
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+def to_bytes(checkpoint: Checkpoint) -> list[bytes]:
+    """Return the parts of a checkpoint's file."""
+    arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
+    facts = json.dumps({**checkpoint.facts, "round": checkpoint.round}).encode()
+    tensors = safetensors.numpy.save(arrays)
+    length = struct.pack("<I", len(facts))
+    crc = zlib.crc32(tensors, zlib.crc32(facts, zlib.crc32(length)))
+    return [MAGIC + struct.pack("<I", crc) + length, facts, tensors]
+
+
+def from_bytes(data: bytes) -> Checkpoint:
+    """Return the checkpoint of a file's bytes.
+
+    Raises:
+        CheckpointError: anything but what `to_bytes` made.
+    """
+    if len(data) < HEAD.size:
+        raise CheckpointError(f"expected a checkpoint, got {len(data)} bytes")
+    magic, crc, length = HEAD.unpack(data[: HEAD.size])
+    if magic != MAGIC:
+        raise CheckpointError(f"expected a checkpoint that starts with {MAGIC!r}, got {magic!r}")
+    if zlib.crc32(memoryview(data)[HEAD.size - 4 :]) != crc:
+        raise CheckpointError(
+            "expected a checkpoint that agrees with its checksum, got a damaged one"
+        )
+    try:
+        facts = json.loads(data[HEAD.size : HEAD.size + length])
+        arrays = safetensors.numpy.load(data[HEAD.size + length :])
+        number = int(facts.pop("round"))
+    except (ValueError, KeyError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"expected facts and tensors in a checkpoint, got: {error}") from None
+    return Checkpoint(number, {name: torch.from_numpy(a) for name, a in arrays.items()}, facts)
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint whole, then drop all but the two latest."""
+        self.path.mkdir(exist_ok=True)
+        target = self.path / f"round-{checkpoint.round:09d}.checkpoint"
+        partial = target.with_suffix(".partial")
+        with partial.open("wb") as file:
+            for part in to_bytes(checkpoint):
+                file.write(part)
+        partial.replace(target)
+        for old in self._files()[KEPT:]:
+            old.unlink()
+
+    def _files(self) -> list[Path]:
+        """Return the files of checkpoints, the latest first."""
+        files = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted((f for f in files if NAME.fullmatch(f.name)), reverse=True)
+
+    def latest(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the latest checkpoint that is whole, and a line for each that is not.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none is whole.
+        """
+        damaged: list[str] = []
+        for file in self._files():
+            try:
+                return from_bytes(file.read_bytes()), damaged
+            except (CheckpointError, OSError) as error:
+                damaged.append(f"{file.name} cannot be used: {error}")
+        if damaged:
+            raise CheckpointError(
+                f"expected a whole checkpoint in {self.path}, got none: {'; '.join(damaged)}"
+            )
+        return None, []

@@ -1,0 +1,83 @@
+"""Runs a federation that is killed with SIGKILL at random instants; used by test_resume.py.
+
+    python killing.py METHOD FOLDER KILLS SEED
+
+Makes FOLDER/reference without interruption, then runs in FOLDER/0, FOLDER/1, ... that are killed
+and resumed until KILLS kills have landed. Prints the number of runs and of kills. Children are
+forked from this process, so that none spends its life importing.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import silograph as sg
+
+ROUNDS = 12
+
+
+def graph() -> sg.Graph:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 120)
+    near = np.where(y[:, None] == y[None, :], 0.08, 0.01)
+    x = (rng.normal(size=(3, 30))[y] + rng.normal(size=(120, 30))).astype(np.float32)
+    edges = np.array(np.nonzero(np.triu(rng.random((120, 120)) < near, 1)))
+    return sg.from_arrays(edge_index=edges, x=x, y=y)
+
+
+def go_on(folder: Path, method: str) -> None:
+    if folder.exists():
+        sg.resume(folder, graph=graph())
+    else:
+        options: dict[str, Any] = {"participation": 0.6, "keep_optimizer": True, "block_size": 2}
+        sg.run(
+            graph(), method=method, clients=5, rounds=ROUNDS, hidden=8, out=str(folder), **options
+        )
+
+
+def killed_after(folder: Path, method: str, seconds: float) -> bool:
+    """Return whether the child was killed before it had finished."""
+    child = os.fork()
+    if child == 0:
+        try:
+            go_on(folder, method)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFEXITED(status):
+        assert os.WEXITSTATUS(status) == 0
+        return False
+    return True
+
+
+def main(method: str, where: str, kills: str, seed: str) -> None:
+    torch.set_num_threads(1)
+    folder, rng = Path(where), random.Random(int(seed))
+    go_on(folder / "warm-up", method)
+    begin = time.monotonic()
+    go_on(folder / "reference", method)
+    whole = time.monotonic() - begin
+    landed = runs = 0
+    while landed < int(kills):
+        # Short and long lives alike: some runs are killed many times, some hardly started.
+        if killed_after(folder / str(runs), method, rng.uniform(0, whole) ** 1.5):
+            landed += 1
+        else:
+            runs += 1
+    go_on(folder / str(runs), method)
+    sys.stdout.write(f"{runs + 1} {landed}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,151 @@
+"""Laws of the choice of the round: validation makes it, test labels never do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from silograph.core.config import RunConfig, resolve_seeds
+from silograph.experiment.result import Result
+from silograph.experiment.run import run
+from silograph.experiment.setup import prepare
+from silograph.graph.graph import Graph
+from silograph.methods import METHODS
+from silograph.nn.conv import Params
+
+MakeGraph = Callable[..., Graph]
+FAST: dict[str, Any] = {
+    "clients": 4,
+    "partition": "random",
+    "rounds": 4,
+    "hidden": 8,
+    "lr": 0.05,
+    "split": "0.4/0.3/0.3",
+    "dtype": "float64",
+}
+NO_VALIDATION = "0.5/0/0.5"
+
+
+def go(graph: Graph, **options: Any) -> Result:
+    return run(graph, **(FAST | options))
+
+
+def config_of(**options: Any) -> RunConfig:
+    return resolve_seeds(RunConfig(**(FAST | options)))
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """The rows without what they cost."""
+    costs = ("seconds", "bytes", "bytes_evaluation", "flops")
+    return [{k: v for k, v in row.items() if k not in costs} for row in result.rounds]
+
+
+def weights_of(result: Result) -> Params | None:
+    return None if result.model is None else result.model.weights
+
+
+def of(result: Result) -> Params:
+    weights = weights_of(result)
+    assert weights is not None
+    return weights
+
+
+def same_bits(a: Params | None, b: Params | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_test_labels_decide_nothing(make_graph: MakeGraph, method: str) -> None:
+    graph = make_graph(80)
+    options: dict[str, Any] = {"method": method, "rounds": 12, "lr": 0.1}
+    test = prepare(config_of(**options), graph).cut.split.test
+    wrong = torch.where(test, (graph.y + 1) % graph.num_classes, graph.y)
+    first, second = go(graph, **options), go(replace(graph, y=wrong), **options)
+    assert first.best_round == second.best_round
+    assert same_bits(weights_of(first), weights_of(second))
+    assert first.val == second.val
+
+    def without_test(result: Result) -> list[dict[str, Any]]:
+        return [{k: v for k, v in r.items() if not k.startswith("test")} for r in rows_of(result)]
+
+    assert without_test(first) == without_test(second)
+    assert first.test != second.test
+
+
+def best_row(result: Result, view: str) -> dict[str, Any]:
+    """The row of the highest validation accuracy; then of the lowest loss; then the first."""
+    accuracy, loss = f"val_{view}_accuracy", f"val_{view}_loss"
+    return max(rows_of(result), key=lambda row: (row[accuracy], -row[loss]))
+
+
+@pytest.mark.parametrize(
+    ("method", "view"),
+    [("fedavg", "server"), ("centralized", "server"), ("local", "personalised")],
+)
+def test_the_best_round_is_read_off_the_table(
+    make_graph: MakeGraph, method: str, view: str
+) -> None:
+    ties = 0
+    for seed in range(4):
+        options = {"method": method, "rounds": 20, "seed": seed, "split": "0.4/0.1/0.5"}
+        result = go(make_graph(), **options)
+        best = best_row(result, view)
+        accuracy = f"val_{view}_accuracy"
+        ties += sum(row[accuracy] == best[accuracy] for row in rows_of(result)) > 1
+        assert result.best_round == best["round"]
+        for part, views in (("val", result.val), ("test", result.test)):
+            scores = getattr(views, view)
+            for name in ("accuracy", "accuracy_client_mean", "f1_macro", "loss"):
+                assert getattr(scores, name) == best[f"{part}_{view}_{name}"]
+        assert getattr(result.test, view).auc == best[f"test_{view}_auc"]
+    assert ties, "this test wants a tie in accuracy, which the loss decides"
+
+
+def test_the_first_of_equal_rounds_is_best(make_graph: MakeGraph) -> None:
+    result = go(make_graph(), clients=1, lr=1e-30, dtype="float32")  # too small to change a score
+    losses = {row["val_server_loss"] for row in rows_of(result)}
+    assert len(losses) == 1
+    assert result.best_round == 1
+
+
+def test_the_weights_are_those_of_the_best_round(make_graph: MakeGraph) -> None:
+    options = {"lr": 0.2, "split": "0.4/0.15/0.45", "seed": 1}
+    result = go(make_graph(), rounds=16, **options)
+    assert result.best_round < 16
+    short = go(make_graph(), rounds=result.best_round, **options)
+    assert short.best_round == result.best_round
+    assert same_bits(weights_of(short), weights_of(result))
+    assert rows_of(short) == rows_of(result)[: result.best_round]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_evaluating_less_often_trains_the_same(make_graph: MakeGraph, method: str) -> None:
+    always = go(make_graph(), rounds=8, method=method)
+    seldom = go(make_graph(), rounds=8, method=method, eval_every=3)
+    assert [row["round"] for row in always.rounds] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert rows_of(seldom) == [row for row in rows_of(always) if row["round"] in (3, 6, 8)]
+    view = METHODS[method].judge
+    assert seldom.best_round == best_row(seldom, view)["round"]
+    once = go(make_graph(), rounds=8, method=method, eval_every=100)
+    assert rows_of(once) == rows_of(always)[-1:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_validation_nodes_the_last_round_counts(make_graph: MakeGraph, method: str) -> None:
+    result = go(make_graph(), method=method, split=NO_VALIDATION)
+    assert result.best_round == 4
+    assert (result.val.server, result.val.uncut, result.val.personalised) == (None, None, None)
+    for row in result.rounds:
+        assert {v for k, v in row.items() if k.startswith("val_")} == {None}
+    view = METHODS[method].judge
+    assert getattr(result.test, view).accuracy == rows_of(result)[-1][f"test_{view}_accuracy"]
+
+
+def test_without_test_nodes_there_are_no_test_scores(make_graph: MakeGraph) -> None:
+    result = go(make_graph(), split="0.5/0.5/0")
+    assert result.to_dict()["test"] == {"server": None, "uncut": None, "personalised": None}
+    assert result.val.server is not None

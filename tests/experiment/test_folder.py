@@ -1,0 +1,340 @@
+"""Laws of result folders: made once, never overwritten, whole or not there."""
+
+import csv
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from silograph.core.config import RunConfig, make_config, read_toml
+from silograph.core.errors import ConfigError, SilographError
+from silograph.experiment.folder import check_free, default_folder, write_atomic
+from silograph.experiment.result import Result
+from silograph.experiment.run import run
+from silograph.graph.graph import Graph
+from silograph.methods import METHODS
+
+MakeGraph = Callable[..., Graph]
+FAST: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
+AT_FIRST = {"clients.csv", "config.toml", "run.json"}
+ON_THE_WAY = AT_FIRST | {"rounds.csv", "ledger.jsonl", "checkpoints"}
+OF_THE_MACHINE = ("seconds", "peak_memory_bytes", "result_dir")
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save(graph: Graph, path: Path) -> Path:
+    assert isinstance(graph.x, Tensor)
+    np.savez(path, x=graph.x.numpy(), edge_index=graph.edge_index, y=graph.y)
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder, and what its files hold."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def final(path: str | Path) -> dict[str, Any]:
+    """result.json without what the machine decides."""
+    values = json.loads((Path(path) / "result.json").read_text(encoding="utf-8"))
+    return {k: v for k, v in values.items() if k not in OF_THE_MACHINE}
+
+
+# --- what a folder holds --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def done(make_graph: MakeGraph, work: Path) -> tuple[Path, Result]:
+    """A finished run and its folder."""
+    return work / "done", run(make_graph(), **FAST, out="done", seed=3, eval_every=2)
+
+
+def test_the_files_of_a_run(done: tuple[Path, Result]) -> None:
+    folder, result = done
+    names = {path.name for path in folder.iterdir()}
+    assert names == ON_THE_WAY | {"result.json", "model.safetensors"}
+    assert result.result_dir == "done"
+
+
+def test_the_table_of_rounds(done: tuple[Path, Result]) -> None:
+    folder, result = done
+    rows = table(folder / "rounds.csv")
+    assert [row["round"] for row in rows] == ["2", "3"]
+    for written, row in zip(rows, result.rounds, strict=True):
+        assert written == {k: "" if v is None else str(v) for k, v in row.items()}
+
+
+def test_missing_scores_are_empty_cells(make_graph: MakeGraph, work: Path) -> None:
+    run(make_graph(), **FAST, out="x", method="local", split="0.5/0/0.5")
+    for row in table(work / "x" / "rounds.csv"):
+        assert row["test_server_accuracy"] == row["val_personalised_accuracy"] == ""
+        assert 0 <= float(row["test_personalised_accuracy"]) <= 1
+
+
+def test_the_table_of_clients(done: tuple[Path, Result]) -> None:
+    rows = table(done[0] / "clients.csv")
+    assert [row["client"] for row in rows] == [f"client_0{c}" for c in range(4)]
+    assert sum(int(row["nodes"]) for row in rows) == 60
+    assert [row["nodes"] for row in rows] == ["15"] * 4
+    # .2/.4/.4 of 15 nodes
+    assert {(row["train"], row["val"], row["test"]) for row in rows} == {("3", "6", "6")}
+
+
+def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph) -> None:
+    folder, result = done
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert set(about) == {*("versions", "model", "partition_hash", "graph_hash", "dataset")}
+    assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}
+    assert result.model is not None
+    assert about["model"] == asdict(result.model.shape)
+    assert about["partition_hash"] == result.partition_hash
+    graph = make_graph()
+    assert about["dataset"] == {
+        "nodes": 60,
+        "edges": graph.num_edges,
+        "features": 7,
+        "classes": 3,
+    }
+
+
+def test_the_final_result(done: tuple[Path, Result]) -> None:
+    folder, result = done
+    written = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    shown = result.to_dict()
+    assert {k: written[k] for k in shown} == shown
+    assert set(written) - set(shown) == {"val", "partition_hash"}
+    assert written["val"] == asdict(result.val)
+    assert written["partition_hash"] == result.partition_hash
+
+
+# --- the config as a run file ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "local", "seed": 4, "split_seed": 1, "participation": 0.5},
+        {
+            "method": "fedopt",
+            "options": {"server_optimizer": "adam", "server_lr": 0.1},
+            "optimizer": "sgd",
+            "momentum": 0.9,
+            "lr": 0.1,
+            "dtype": "float64",
+            "block_size": 3,
+        },
+        {"method": "centralized", "normalize": "row", "largest_component": True},
+    ],
+)
+def test_the_config_runs_again(make_graph: MakeGraph, work: Path, options: dict[str, Any]) -> None:
+    path = save(make_graph(80), work / "a graph, [mine].npz")
+    first = run(path, **FAST, **options, out="first")
+    config = make_config(read_toml(work / "first" / "config.toml"))
+    assert config == replace(first.config, out=None)
+    second = run(config=config, out="second")
+    assert final("first") == final("second")
+    without = [{k: v for k, v in row.items() if k != "seconds"} for row in second.rounds]
+    assert without == [{k: v for k, v in r.items() if k != "seconds"} for r in first.rounds]
+    for name in ("config.toml", "clients.csv", "run.json"):
+        assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
+
+
+def test_the_config_of_a_named_dataset_runs_again() -> None:
+    options: dict[str, Any] = {**FAST, "rounds": 1}
+    first = run("Digits", **options, out="first")
+    assert first.config.dataset == "Digits"
+    run(config=make_config(read_toml("first/config.toml")), out="second")
+    assert final("first") == final("second")
+
+
+# --- nothing is overwritten -----------------------------------------------------------------------
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "result.json").write_text("mine", encoding="utf-8")
+
+
+OCCUPANTS: dict[str, Callable[[Path], Any]] = {
+    "empty folder": Path.mkdir,
+    "folder": make_folder,
+    "file": lambda path: path.write_text("mine", encoding="utf-8"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "link to a folder": lambda path: path.symlink_to(path.parent),
+}
+
+
+@pytest.mark.parametrize("occupant", OCCUPANTS)
+def test_what_exists_is_refused_and_stays(make_graph: MakeGraph, work: Path, occupant: str) -> None:
+    OCCUPANTS[occupant](work / "taken")
+    before = everything(work)
+    with pytest.raises(ConfigError, match="expected a result folder that does not exist yet, got"):
+        run(make_graph(), **FAST, out="taken")
+    assert everything(work) == before
+    assert os.path.lexists(work / "taken")
+
+
+def test_a_folder_that_appears_meanwhile_stays(
+    make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(work / "taken")
+    monkeypatch.setattr("silograph.experiment.run.check_free", lambda _: None)
+    monkeypatch.setattr("silograph.experiment.folder.check_free", lambda _: None)
+    before = everything(work)
+    with pytest.raises(ConfigError, match="expected to make the result folder taken, got: "):
+        run(make_graph(), **FAST, out="taken")
+    assert everything(work) == before
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_what_is_no_path_is_refused(make_graph: MakeGraph, work: Path, path: str) -> None:
+    with pytest.raises(ConfigError, match="expected the path of a result folder, got"):
+        run(make_graph(), **FAST, out=path)
+    assert everything(work) == {}
+
+
+@pytest.mark.parametrize("path", ["file/x", "file/x/y", "n" * 300])
+def test_a_folder_that_cannot_be_made(make_graph: MakeGraph, work: Path, path: str) -> None:
+    (work / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"expected to make the result folder \S+, got: [A-Z]"):
+        run(make_graph(), **FAST, out=path)
+    assert everything(work) == {"file": b"mine"}
+
+
+def test_a_folder_that_may_not_be_made(
+    make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(ConfigError, match="expected to make the result folder x, got: Permission"):
+        run(make_graph(), **FAST, out="x")
+    assert everything(work) == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clients": 61},
+        {"partition": "silo", "clients": None},
+        {"split": "public"},
+        {"split": "0.9/0.9/0.9"},
+        {"device": "nosuch"},
+        {"method": "nosuch"},
+        {"momentum": 0.9},
+        {"progress": "loud"},
+    ],
+)
+def test_a_run_that_fails_before_training_leaves_no_folder(
+    make_graph: MakeGraph, work: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(SilographError):
+        run(make_graph(), **(FAST | {"out": "x"} | options))
+    assert everything(work) == {}
+
+
+# --- a run that is cut off ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
+def test_a_run_that_is_stopped_keeps_its_rounds(
+    make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    whole = run(make_graph(), **FAST)
+    fedavg = METHODS["fedavg"]
+
+    def stopped(fed: Any, cfg: Any, state: Any, t: int, judge: bool, key: Any) -> Any:
+        if t == 3:
+            raise stop
+        return fedavg.round(fed, cfg, state, t, judge, key)
+
+    monkeypatch.setitem(METHODS, "fedavg", replace(fedavg, round=stopped))
+    with pytest.raises(stop):
+        run(make_graph(), **FAST, out="x")
+    assert {path.name for path in (work / "x").iterdir()} == ON_THE_WAY
+    assert (work / "x" / "rounds.csv").read_bytes().endswith(b"\n")
+    rows = table(work / "x" / "rounds.csv")
+    assert [row["round"] for row in rows] == ["1", "2"]
+    for written, row in zip(rows, whole.rounds[:2], strict=True):
+        assert None not in written.values()
+        assert {**written, "seconds": ""} == {
+            **{k: "" if v is None else str(v) for k, v in row.items()},
+            "seconds": "",
+        }
+
+
+def test_a_file_is_written_whole(work: Path) -> None:
+    path = work / "a.json"
+    write_atomic(path, "one é")
+    write_atomic(path, "two")
+    assert everything(work) == {"a.json": b"two"}
+
+
+@pytest.mark.parametrize("stop", [OSError, KeyboardInterrupt])
+def test_a_file_that_cannot_be_written_leaves_nothing(
+    work: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    def full(_: int) -> None:
+        raise stop("no space left")
+
+    write_atomic(work / "old.json", "old")
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("old.json", "new.json"):
+        with pytest.raises(stop, match="no space left"):
+            write_atomic(work / name, "x" * 10000)
+    assert everything(work) == {"old.json": b"old"}
+
+
+# --- the name of a folder -------------------------------------------------------------------------
+
+
+def test_the_name_of_a_folder(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "TIME")
+    config = RunConfig(dataset="cora", method="local")
+    assert default_folder(config) == "runs/cora-local-TIME"
+    (work / "runs").mkdir()
+    (work / "runs" / "cora-local-TIME").mkdir()
+    assert default_folder(config) == "runs/cora-local-TIME-2"
+    (work / "runs" / "cora-local-TIME-2").symlink_to("nowhere")
+    (work / "runs" / "cora-local-TIME-4").mkdir()
+    assert default_folder(config) == "runs/cora-local-TIME-3"
+    (work / "runs" / "cora-local-TIME-3").write_text("")
+    assert default_folder(config) == "runs/cora-local-TIME-5"
+    check_free(default_folder(config))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"), [("../data/mine.npz", "mine"), ("/a/b c/", "b c"), ("Cora", "Cora")]
+)
+def test_the_name_of_a_folder_for_a_path(
+    monkeypatch: pytest.MonkeyPatch, dataset: str, name: str
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "TIME")
+    assert default_folder(RunConfig(dataset=dataset)) == f"runs/{name}-fedavg-TIME"
+
+
+def test_the_time_in_the_name_is_a_time() -> None:
+    text = default_folder(RunConfig()).removeprefix("runs/digits-fedavg-")
+    assert abs(time.mktime(time.strptime(text, "%Y%m%d-%H%M%S")) - time.time()) < 4000

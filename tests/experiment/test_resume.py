@@ -1,0 +1,251 @@
+"""A resumed run equals the uninterrupted one bit for bit, however it was stopped."""
+
+import csv
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import silograph as sg
+from silograph.core.errors import CheckpointError, ConfigError
+from silograph.experiment.folder import ResultFolder
+from silograph.experiment.result import Result
+from silograph.graph.graph import Graph, fingerprint
+from silograph.methods import METHODS
+
+KILLS = 6  # a method; the slow suite has 30
+OPTIONS: dict[str, Any] = {"clients": 5, "partition": "random", "rounds": 6, "hidden": 8}
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """Everything a run leaves, seconds, memory and the folder's name apart."""
+    result = json.loads((folder / "result.json").read_text())
+    for name in ("seconds", "peak_memory_bytes", "result_dir"):
+        del result[name]
+    rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
+    for row in rows:
+        del row["seconds"]
+    model = folder / "model.safetensors"
+    return {
+        "result": result,
+        "rows": rows,
+        "ledger": (folder / "ledger.jsonl").read_text(),
+        "clients": (folder / "clients.csv").read_text(),
+        "model": model.read_bytes() if model.exists() else None,
+    }
+
+
+def kill_and_compare(method: str, tmp_path: Path, kills: int, seed: int) -> None:
+    script = Path(__file__).with_name("killing.py")
+    command = [sys.executable, str(script), method, str(tmp_path), str(kills), str(seed)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    runs, landed = (int(word) for word in done.stdout.split())
+    assert landed >= kills
+    expected = files_of(tmp_path / "reference")
+    for number in range(runs):
+        assert files_of(tmp_path / str(number)) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_at_random_instants(method: str, tmp_path: Path) -> None:
+    kill_and_compare(method, tmp_path, KILLS, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_thirty_times(method: str, tmp_path: Path) -> None:
+    kill_and_compare(method, tmp_path, 30, seed=2)
+
+
+class DiedError(Exception):
+    """Stands for whatever ends a process."""
+
+
+def run_until(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph, last: int, out: Path, **options: Any
+) -> None:
+    """Run, and die in round `last`, after training and before its checkpoint."""
+    from silograph.experiment.judging import judge as real
+
+    def dying(setup: Any, state: Any, t: int, key: Any) -> Any:
+        if t == last:
+            raise DiedError
+        return real(setup, state, t, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.loop.judge", dying)
+        with pytest.raises(DiedError):
+            sg.run(graph, **OPTIONS | options, out=str(out))
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_in_every_round(
+    make_graph: Callable[..., Graph],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    every: int,
+) -> None:
+    graph = make_graph()
+    options = {"method": method, "checkpoint_every": every, "participation": 0.6}
+    sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
+    expected = files_of(tmp_path / "whole")
+    for last in range(1, OPTIONS["rounds"] + 1):
+        out = tmp_path / str(last)
+        run_until(monkeypatch, graph, last, out, **options)
+        assert not (out / "result.json").exists()
+        sg.resume(out, graph=graph)
+        assert files_of(out) == expected
+
+
+def test_result_objects_are_equal_too(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph()
+    whole = sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 4, tmp_path / "cut")
+    resumed = sg.resume(tmp_path / "cut", graph=graph)
+    assert_equal(resumed, whole)
+    assert_equal(sg.resume(tmp_path / "cut", graph=graph), whole)  # complete: worked out again
+
+
+def assert_equal(a: Result, b: Result) -> None:
+    assert (a.test, a.val, a.best_round, a.stopped) == (b.test, b.val, b.best_round, b.stopped)
+    assert a.model is not None
+    assert b.model is not None
+    assert all(torch.equal(w, b.model.weights[k]) for k, w in a.model.weights.items())
+    assert list(a.ledger.records) == list(b.ledger.records)
+    assert len(a.rounds) == len(b.rounds)
+    for row, other in zip(a.rounds, b.rounds, strict=True):
+        assert {**row, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.fixture
+def stopped(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Graph, dict[str, Any]]:
+    """A run that died in round 5, its graph, and what it should have left."""
+    graph = make_graph()
+    sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 5, tmp_path / "cut")
+    return tmp_path / "cut", graph, files_of(tmp_path / "whole")
+
+
+def checkpoint(folder: Path, number: int) -> Path:
+    return folder / "checkpoints" / f"round-{number:09d}.checkpoint"
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_checkpoint_falls_back_and_says_so(
+    stopped: tuple[Path, Graph, dict[str, Any]], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, graph, expected = stopped
+    newest = checkpoint(folder, 4)
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes({"cut": bytes(data[:-5]), "flip": bytes(data), "empty": b""}[damage])
+    with caplog.at_level(logging.WARNING, logger="silograph"):
+        sg.resume(folder, graph=graph)
+    assert "round-000000004.checkpoint cannot be used" in caplog.text
+    assert "going on from round 3" in caplog.text
+    assert files_of(folder) == expected
+
+
+def test_no_whole_checkpoint_left(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    folder, graph, _ = stopped
+    for number in (3, 4):
+        checkpoint(folder, number).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"expected a whole checkpoint in .*, got none"):
+        sg.resume(folder, graph=graph)
+
+
+def test_killed_before_the_first_checkpoint(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph()
+    sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 1, tmp_path / "cut")
+    sg.resume(tmp_path / "cut", graph=graph)
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+
+
+def test_another_config_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    folder, graph, _ = stopped
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
+    with pytest.raises(
+        CheckpointError, match=r"expected a checkpoint with config .*, got one with"
+    ):
+        sg.resume(folder, graph=graph)
+
+
+def test_another_graph_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    folder, graph, _ = stopped
+    assert isinstance(graph.x, torch.Tensor)
+    with pytest.raises(CheckpointError, match="expected a checkpoint with graph"):
+        sg.resume(folder, graph=replace(graph, x=graph.x + 1))
+
+
+def test_another_version_is_refused(
+    stopped: tuple[Path, Graph, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from silograph.experiment.setup import versions
+
+    folder, graph, _ = stopped
+    newer = versions() | {"silograph": "99"}
+    monkeypatch.setattr("silograph.experiment.snapshot.versions", lambda: newer)
+    with pytest.raises(CheckpointError, match="expected a checkpoint with silograph 99, got one"):
+        sg.resume(folder, graph=graph)
+
+
+def test_files_that_were_changed_are_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    folder, graph, _ = stopped
+    (folder / "rounds.csv").write_text("")
+    with pytest.raises(
+        CheckpointError, match=r"expected at least \d+ bytes in .*rounds.csv, got 0"
+    ):
+        sg.resume(folder, graph=graph)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(ConfigError, match=r"expected a result folder with a config.toml at"):
+            sg.resume(folder)
+
+
+def test_two_processes_cannot_write_one_run(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    folder, graph, _ = stopped
+    holder = ResultFolder(folder)
+    with pytest.raises(ConfigError, match="expected a run that nobody is writing, got"):
+        sg.resume(folder, graph=graph)
+    holder.close()
+    sg.resume(folder, graph=graph)
+
+
+def test_no_checkpoints_on_request(make_graph: Callable[..., Graph], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    sg.run(make_graph(), **OPTIONS, checkpoint_every=0, out=str(out))
+    assert not (out / "checkpoints").exists()
+    assert (out / "ledger.jsonl").stat().st_size > 0
+
+
+def test_fingerprints_tell_graphs_apart(make_graph: Callable[..., Graph]) -> None:
+    graph = make_graph(sparse=True)
+    other = make_graph(sparse=True, seed=1)
+    assert fingerprint(graph) == fingerprint(make_graph(sparse=True))
+    for change in (
+        {"x": other.x},
+        {"y": (graph.y + 1) % 3},
+        {"adj": other.adj},
+        {"node_id": graph.node_id + 1},
+    ):
+        assert fingerprint(replace(graph, **change)) != fingerprint(graph)

@@ -1,0 +1,316 @@
+"""Laws of the views: who is judged by which model on which graph, checked by dense matrices."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, roc_auc_score
+from torch import Tensor
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import PartitionError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Shared
+from silograph.evaluation.scores import Scores
+from silograph.experiment.result import Result
+from silograph.experiment.run import run
+from silograph.experiment.setup import Setup, prepare
+from silograph.graph.graph import MISSING, Graph, subgraph
+from silograph.methods import METHODS
+from silograph.methods.local_training import shared_weights, train, with_prefix
+from silograph.nn.conv import Params
+
+MakeGraph = Callable[..., Graph]
+FAST: dict[str, Any] = {
+    "clients": 4,
+    "partition": "random",
+    "rounds": 4,
+    "hidden": 8,
+    "lr": 0.05,
+    "split": "0.4/0.3/0.3",
+    "dtype": "float64",
+}
+NO_VALIDATION = "0.5/0/0.5"
+
+
+def go(graph: Graph, **options: Any) -> Result:
+    return run(graph, **(FAST | options))
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """The rows without their wall-clock time."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rounds]
+
+
+def assert_close(ours: Result, theirs: Result, tolerance: float, *skipped: str) -> None:
+    """The same weights and rows up to rounding; None only where the other has None."""
+    for name, w in (weights_of(theirs) or {}).items():
+        torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=tolerance)
+    assert len(ours.rounds) == len(theirs.rounds)
+    for a, b in zip(rows_of(ours), rows_of(theirs), strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - set(skipped):
+            same = a[name] is b[name] or a[name] == pytest.approx(b[name], rel=0, abs=tolerance)
+            assert same, (name, a[name], b[name])
+
+
+def weights_of(result: Result) -> Params | None:
+    return None if result.model is None else result.model.weights
+
+
+def of(result: Result) -> Params:
+    weights = weights_of(result)
+    assert weights is not None
+    return weights
+
+
+@pytest.fixture
+def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
+    """Every set-up that runs make while the test goes."""
+    seen: list[Setup] = []
+
+    def spy(config: RunConfig, graph: Graph) -> Setup:
+        seen.append(prepare(config, graph))
+        return seen[-1]
+
+    monkeypatch.setattr("silograph.experiment.run.prepare", spy)
+    return seen
+
+
+# --- what the views mean --------------------------------------------------------------------------
+
+
+def by_hand(weights: Params, graph: Graph, nodes: Tensor) -> Tensor:
+    """Logits of a two-layer GCN on the subgraph of `nodes`, with dense matrices."""
+    adjacency = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
+    adjacency[graph.edge_index[0], graph.edge_index[1]] = 1
+    a = adjacency[nodes][:, nodes] + torch.eye(len(nodes), dtype=torch.float64)
+    root = a.sum(dim=1).rsqrt()
+    a = root[:, None] * a * root
+    assert isinstance(graph.x, Tensor)
+    hidden = torch.relu(a @ graph.x[nodes].double() @ weights["0.weight"] + weights["0.bias"])
+    return a @ hidden @ weights["1.weight"] + weights["1.bias"]
+
+
+def judge_by_hand(setup: Setup, logits: Tensor) -> Scores:
+    """Scores of test nodes, multi-class, by scikit-learn."""
+    cut = setup.cut
+    test = cut.split.test
+    y, owner, out = cut.graph.y[test], cut.partition.owner[test], logits[test]
+    predicted = out.argmax(dim=1)
+    right = (predicted == y).double()
+    by_client = [float(right[owner == c].mean()) for c in owner.unique()]
+    p = torch.softmax(out, dim=1)
+    aucs = [roc_auc_score((y == k).numpy(), p[:, k].numpy()) for k in y.unique()]
+    return Scores(
+        accuracy=float(right.mean()),
+        accuracy_client_mean=sum(by_client) / len(by_client),
+        f1_macro=float(f1_score(y, predicted, average="macro")),
+        f1_micro=float(f1_score(y, predicted, average="micro")),
+        auc=float(np.mean(aucs)),
+        loss=float(torch.nn.functional.cross_entropy(out, y)),
+    )
+
+
+def assert_scores(got: Scores | None, expected: Scores) -> None:
+    assert got is not None
+    ours, theirs = dataclasses.asdict(got), dataclasses.asdict(expected)
+    assert ours.pop("auc") == pytest.approx(theirs.pop("auc"), abs=0.02)  # 256 bins
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
+
+
+def test_the_views_of_the_servers_model(make_graph: MakeGraph, setups: list[Setup]) -> None:
+    graph = make_graph(90)
+    result = go(graph, rounds=6)
+    weights = of(result)
+    everyone = torch.arange(graph.num_nodes)
+    assert_scores(result.test.uncut, judge_by_hand(setups[0], by_hand(weights, graph, everyone)))
+    apart = torch.zeros(graph.num_nodes, graph.num_classes, dtype=torch.float64)
+    for nodes in setups[0].cut.partition.nodes:
+        apart[nodes] = by_hand(weights, graph, nodes)
+    assert_scores(result.test.server, judge_by_hand(setups[0], apart))
+    assert result.test.server != result.test.uncut
+
+
+def own_models(setup: Setup, stacked: Params) -> Tensor:
+    """Logits of every node by its own client's model, weights (C, ...)."""
+    graph = setup.cut.graph
+    logits = torch.zeros(graph.num_nodes, graph.num_classes, dtype=torch.float64)
+    for client, nodes in enumerate(setup.cut.partition.nodes):
+        own = {k: w[client] for k, w in stacked.items()}
+        logits[nodes] = by_hand(own, graph, nodes)
+    return logits
+
+
+def test_the_personalised_view_of_fedavg_is_the_locally_trained_models(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    graph = make_graph(90)
+    result = go(graph, rounds=4, split=NO_VALIDATION)
+    before = of(go(graph, rounds=3, split=NO_VALIDATION))
+    key = Key.of(0).fold("training").fold("train", 4)
+    judge = {"judge": Shared(torch.tensor(True))}
+    fed = setups[0].federation
+    reply = fed.call(train, shared_weights(before) | judge, what=Kind.WEIGHTS, key=key)
+    expected = judge_by_hand(setups[0], own_models(setups[0], with_prefix("weights", reply)))
+    assert_scores(result.test.personalised, expected)
+    assert result.test.personalised != result.test.server
+
+
+def test_the_personalised_view_of_local_is_the_clients_own_models(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    result = go(make_graph(90), method="local", split=NO_VALIDATION)
+    (state,) = setups[0].federation._states
+    expected = judge_by_hand(setups[0], own_models(setups[0], with_prefix("own", state)))
+    assert_scores(result.test.personalised, expected)
+
+
+def test_local_has_no_server_model(make_graph: MakeGraph) -> None:
+    result = go(make_graph(), method="local")
+    assert weights_of(result) is None
+    assert (result.test.server, result.test.uncut) == (None, None)
+    assert (result.val.server, result.val.uncut) == (None, None)
+    assert result.to_dict()["test"]["server"] is None
+    for row in result.rounds:
+        assert {v for k, v in row.items() if "server" in k} == {None}
+        assert isinstance(row["val_personalised_accuracy"], float)
+
+
+def test_centralized_is_judged_on_the_uncut_graph(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    graph = make_graph(90)
+    result = go(graph, method="centralized")
+    server, uncut = result.test.server, result.test.uncut
+    assert server is not None
+    assert uncut is not None
+    # One client holds all nodes: its accuracy is the mean. `uncut` counts by the cut's owners.
+    assert server.accuracy_client_mean == server.accuracy
+    assert_scores(server, replace(uncut, accuracy_client_mean=uncut.accuracy))
+    everyone = torch.arange(graph.num_nodes)
+    assert_scores(uncut, judge_by_hand(setups[0], by_hand(of(result), graph, everyone)))
+    assert result.config.clients == 4
+
+
+def test_one_client_is_centralized(make_graph: MakeGraph) -> None:
+    options = {"clients": 1, "dropout": 0.0, "rounds": 6}
+    one = go(make_graph(), keep_optimizer=True, **options)
+    all_in_one = go(make_graph(), method="centralized", **options)
+    for name, w in of(one).items():
+        torch.testing.assert_close(of(all_in_one)[name], w, rtol=0, atol=1e-10)
+    assert one.best_round == all_in_one.best_round
+
+
+# --- labels, silos, participants ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_a_multilabel_graph_runs_and_reports(
+    make_graph: MakeGraph, setups: list[Setup], method: str, missing: float
+) -> None:
+    graph = make_graph(90, multilabel=True, missing=missing)
+    result = go(graph, method=method)
+    own = result.test.personalised
+    assert own is not None
+    assert None not in dataclasses.astuple(own)
+    assert setups[0].method_config.model.task == "multilabel"
+    weights = weights_of(result)
+    if weights is None:
+        return
+    split = setups[0].cut.split
+    y = graph.y[split.test]
+    right = by_hand(weights, graph, torch.arange(90))[split.test] > 0
+    assert result.test.uncut is not None
+    assert result.test.uncut.accuracy == float((right == (y == 1)).double().mean())
+    assert result.test.uncut.f1_micro == pytest.approx(f1_score(y, right, average="micro"))
+
+
+def test_a_label_bit_alone_may_be_missing(make_graph: MakeGraph, setups: list[Setup]) -> None:
+    graph = make_graph(90, multilabel=True)
+    y = graph.y.clone()
+    y[::2, 1] = MISSING
+    result = go(replace(graph, y=y))
+    right = by_hand(of(result), graph, torch.arange(90)) > 0
+    test = setups[0].cut.split.test
+    known = (y != MISSING)[test]
+    expected = (right == (y == 1))[test][known].double().mean()
+    assert result.test.uncut is not None
+    assert result.test.uncut.accuracy == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_nodes_without_a_label_neither_train_nor_judge(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    graph = make_graph(90, missing=0.3)
+    result = go(graph)
+    split = setups[0].cut.split
+    assert not bool(((split.train | split.val | split.test) & ~graph.labelled).any())
+    everyone = torch.arange(90)
+    expected = judge_by_hand(setups[0], by_hand(of(result), graph, everyone))
+    assert_scores(result.test.uncut, expected)
+
+
+def in_silos(graph: Graph, names: tuple[str, ...]) -> Graph:
+    silo = torch.arange(graph.num_nodes) % len(names)
+    return replace(graph, silo=silo, silo_names=names)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedopt"])
+def test_a_client_without_labels_has_weight_zero(make_graph: MakeGraph, method: str) -> None:
+    graph = in_silos(make_graph(90), ("a", "b", "c"))
+    assert graph.silo is not None
+    kept = torch.nonzero(graph.silo.ne(2))[:, 0]
+    graph = replace(graph, y=torch.where(graph.silo == 2, MISSING, graph.y))
+    others = replace(subgraph(graph, kept), silo_names=("a", "b"), name="others")
+    options = {"method": method, "partition": "silo", "clients": None}
+    three, two = go(graph, **options), go(others, **options)
+    assert [row["participants"] for row in three.rounds] == [3] * 4
+    assert_close(three, two, 1e-12, "participants", "bytes", "bytes_evaluation", "flops")
+
+
+def test_rounds_in_which_nobody_can_train_change_nothing(make_graph: MakeGraph) -> None:
+    """Two clients, one without labels; one client a round."""
+    graph = in_silos(make_graph(60), ("a", "b"))
+    assert graph.silo is not None
+    graph = replace(graph, y=torch.where(graph.silo == 1, MISSING, graph.y))
+    options = {"partition": "silo", "clients": None, "participation": 0.5, "rounds": 12}
+    result = go(graph, **options)
+    rows = rows_of(result)
+    ranks = [(row["val_server_accuracy"], -row["val_server_loss"]) for row in rows]
+    assert result.best_round == 1 + ranks.index(max(ranks))  # the first of equal ones
+    losses = [row["train_loss"] for row in rows]
+    assert None in losses
+    assert any(loss is not None and math.isfinite(loss) for loss in losses)
+    accuracy = [(row["test_server_accuracy"], row["test_server_loss"]) for row in rows]
+    for before, after, loss in zip(accuracy[:-1], accuracy[1:], losses[1:], strict=True):
+        assert (before == after) == (loss is None)
+
+
+def test_as_many_clients_as_silos(make_graph: MakeGraph) -> None:
+    graph = in_silos(make_graph(), ("north", "south", "west"))
+    result = go(graph, partition="silo", clients=None)
+    assert result.config.clients == 3
+    assert result.to_dict()["clients"] == 3
+    with pytest.raises(PartitionError, match="expected 3 clients, one for each silo, got 4"):
+        go(graph, partition="silo", clients=4)
+
+
+def test_ten_clients_unless_said_otherwise(make_graph: MakeGraph) -> None:
+    assert go(make_graph(), clients=None).config.clients == 10
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.01, 1)]
+)  # max(1, round(share * 8))
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_participation(make_graph: MakeGraph, method: str, share: float, expected: int) -> None:
+    result = go(make_graph(80), method=method, clients=8, participation=share)
+    assert [row["participants"] for row in result.rounds] == [expected] * 4

@@ -1,0 +1,91 @@
+"""The ledger: totals, records that survive a file, and the meter behind the work."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silograph.core.errors import CheckpointError
+from silograph.core.kinds import Kind
+from silograph.core.work import is_metered, metered, report_work, work_of
+from silograph.federation.ledger import Ledger, Record
+
+SIZES = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    size = draw(SIZES)
+    start = draw(st.integers(0, 5))
+    clients = draw(
+        st.sampled_from([np.arange(start, start + len(size)), np.arange(len(size)) * 2 + start])
+    )
+    flops = st.lists(st.floats(0, 1e18), min_size=len(size), max_size=len(size))
+    return Record(
+        round=draw(st.integers(0, 9)),
+        step=draw(st.integers(1, 9)),
+        op=draw(st.text(max_size=5)),
+        what=draw(st.sampled_from(Kind)),
+        direction=draw(st.sampled_from(["down", "up"])),
+        clients=clients.astype(np.int64),
+        bytes=np.array(draw(st.one_of(st.just(size), st.just([size[0]] * len(size))))),
+        flops=np.array(draw(flops)),
+    )
+
+
+@given(records())
+def test_a_record_survives_its_line(record: Record) -> None:
+    line = record.to_line()
+    assert "\n" not in line
+    back = Record.from_line(line)
+    assert back == record
+    assert back.clients.tolist() == record.clients.tolist()
+    assert back.bytes.tolist() == record.bytes.tolist()
+    assert back.flops.tolist() == record.flops.tolist()
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"round": 1}', "null"])
+def test_lines_that_are_no_records(line: str) -> None:
+    with pytest.raises(CheckpointError, match="expected a record of the ledger, got"):
+        Record.from_line(line)
+
+
+@given(st.lists(records(), max_size=6))
+def test_totals_are_sums(given_records: list[Record]) -> None:
+    ledger = Ledger(20)
+    for record in given_records:
+        ledger.append(record)
+    assert ledger.bytes == sum(int(r.bytes.sum()) for r in given_records)
+    assert sum(ledger.bytes_by_kind.values()) == ledger.bytes
+    sizes, flops = ledger.by_client()
+    assert sizes.sum() == ledger.bytes
+    np.testing.assert_allclose(flops.sum(), ledger.flops)
+    again = Ledger(20, ledger.records)
+    assert (again.bytes, again.flops, again.bytes_by_kind) == (
+        ledger.bytes,
+        ledger.flops,
+        ledger.bytes_by_kind,
+    )
+    assert list(ledger.since(2)) == given_records[2:]
+    assert len(ledger) == len(given_records)
+
+
+def test_work_goes_to_the_clients_that_do_it() -> None:
+    with metered(4) as meter:
+        report_work(1.0)
+        with work_of(torch.tensor([3, 1])):
+            report_work(torch.tensor([10.0, 20.0]))
+            with work_of(torch.tensor([1])):  # the second of the two
+                report_work(100.0)
+    assert meter.flops.tolist() == [1, 121, 1, 11]
+
+
+def test_nobody_counts_outside_a_meter() -> None:
+    assert not is_metered()
+    report_work(1.0)
+    with work_of(torch.tensor([0])):
+        assert not is_metered()
+    with metered(1):
+        assert is_metered()
+    assert not is_metered()
