@@ -5,10 +5,10 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import numpy as np
@@ -16,10 +16,14 @@ import pytest
 import typer
 from torch import Tensor
 
+import silograph
 from silograph.cli import CUT_FIELDS, app, run_app
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
 from silograph.graph.graph import Graph
+from silograph.graph.partition import PARTITIONERS
+from silograph.methods import METHODS
+from silograph.nn.conv import CONVS
 
 MakeGraph = Callable[..., Graph]
 Capture = pytest.CaptureFixture[str]
@@ -138,12 +142,12 @@ def test_the_set_of_flags() -> None:
     fields = {"--" + name.replace("_", "-") for name in FLAGS} - {"--dataset", "--options"}
     assert flags_of("run") == fields | ONLY_FLAGS | {
         "--option",
-        "--no-largest-component",
+        "--all-components",
         "--no-keep-optimizer",
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS}
-    assert flags_of("partition") == (cut | ONLY_FLAGS | {"--no-largest-component"}) - {"--quiet"}
+    assert flags_of("partition") == (cut | ONLY_FLAGS | {"--all-components"}) - {"--quiet"}
     assert flags_of("methods") == flags_of("datasets") == {"--help"}
 
 
@@ -176,7 +180,7 @@ def test_no_flag_is_the_default(configs: list[RunConfig]) -> None:
 def test_a_flag_goes_over_the_file(configs: list[RunConfig]) -> None:
     text = 'dataset = "cora"\nrounds = 5\nlargest_component = true\nkeep_optimizer = true\n'
     Path("run.toml").write_text(text, encoding="utf-8")
-    given = config_of(configs, "--config", "run.toml", "--rounds", "6", "--no-largest-component")
+    given = config_of(configs, "--config", "run.toml", "--rounds", "6", "--all-components")
     assert (given.dataset, given.rounds) == ("cora", 6)
     assert (given.largest_component, given.keep_optimizer) == (False, True)
     given = config_of(configs, "digits", "--config", "run.toml", "--no-keep-optimizer")
@@ -208,18 +212,33 @@ def test_which_progress_is_shown(
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> None:
     text = printed(capsys, command, flag)
-    assert text.startswith(f"Usage: silograph {command} [OPTIONS]")
+    assert text.strip().startswith(f"Usage: silograph {command} [OPTIONS]")
     for name in flags_of(command):
         assert name in text
     assert command in printed(capsys, flag)
 
 
-def test_help_states_every_default(capsys: Capture) -> None:
-    text = " ".join(printed(capsys, "run", "--help").split()).replace("- ", "-")  # wrapped words
+def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # so that no text is wrapped
+    text = printed(capsys, "run", "--help")
     for field in dataclasses.fields(RunConfig):
         if field.name not in ("dataset", "options"):
-            default = "" if field.default is None else f" [{field.default}]"
-            assert f"{field.metadata['help']}{default}" in text
+            default = "" if field.default is None else f" (default: {str(field.default).lower()})"
+            choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+            listed = f": {' or '.join(choices)}" if choices else ""
+            assert f"{field.metadata['help']}{listed}{default}" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "table"), [("method", METHODS), ("partition", PARTITIONERS), ("model", CONVS)]
+)
+def test_help_names_every_choice(field: str, table: Mapping[str, object]) -> None:
+    text = next(f for f in dataclasses.fields(RunConfig) if f.name == field).metadata["help"]
+    assert all(name in text for name in table)
+
+
+def test_version(capsys: Capture) -> None:
+    assert printed(capsys, "--version") == f"silograph {silograph.__version__}\n"
 
 
 # --- as a program ---------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_a_mistake_with_json_prints_nothing(wrong_files: Path, capsys: Capture) 
 
 def test_no_command_shows_the_help(capsys: Capture) -> None:
     assert run_app([]) == 2
-    assert capsys.readouterr().out.startswith("Usage: silograph")
+    assert capsys.readouterr().out.strip().startswith("Usage: silograph")
 
 
 def interrupted(*_: Any, **__: Any) -> Any:
@@ -255,3 +255,21 @@ def test_an_interrupt_keeps_the_rounds_so_far(
         "run.json",
         "clients.csv",
     }
+
+
+def test_too_large_for_the_memory_is_one_line(work: Path, capsys: Capture) -> None:
+    assert run_app(["run", "g.npz", "--clients", "2", "--hidden", str(10**12)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: expected a run that fits into memory, got: can't allocate memory")
+    assert err.count("\n") == 1
+    assert not (work / "runs").exists()
+
+
+def test_other_errors_of_torch_are_not_hidden(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
+    def broken(**_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("silograph.experiment.run.run", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_app(["run", "g.npz", "--out", "x"])

@@ -135,7 +135,7 @@ def test_names_are_shown_as_they_are(make_graph: MakeGraph, capsys: Capture, nam
     silo = np.array([name, "a"])[np.arange(60) % 2]
     save(f"{name}.npz", make_graph(), silo=silo)
     text = printed(capsys, "run", f"{name}.npz", "--rounds", "1", "--partition", "silo")
-    title = f"{name}.npz, fedavg, 2 clients (silo)"
+    title = f"{name}, fedavg, 2 clients (silo)"
     assert "".join(title.split()) in "".join(text.split())  # a long path may be wrapped
     assert f"written to runs/{name}-fedavg-2" in text
     text = printed(capsys, "partition", f"{name}.npz", "--partition", "silo")
@@ -229,9 +229,9 @@ def test_a_client_without_labels_is_no_mistake(capsys: Capture, make_graph: Make
 def test_the_list_of_methods(capsys: Capture) -> None:
     text = printed(capsys, "methods")
     for name, method in METHODS.items():
-        assert f"\n{name} " in text
+        assert f"\n{name}: {method.title}" in f"\n{text}"
         for option in dataclasses.fields(method.options):
-            assert f" {option.name}={option.default} " in text
+            assert f"  --option {option.name}={str(option.default).lower()}  " in text
 
 
 def test_the_list_of_datasets(capsys: Capture) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PartitionError,
         ProtocolError,
         SilographError,
+        TrainingError,
     )
     from silograph.experiment.result import Result
     from silograph.experiment.run import resume, run
@@ -36,6 +37,7 @@ _HOME = {
     "SilographError": "core.errors",
     "CheckpointError": "core.errors",
     "FrameError": "core.errors",
+    "TrainingError": "core.errors",
     "ConfigError": "core.errors",
     "DataError": "core.errors",
     "PartitionError": "core.errors",
@@ -71,6 +73,7 @@ __all__ = [
     "SilographError",
     "Split",
     "TrainedModel",
+    "TrainingError",
     "from_arrays",
     "from_csv",
     "from_networkx",

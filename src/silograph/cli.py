@@ -4,12 +4,13 @@ Everything slow (torch, loaders) is imported inside the commands, so that help i
 """
 
 import dataclasses
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
@@ -36,7 +37,7 @@ app = typer.Typer(
     help="Graph neural networks over graphs that live in separate silos.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -57,12 +58,17 @@ def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
     name = "--" + field.name.replace("_", "-")
     help_text = field.metadata["help"]
     kind: Any = _plain_type(field.type)
+    if get_origin(field.type) is Literal:
+        help_text += f": {' or '.join(get_args(field.type))}"
     if field.name == "options":
         kind, name = list[str], "--option"
     elif field.default is not None:
-        help_text += f" [{field.default}]"
-    names = [f"{name}/--no-{name[2:]}"] if kind is bool else [name]
-    declared = typer.Option(None, *names, help=help_text, show_default=False)
+        help_text += f" (default: {str(field.default).lower()})"
+    off = field.metadata["off"] or f"--no-{name[2:]}"
+    names = [f"{name}/{off}"] if kind is bool else [name]
+    declared = typer.Option(
+        None, *names, help=help_text, show_default=False, rich_help_panel=field.metadata["group"]
+    )
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -196,6 +202,25 @@ def partition_command(config: RunConfig, json: bool) -> None:
     print_cut(config, as_json=json)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"silograph {importlib.metadata.version('silograph')}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Graph neural networks over graphs that live in separate silos."""
+    del version  # its callback has answered
+
+
 @app.command("methods")
 def methods_command() -> None:
     """List the methods and their options."""
@@ -210,6 +235,11 @@ def datasets_command() -> None:
     from silograph.experiment.tables import print_datasets
 
     print_datasets()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without torch's place in its own source."""
+    return (str(error).splitlines() or ["out of memory"])[0].rpartition("Allocator: ")[2]
 
 
 def main() -> None:
@@ -229,6 +259,13 @@ def run_app(arguments: list[str]) -> int:
         return 2
     except SilographError as error:
         typer.echo(f"error: {error}", err=True)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if "memory" not in str(error):
+            raise
+        typer.echo(
+            f"error: expected a run that fits into memory, got: {first_line(error)}", err=True
+        )
         return 2
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = INTERRUPTED

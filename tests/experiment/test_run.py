@@ -13,7 +13,7 @@ from torch import Tensor
 
 import silograph as sg
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, DataError, PartitionError
+from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
 from silograph.core.key import Key
 from silograph.experiment.result import Result
 from silograph.experiment.run import run
@@ -383,3 +383,18 @@ def test_progress_goes_to_standard_error(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert ("val accuracy" in shown.err) == (mode != "none")
+
+
+def test_a_run_that_diverges_says_so(make_graph: MakeGraph, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clients": 3, "partition": "random", "optimizer": "sgd", "lr": 1e30}
+    with pytest.raises(
+        TrainingError, match=r"expected a finite training loss, got nan in round \d"
+    ):
+        run(make_graph(), **options, rounds=9, out=str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_weights_that_do_not_fit_leave_no_folder(make_graph: MakeGraph, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="memory"):
+        run(make_graph(), clients=3, hidden=10**12, out=str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []

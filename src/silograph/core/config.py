@@ -23,9 +23,9 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-def option(help: str, group: str) -> dict[str, str]:
-    """Return the metadata of a field: its help text and the panel it stands in."""
-    return {"help": help, "group": group}
+def option(help: str, group: str, *, off: str = "") -> dict[str, str]:
+    """Return the metadata of a field: its help text, its panel, and the flag that says no."""
+    return {"help": help, "group": group, "off": off}
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -39,16 +39,23 @@ class RunConfig:
         default=None, metadata=option("folder in which datasets are looked for first", "Data")
     )
     largest_component: bool = field(
-        default=False, metadata=option("keep only the largest connected component", "Data")
+        default=False,
+        metadata=option(
+            "keep only the largest connected component", "Data", off="--all-components"
+        ),
     )
     normalize: Literal["none", "row"] = field(
-        default="none", metadata=option("divide each node's features by their sum: row", "Data")
+        default="none",
+        metadata=option("what is done to features (row: divide by their sum)", "Data"),
     )
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option("train/val/test shares in each client, or public", "Data"),
     )
-    partition: str = field(default="metis", metadata=option("how the graph is cut", "Clients"))
+    partition: str = field(
+        default="metis",
+        metadata=option("how to cut: metis, louvain, random, dirichlet or silo", "Clients"),
+    )
     clients: Annotated[int, Field(ge=1)] | None = field(
         default=None,
         metadata=option("number of clients (default: 10; silo: as many as silos)", "Clients"),
@@ -69,7 +76,10 @@ class RunConfig:
     dropout: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.5, metadata=option("share of hidden activations dropped", "Model")
     )
-    method: str = field(default="fedavg", metadata=option("what trains the model", "Training"))
+    method: str = field(
+        default="fedavg",
+        metadata=option("what trains: fedavg, fedopt, local or centralized", "Training"),
+    )
     options: Mapping[str, Scalar] = field(
         default_factory=dict,
         metadata=option("an option of the method, NAME=VALUE (repeatable)", "Training"),

@@ -6,6 +6,7 @@ SilographError
  ├── PartitionError    a cut that leaves a client unusable
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
+ ├── TrainingError     a run that diverged
  └── CheckpointError   a checkpoint that is damaged, foreign or of another run
 """
 
@@ -38,6 +39,10 @@ class ProtocolError(SilographError, RuntimeError):
 
 class FrameError(ProtocolError):
     """Bytes are not a frame, or a payload cannot be put into one."""
+
+
+class TrainingError(SilographError, ArithmeticError):
+    """Training diverged."""
 
 
 class CheckpointError(SilographError, RuntimeError):

@@ -40,7 +40,8 @@ def _histogram(scores: Tensor, true: Tensor, known: Tensor, client: Tensor, c: i
     """Return counts of scores (n, K) by client, class, truth and bin, (C, K, 2, B) int32."""
     k = scores.shape[1]
     step = 2 * RANGE / BINS
-    bins = ((scores + RANGE) / step).floor().clamp(0, BINS - 1).long()
+    # A diverged model has NaN for scores: they share the lowest bin.
+    bins = ((scores.nan_to_num(nan=-RANGE) + RANGE) / step).floor().clamp(0, BINS - 1).long()
     cell = (client[:, None] * k + torch.arange(k, device=client.device)) * 2 + true.long()
     flat = (cell * BINS + bins)[known]
     return torch.bincount(flat, minlength=c * k * 2 * BINS).view(c, k, 2, BINS).int()

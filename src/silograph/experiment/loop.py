@@ -1,10 +1,12 @@
 """The round loop: from a snapshot to a result, with checkpoints on the way."""
 
+import math
 import resource
 import sys
 import time
 from dataclasses import replace
 
+from silograph.core.errors import TrainingError
 from silograph.core.key import Key
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.judging import is_better, judge, metric_of, row_of, validation, views_of
@@ -80,6 +82,11 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     judged = t % config.eval_every == 0 or t == config.rounds
     fed.start_round(t)
     state, report = setup.method.round(fed, setup.method_config, before.state, t, judged, key)
+    if report.train_loss is not None and not math.isfinite(report.train_loss):
+        raise TrainingError(
+            f"expected a finite training loss, got {report.train_loss} in round {t}: training "
+            "diverged; lower --lr, or the server's learning rate"
+        )
     best, row, scores = before.best, None, None
     if judged:
         now = judge(setup, state, t, key)

@@ -64,11 +64,12 @@ def run(
         graph = load(config.dataset, data_dir=config.data_dir)
     with torch_threads(config.threads):
         setup = prepare(config, graph)
+        start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         folder = None
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, identity(setup))
         try:
-            return _go_on(setup, folder, progress, first_snapshot(setup), [])
+            return _go_on(setup, folder, progress, start, [])
         finally:
             if folder is not None:
                 folder.close()

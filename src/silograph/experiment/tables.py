@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -57,7 +58,8 @@ def print_result(result: Result) -> None:
         values = [None if scores is None else scores[name] for name in REPORTED]
         rows.append([view, *("-" if value is None else f"{value:.4f}" for value in values)])
     columns = ["test", "accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
-    title = f"{config.dataset}, {config.method}, {config.clients} clients ({config.partition})"
+    about = f"{config.method}, {config.clients} clients ({config.partition})"
+    title = f"{Path(config.dataset).stem}, {about}"
     console.print(_table(columns, rows, title))
     console.print()
     for view in VIEWS:
@@ -110,14 +112,13 @@ def print_cut(config: RunConfig, *, as_json: bool) -> None:
 
 def print_methods() -> None:
     """Print every method with its options and their defaults."""
-    rows = []
+    console = _console()
     for method in METHODS.values():
-        options = [f"{f.name}={f.default}" for f in dataclasses.fields(method.options)]
-        rows.append([method.name, f"{method.title}\n{method.reference}", "\n".join(options) or "-"])
-    table = _table(["method", "what it does", "options"], rows)
-    for column in table.columns[1:]:
-        column.justify = "left"
-    _console().print(table)
+        console.print(f"{method.name}: {method.title}", style="bold")
+        console.print(f"  {method.reference}")
+        for f in dataclasses.fields(method.options):
+            default = str(f.default).lower()
+            console.print(f"  --option {f.name}={default}  {f.metadata['help']}")
 
 
 def print_datasets() -> None:

@@ -9,6 +9,7 @@ What we changed: clients are weighted by their training nodes (the papers: by ex
 client without any takes no part, and local steps are full batch.
 """
 
+from dataclasses import field
 from typing import Annotated, Literal
 
 import torch
@@ -34,23 +35,26 @@ class FedAvgOptions:
 
 @dataclass(frozen=True, config=STRICT)
 class FedOptOptions:
-    """The server's optimizer.
+    """The server's optimizer; the help texts are the documentation of the fields."""
 
-    Attributes:
-        server_optimizer: `momentum` (FedAvgM) or `adam` (FedAdam).
-        server_lr: step size; 1 with momentum 0 is FedAvg. Default 1 for momentum, .01 for adam.
-        server_momentum: for `momentum`.
-        server_beta1: for `adam`.
-        server_beta2: for `adam`.
-        server_tau: for `adam`, the degree of adaptivity, added to the root.
-    """
-
-    server_optimizer: Literal["momentum", "adam"] = "momentum"
-    server_lr: Annotated[float, Field(gt=0)] | None = None
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    server_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    server_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    server_tau: Annotated[float, Field(gt=0)] = 1e-3
+    server_optimizer: Literal["momentum", "adam"] = field(
+        default="momentum", metadata={"help": "momentum (FedAvgM) or adam (FedAdam)"}
+    )
+    server_lr: Annotated[float, Field(gt=0)] | None = field(
+        default=None, metadata={"help": "step size; none: 1 for momentum, 0.01 for adam"}
+    )
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = field(
+        default=0.9, metadata={"help": "momentum; 0 with step size 1 is FedAvg"}
+    )
+    server_beta1: Annotated[float, Field(ge=0, lt=1)] = field(
+        default=0.9, metadata={"help": "adam: decay of the first moment"}
+    )
+    server_beta2: Annotated[float, Field(ge=0, lt=1)] = field(
+        default=0.99, metadata={"help": "adam: decay of the second moment"}
+    )
+    server_tau: Annotated[float, Field(gt=0)] = field(
+        default=1e-3, metadata={"help": "adam: degree of adaptivity, added to the root"}
+    )
 
 
 def server_step(options: FedAvgOptions | FedOptOptions) -> Step:
