@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from silograph.core.errors import CheckpointError
 from silograph.core.kinds import Kind
-from silograph.core.work import is_metered, metered, report_work, work_of
+from silograph.core.work import metered, report_each, report_entries, report_rows, work_of
 from silograph.federation.ledger import Ledger, Record
 
 SIZES = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
@@ -73,19 +73,29 @@ def test_totals_are_sums(given_records: list[Record]) -> None:
 
 def test_work_goes_to_the_clients_that_do_it() -> None:
     with metered(4) as meter:
-        report_work(1.0)
+        report_each(1.0)
         with work_of(torch.tensor([3, 1])):
-            report_work(torch.tensor([10.0, 20.0]))
+            report_rows(torch.tensor([0, 5, 15]), 2.0)  # 5 and 10 rows
             with work_of(torch.tensor([1])):  # the second of the two
-                report_work(100.0)
+                report_each(100.0)
     assert meter.flops.tolist() == [1, 121, 1, 11]
 
 
+def test_work_of_entries_and_repeated_reports() -> None:
+    """Rows 0 and 1 with 2 and 3 entries at client 0, row 2 with 4 entries at client 1."""
+    off, starts = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 5, 9])
+    with metered(2) as meter:
+        report_entries(starts, off, 10.0)
+        report_entries(starts, off, 1.0)
+        report_rows(off, 0.5)
+    assert meter.flops.tolist() == [5 * 11 + 1, 4 * 11 + 0.5]
+
+
 def test_nobody_counts_outside_a_meter() -> None:
-    assert not is_metered()
-    report_work(1.0)
+    report_each(1.0)
+    with metered(1) as meter:
+        pass
     with work_of(torch.tensor([0])):
-        assert not is_metered()
-    with metered(1):
-        assert is_metered()
-    assert not is_metered()
+        report_each(1.0)
+        report_rows(torch.tensor([0, 1]), 1.0)
+    assert meter.flops.tolist() == [0]

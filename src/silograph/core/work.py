@@ -22,14 +22,46 @@ _METER: ContextVar["Meter | None"] = ContextVar("meter", default=None)
 
 
 class Meter:
-    """Sums the work of C clients: `flops` (C,) float64."""
+    """Sums the work of C clients.
+
+    Reports name a tensor of counts (rows or entries up to each client) and the operations for one
+    of them; they are only added up, and worked out for each client when somebody asks.
+    """
 
     def __init__(self, clients: int) -> None:
-        self.flops = torch.zeros(clients, dtype=torch.float64)
+        self._fixed = torch.zeros(clients, dtype=torch.float64)
+        self._each = 0.0
+        # By identity of the tensors, which are kept so that no other can take their place.
+        self._runs: dict[tuple[int, int], tuple[Tensor, Tensor | None, float]] = {}
 
-    def add(self, flops: Tensor | float) -> None:
-        """Add work (C,), or the same for every client."""
-        self.flops += flops
+    def add_each(self, flops: float) -> None:
+        """Add the same work for every client."""
+        self._each += flops
+
+    def add_runs(self, off: Tensor, starts: Tensor | None, flops: float) -> None:
+        """Add `flops` for each row off[c]:off[c + 1], or each entry of those rows.
+
+        Args:
+            off: (C + 1,) rows of each client.
+            starts: (n + 1,) entries before each row, or None to count rows.
+            flops: operations for one of them.
+        """
+        key = (id(off), id(starts))
+        before = self._runs[key][2] if key in self._runs else 0.0
+        self._runs[key] = (off, starts, before + flops)
+
+    def add_at(self, positions: Tensor, flops: Tensor) -> None:
+        """Add work (k,) of the clients at `positions` (k,)."""
+        self._fixed.index_add_(0, positions.cpu(), flops)
+
+    @property
+    def flops(self) -> Tensor:
+        """Floating-point operations of each client, (C,) float64."""
+        total = self._fixed + self._each
+        for off, starts, flops in self._runs.values():
+            counts = off.diff() if starts is None else starts[off].diff()
+            total += counts.cpu().double() * flops
+        return total
 
 
 @contextmanager
@@ -52,16 +84,25 @@ def work_of(positions: Tensor) -> Iterator[None]:
         return
     with metered(len(positions)) as inner:
         yield
-    outer.flops[positions.cpu()] += inner.flops
+    outer.add_at(positions, inner.flops)
 
 
-def report_work(flops: Tensor | float) -> None:
-    """Report floating-point operations, (C,) or the same number for every client."""
+def report_each(flops: float) -> None:
+    """Report operations that every client of the block does."""
     meter = _METER.get()
     if meter is not None:
-        meter.add(flops.cpu() if isinstance(flops, Tensor) else flops)
+        meter.add_each(flops)
 
 
-def is_metered() -> bool:
-    """Whether anybody counts; lets callers skip working the numbers out."""
-    return _METER.get() is not None
+def report_rows(off: Tensor, flops: float) -> None:
+    """Report operations for each row of the clients, rows off[c]:off[c + 1] of client c."""
+    meter = _METER.get()
+    if meter is not None:
+        meter.add_runs(off, None, flops)
+
+
+def report_entries(starts: Tensor, off: Tensor, flops: float) -> None:
+    """Report operations for each stored entry of the clients' rows, entry numbers `starts`."""
+    meter = _METER.get()
+    if meter is not None:
+        meter.add_runs(off, starts, flops)

@@ -14,6 +14,7 @@ from silograph.graph.graph import MISSING, Task
 from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, forward
 
+HISTOGRAM = "test.histogram"
 BINS = 256
 RANGE = 16.0  # log-odds beyond +-16 share the outermost bins
 
@@ -97,7 +98,7 @@ def tally(
             f"{name}.{part}": summed(values.int(), where) for part, values in tallies.items()
         }
         if name == "test":
-            fields["test.histogram"] = _histogram(log_odds(out, task), true, known, where, groups)
+            fields[HISTOGRAM] = _histogram(log_odds(out, task), true, known, where, groups)
     return {name: Stacked(t) for name, t in fields.items()}
 
 
@@ -113,4 +114,4 @@ def no_counts(model: Model, clients: int, device: torch.device) -> dict[str, Sta
         fields[f"{name}.nodes"] = zeros()
         fields[f"{name}.loss"] = zeros(dtype=torch.float64)
         fields |= {f"{name}.{part}": zeros(k) for part in ("known", "tp", "fp", "fn")}
-    return fields | {"test.histogram": zeros(k, 2, BINS)}
+    return fields | {HISTOGRAM: zeros(k, 2, BINS)}

@@ -66,7 +66,8 @@ def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None
     """Return the scores of `val` or `test` from all clients' counts; None without any node.
 
     Args:
-        counts: fields of `silograph.evaluation.counts.count`, each (C, ...).
+        counts: fields of `silograph.evaluation.counts.count`, each (C, ...); the histogram may
+            be that of all clients together, (1, K, 2, B).
         part: which nodes.
         task: what the labels mean.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.counts import tally
+from silograph.evaluation.counts import HISTOGRAM, tally
 from silograph.evaluation.scores import Part, Scores, Views, score
 from silograph.experiment.result import Row
 from silograph.experiment.setup import Setup
@@ -43,8 +43,14 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     fed = setup.federation
     server = None
     if state.weights is not None:
-        server = server_counts(fed, state.weights, key.fold("judge server", t))
-    return Judged(t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
+        server = _pooled(server_counts(fed, state.weights, key.fold("judge server", t)))
+    own = _pooled(own_counts(fed, key.fold("judge own", t)))
+    return Judged(t, server, own, state.weights)
+
+
+def _pooled(counts: Counts) -> Counts:
+    """Return the counts with the histograms of all clients as one: scores need no more."""
+    return {**counts, HISTOGRAM: counts[HISTOGRAM].sum(dim=0, keepdim=True)}
 
 
 def scores_of(setup: Setup, judged: Judged, part: Part) -> dict[str, Scores | None]:

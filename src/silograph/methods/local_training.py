@@ -18,7 +18,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
-from silograph.core.work import work_of
+from silograph.core.work import report_rows, work_of
 from silograph.evaluation.counts import count, no_counts
 from silograph.federation.base import Federation
 from silograph.graph.block import ClientBlock
@@ -26,7 +26,7 @@ from silograph.methods.base import MethodConfig
 from silograph.nn.conv import Params
 from silograph.nn.loss import node_loss
 from silograph.nn.model import forward, weight_shapes
-from silograph.nn.segment import report_rows, segment_sum
+from silograph.nn.segment import segment_sum
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
 

@@ -20,16 +20,10 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.work import report_entries, report_rows
 from silograph.graph.block import ClientBlock, Rows
 from silograph.graph.csr import CSR
-from silograph.nn.segment import (
-    gradients,
-    report_entries,
-    report_rows,
-    segment_bias,
-    segment_linear,
-    sparse_product,
-)
+from silograph.nn.segment import gradients, segment_bias, segment_linear, sparse_product
 
 Params = dict[str, Tensor]
 
@@ -83,7 +77,7 @@ def propagate(conv: Conv, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z)), (n, O)."""
     pre, post = conv.pre(messages.degree), conv.post(messages.degree)
     width, passes = z.shape[1], 1 + gradients(z)
-    report_entries(messages.adj, messages.off, 2 * width * passes)
+    report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.off, width * passes * ((pre is not None) + (post is not None)))
     s = sparse_product(messages.adj, z if pre is None else pre * z, symmetric=True)
     return s if post is None else post * s

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from silograph.core.errors import lookup
 from silograph.core.key import Key, keep_probability
+from silograph.core.work import report_rows
 from silograph.graph.block import ClientBlock, Rows
 from silograph.graph.graph import Task
 from silograph.nn.conv import CONVS, Params, convolve, internal_messages
-from silograph.nn.segment import gradients, report_rows
+from silograph.nn.segment import gradients
 
 
 @dataclass(frozen=True)

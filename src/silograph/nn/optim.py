@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from silograph.core.work import report_work
+from silograph.core.work import report_each
 from silograph.nn.conv import Params
 
 ADAM_FLOPS = 12  # a parameter: two moments 3 + 4, root, division by the correction, eps, step 3
 
 
 def _report(weights: Mapping[str, Tensor], per_parameter: int) -> None:
-    report_work(float(per_parameter * sum(w[0].numel() for w in weights.values())))
+    report_each(float(per_parameter * sum(w[0].numel() for w in weights.values())))
 
 
 class Optimizer(Protocol):

@@ -8,21 +8,9 @@ import torch
 from torch import Tensor
 
 from silograph.core.payload import owners
-from silograph.core.work import is_metered, report_work
+from silograph.core.work import report_entries, report_rows
 from silograph.graph.block import Rows, SparseRows
 from silograph.graph.csr import CSR
-
-
-def report_rows(off: Tensor, per_row: float) -> None:
-    """Report work that is the same for every row; see `silograph.core.work`."""
-    if is_metered():
-        report_work(off.diff().double() * per_row)
-
-
-def report_entries(matrix: CSR, off: Tensor, per_entry: float) -> None:
-    """Report work that is the same for every stored entry of a matrix (n, m)."""
-    if is_metered():
-        report_work(matrix.indptr[off].diff().double() * per_entry)
 
 
 def gradients(*tensors: object) -> int:
@@ -96,7 +84,7 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
     """
     products = 1 + gradients(x, weight)
     if isinstance(x, SparseRows):
-        report_entries(x.csr, off, 2 * weight.shape[-1] * products)
+        report_entries(x.csr.indptr, off, 2 * weight.shape[-1] * products)
         if weight.dim() == 2:
             return sparse_product(x.csr, weight)
         return sparse_product(x.stacked, weight.flatten(0, 1))
