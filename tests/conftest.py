@@ -1,11 +1,13 @@
 """Small generated graphs and blocks, shared by all tests."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from commands import save
 from silograph.core.key import Key
 from silograph.graph.block import ClientBlock, make_block
 from silograph.graph.csr import CSR
@@ -93,3 +95,15 @@ def make_graph() -> MakeGraph:
 @pytest.fixture
 def cut_block() -> MakeBlock:
     return block_of
+
+
+@pytest.fixture
+def work(tmp_path: Path, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a graph of 60 nodes; its parent has no shared data."""
+    folder = tmp_path / "home" / "work"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    save("g.npz", make_graph())
+    return folder

@@ -5,29 +5,26 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-import numpy as np
 import pytest
 import typer
-from torch import Tensor
 
 import silograph
+from commands import QUICK, Capture, printed
 from silograph.cli import CUT_FIELDS, app, run_app
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
-from silograph.graph.graph import Graph
 from silograph.graph.partition import PARTITIONERS
 from silograph.methods import METHODS
 from silograph.nn.conv import CONVS
 
-MakeGraph = Callable[..., Graph]
-Capture = pytest.CaptureFixture[str]
-QUICK = ["--rounds", "2", "--clients", "3", "--partition", "random", "--hidden", "4"]
+pytestmark = pytest.mark.usefixtures("work")
+
 
 # Field: command line, line of a run file, value. The list is fixed: a new flag is a decision.
 FLAGS: dict[str, tuple[list[str], str, Any]] = {
@@ -79,32 +76,6 @@ KEYS = [
     *("dataset", "method", "clients", "partition", "rounds", "seed", "test", "best_round"),
     *("stopped", "bytes", "flops", "seconds", "peak_memory_bytes", "result_dir"),
 ]
-
-
-def save(path: str | Path, graph: Graph, **changes: Any) -> None:
-    assert isinstance(graph.x, Tensor)
-    edges = graph.edge_index.numpy()
-    arrays = {"x": graph.x.numpy(), "edge_index": edges, "y": graph.y.numpy()}
-    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
-
-
-@pytest.fixture(autouse=True)
-def work(tmp_path: Path, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a graph of 60 nodes; its parent has no shared data."""
-    folder = tmp_path / "home" / "work"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    save("g.npz", make_graph())
-    return folder
-
-
-def printed(capsys: Capture, *arguments: str) -> str:
-    """Standard output of a command that succeeds."""
-    capsys.readouterr()
-    assert run_app(list(arguments)) == 0
-    return capsys.readouterr().out
 
 
 # --- flags and keys -------------------------------------------------------------------------------

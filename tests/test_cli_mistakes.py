@@ -1,6 +1,5 @@
 """Laws of mistakes: one line on standard error, exit code 2, nothing written."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,40 +8,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from commands import QUICK, Capture, MakeGraph, everything, save
 from silograph.cli import run_app
-from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 
-MakeGraph = Callable[..., Graph]
-Capture = pytest.CaptureFixture[str]
-QUICK = ["--rounds", "2", "--clients", "3", "--partition", "random", "--hidden", "4"]
-
-
-def save(path: str | Path, graph: Graph, **changes: Any) -> None:
-    assert isinstance(graph.x, Tensor)
-    edges = graph.edge_index.numpy()
-    arrays = {"x": graph.x.numpy(), "edge_index": edges, "y": graph.y.numpy()}
-    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
-
-
-@pytest.fixture(autouse=True)
-def work(tmp_path: Path, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a graph of 60 nodes; its parent has no shared data."""
-    folder = tmp_path / "home" / "work"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    save("g.npz", make_graph())
-    return folder
-
-
-def everything(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder, and what its files hold."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
+pytestmark = pytest.mark.usefixtures("work")
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

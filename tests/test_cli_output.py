@@ -2,25 +2,20 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 import silograph as sg
+from commands import QUICK, Capture, MakeGraph, everything, printed, save
 from silograph.cli import run_app
 from silograph.core.config import make_config, read_toml
 from silograph.experiment.run import run
 from silograph.graph.datasets import DATASETS
-from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 
-MakeGraph = Callable[..., Graph]
-Capture = pytest.CaptureFixture[str]
-QUICK = ["--rounds", "2", "--clients", "3", "--partition", "random", "--hidden", "4"]
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 KEYS = [
@@ -29,39 +24,7 @@ KEYS = [
 ]
 SCORES = ["accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc"]
 
-
-def save(path: str | Path, graph: Graph, **changes: Any) -> None:
-    assert isinstance(graph.x, Tensor)
-    edges = graph.edge_index.numpy()
-    arrays = {"x": graph.x.numpy(), "edge_index": edges, "y": graph.y.numpy()}
-    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
-
-
-@pytest.fixture(autouse=True)
-def work(tmp_path: Path, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a graph of 60 nodes; its parent has no shared data."""
-    folder = tmp_path / "home" / "work"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    save("g.npz", make_graph())
-    return folder
-
-
-def everything(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder, and what its files hold."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
-
-
-def printed(capsys: Capture, *arguments: str) -> str:
-    """Standard output of a command that succeeds."""
-    capsys.readouterr()
-    assert run_app(list(arguments)) == 0
-    return capsys.readouterr().out
+pytestmark = pytest.mark.usefixtures("work")
 
 
 # --- output ---------------------------------------------------------------------------------------

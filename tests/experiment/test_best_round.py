@@ -1,35 +1,18 @@
 """Laws of the choice of the round: validation makes it, test labels never do."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig, resolve_seeds
 from silograph.experiment.result import Result
-from silograph.experiment.run import run
 from silograph.experiment.setup import prepare
-from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.nn.conv import Params
 
-MakeGraph = Callable[..., Graph]
-FAST: dict[str, Any] = {
-    "clients": 4,
-    "partition": "random",
-    "rounds": 4,
-    "hidden": 8,
-    "lr": 0.05,
-    "split": "0.4/0.3/0.3",
-    "dtype": "float64",
-}
 NO_VALIDATION = "0.5/0/0.5"
-
-
-def go(graph: Graph, **options: Any) -> Result:
-    return run(graph, **(FAST | options))
 
 
 def config_of(**options: Any) -> RunConfig:
@@ -40,22 +23,6 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
     """The rows without what they cost."""
     costs = ("seconds", "bytes", "bytes_evaluation", "flops")
     return [{k: v for k, v in row.items() if k not in costs} for row in result.rounds]
-
-
-def weights_of(result: Result) -> Params | None:
-    return None if result.model is None else result.model.weights
-
-
-def of(result: Result) -> Params:
-    weights = weights_of(result)
-    assert weights is not None
-    return weights
-
-
-def same_bits(a: Params | None, b: Params | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,42 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from runs import MakeGraph, go
 from silograph.core.errors import SilographError
-from silograph.experiment.result import REPORTED, VIEWS, Result
-from silograph.experiment.run import run
-from silograph.graph.graph import Graph
-from silograph.nn.conv import Params
-
-MakeGraph = Callable[..., Graph]
-FAST: dict[str, Any] = {
-    "clients": 4,
-    "partition": "random",
-    "rounds": 4,
-    "hidden": 8,
-    "lr": 0.05,
-    "split": "0.4/0.3/0.3",
-    "dtype": "float64",
-}
-
-
-def go(graph: Graph, **options: Any) -> Result:
-    return run(graph, **(FAST | options))
-
-
-def weights_of(result: Result) -> Params | None:
-    return None if result.model is None else result.model.weights
-
-
-def of(result: Result) -> Params:
-    weights = weights_of(result)
-    assert weights is not None
-    return weights
+from silograph.experiment.result import REPORTED, VIEWS
 
 
 def test_the_dictionary_of_a_result(make_graph: MakeGraph) -> None:

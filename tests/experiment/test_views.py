@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,62 +10,20 @@ import torch
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
+from runs import MakeGraph, assert_close, go, of, rows_of, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.evaluation.scores import Scores
-from silograph.experiment.result import Result
-from silograph.experiment.run import run
 from silograph.experiment.setup import Setup, prepare
 from silograph.graph.graph import MISSING, Graph, subgraph
 from silograph.methods import METHODS
 from silograph.methods.local_training import shared_weights, train, with_prefix
 from silograph.nn.conv import Params
 
-MakeGraph = Callable[..., Graph]
-FAST: dict[str, Any] = {
-    "clients": 4,
-    "partition": "random",
-    "rounds": 4,
-    "hidden": 8,
-    "lr": 0.05,
-    "split": "0.4/0.3/0.3",
-    "dtype": "float64",
-}
 NO_VALIDATION = "0.5/0/0.5"
-
-
-def go(graph: Graph, **options: Any) -> Result:
-    return run(graph, **(FAST | options))
-
-
-def rows_of(result: Result) -> list[dict[str, Any]]:
-    """The rows without their wall-clock time."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rounds]
-
-
-def assert_close(ours: Result, theirs: Result, tolerance: float, *skipped: str) -> None:
-    """The same weights and rows up to rounding; None only where the other has None."""
-    for name, w in (weights_of(theirs) or {}).items():
-        torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=tolerance)
-    assert len(ours.rounds) == len(theirs.rounds)
-    for a, b in zip(rows_of(ours), rows_of(theirs), strict=True):
-        assert a.keys() == b.keys()
-        for name in a.keys() - set(skipped):
-            same = a[name] is b[name] or a[name] == pytest.approx(b[name], rel=0, abs=tolerance)
-            assert same, (name, a[name], b[name])
-
-
-def weights_of(result: Result) -> Params | None:
-    return None if result.model is None else result.model.weights
-
-
-def of(result: Result) -> Params:
-    weights = weights_of(result)
-    assert weights is not None
-    return weights
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ What we changed: clients are weighted by their training nodes (the papers: by ex
 client without any takes no part, and local steps are full batch.
 """
 
+import dataclasses
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -113,16 +114,10 @@ FEDAVG = Method(
     round=fit_round,
 )
 
-FEDOPT = Method(
+FEDOPT = dataclasses.replace(
+    FEDAVG,
     name="fedopt",
     title="average of locally trained models, then a server momentum or Adam step",
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
     options=FedOptOptions,
-    keep_optimizer=False,
-    judge="server",
-    uncut=False,
-    init=init,
-    round=fit_round,
 )
-
-__all__ = ["FEDAVG", "FEDOPT", "FedAvgOptions", "FedOptOptions"]

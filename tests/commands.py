@@ -1,0 +1,42 @@
+"""Commands as tests give them, and what they print."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from silograph.cli import run_app
+from silograph.graph.graph import Graph
+
+Capture = pytest.CaptureFixture[str]
+
+
+MakeGraph = Callable[..., Graph]
+
+
+QUICK = ["--rounds", "2", "--clients", "3", "--partition", "random", "--hidden", "4"]
+
+
+def save(path: str | Path, graph: Graph, **changes: Any) -> None:
+    assert isinstance(graph.x, Tensor)
+    edges = graph.edge_index.numpy()
+    arrays = {"x": graph.x.numpy(), "edge_index": edges, "y": graph.y.numpy()}
+    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder, and what its files hold."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def printed(capsys: Capture, *arguments: str) -> str:
+    """Standard output of a command that succeeds."""
+    capsys.readouterr()
+    assert run_app(list(arguments)) == 0
+    return capsys.readouterr().out

@@ -1,0 +1,68 @@
+"""Short runs that many tests share, and what they compare of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from silograph.experiment.result import Result
+from silograph.experiment.run import run
+from silograph.graph.graph import Graph
+from silograph.nn.conv import Params
+
+MakeGraph = Callable[..., Graph]
+
+
+FAST: dict[str, Any] = {
+    "clients": 4,
+    "partition": "random",
+    "rounds": 4,
+    "hidden": 8,
+    "lr": 0.05,
+    "split": "0.4/0.3/0.3",
+    "dtype": "float64",
+}
+
+
+def go(graph: Graph, **options: Any) -> Result:
+    return run(graph, **(FAST | options))
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """The rows without their wall-clock time."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.rounds]
+
+
+def outcome(result: Result) -> dict[str, Any]:
+    """The final result without what the machine decides."""
+    skipped = ("seconds", "peak_memory_bytes", "result_dir")
+    return {k: v for k, v in result.to_dict().items() if k not in skipped}
+
+
+def weights_of(result: Result) -> Params | None:
+    return None if result.model is None else result.model.weights
+
+
+def of(result: Result) -> Params:
+    weights = weights_of(result)
+    assert weights is not None
+    return weights
+
+
+def same_bits(a: Params | None, b: Params | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def assert_close(ours: Result, theirs: Result, tolerance: float, *skipped: str) -> None:
+    """The same weights and rows up to rounding; None only where the other has None."""
+    for name, w in (weights_of(theirs) or {}).items():
+        torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=tolerance)
+    assert len(ours.rounds) == len(theirs.rounds)
+    for a, b in zip(rows_of(ours), rows_of(theirs), strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - set(skipped):
+            same = a[name] is b[name] or a[name] == pytest.approx(b[name], rel=0, abs=tolerance)
+            assert same, (name, a[name], b[name])
