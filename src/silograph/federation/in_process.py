@@ -107,6 +107,7 @@ class InProcess:
         envelope = Envelope(op.__name__, what, self._round, self._step)
         positions = positions_of(self._ids, to)
         self._record(envelope, "down", positions, frame_sizes(op.__name__, inbox, len(positions)))
+        device = self._blocks[0].off.device
         fold = Fold(reduce) if reduce is not None else None
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
@@ -115,8 +116,9 @@ class InProcess:
             called = torch.isin(positions, members)
             if not bool(called.any()):
                 continue
-            local = positions[called] - members[0]
-            part = self._carried(envelope, take_all(inbox, called.nonzero()[:, 0]), len(local))
+            local = (positions[called] - members[0]).to(device)
+            mine = called.nonzero()[:, 0].to(device)
+            part = self._carried(envelope, take_all(inbox, mine), len(local))
             with metered(len(local)) as meter:
                 reply = self._run(index, op, part, local, key)
             sizes.append(frame_sizes(op.__name__, reply, len(local)))

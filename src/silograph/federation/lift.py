@@ -28,7 +28,7 @@ def per_client(op: Op) -> Op:
     ) -> tuple[State, Payload]:
         states: list[State] = []
         replies: list[Payload] = []
-        for position in torch.arange(block.num_clients).split(1):
+        for position in torch.arange(block.num_clients, device=block.off.device).split(1):
             own = state_of(take_all(state, position))
             with work_of(position):
                 new, reply = op(cfg, block.take(position), own, take_all(inbox, position), key)
