@@ -1,5 +1,7 @@
 """Laws of mistakes: one line on standard error, exit code 2, nothing written."""
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from commands import QUICK, Capture, MakeGraph, everything, save
+from commands import QUICK, Capture, MakeGraph, everything, printed, save
 from silograph.cli import run_app
 from silograph.methods import METHODS
 
@@ -225,6 +227,57 @@ def test_an_interrupt_keeps_the_rounds_so_far(
         "run.json",
         "clients.csv",
     }
+
+
+FULL = "[Errno 28] No space left on device: 'x'"
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(28, "No space left on device", "x")
+
+
+def test_a_full_disk_is_one_line_and_how_to_go_on(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "g.npz", *QUICK, "--quiet", "--json", "--out"]
+    whole = json.loads(printed(capsys, *command, "whole"))
+    hint = "to go on: silograph resume 'my run; 1'"
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.federation.checkpoint.CheckpointFolder.write", full)
+        for again in ([*command, "my run; 1"], ["resume", "my run; 1", "--quiet"]):
+            assert run_app(again) == 2
+            shown = capsys.readouterr()
+            assert shown.out == ""
+            assert shown.err.splitlines() == [hint, f"error: {FULL}"]
+    program, *words = shlex.split(hint.removeprefix("to go on: "))
+    assert program == "silograph"
+    gone_on = json.loads(printed(capsys, *words, "--quiet", "--json"))
+    assert gone_on["result_dir"] == "my run; 1"
+    assert {k: gone_on[k] for k in ("test", "bytes", "best_round")} == {
+        k: whole[k] for k in ("test", "bytes", "best_round")
+    }
+
+
+@pytest.mark.parametrize("where", ["silograph.experiment.run.load", "pathlib.Path.rename"])
+def test_a_full_disk_before_there_is_a_folder(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    before = everything(work)
+    monkeypatch.setattr(where, full)
+    assert run_app(["run", "g.npz", *QUICK, "--out", "x"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert "No space left on device" in shown.err
+    assert shown.err.count("\n") == 1
+    assert everything(work) == before
+
+
+def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "fedavg", replace(METHODS["fedavg"], round=interrupted))
+    assert run_app(["run", "g.npz", *QUICK, "--quiet", "--out", "it's"]) == 130
+    hint = """to go on: silograph resume 'it'"'"'s'"""
+    assert capsys.readouterr().err.split("\n")[:1] == [hint]
 
 
 def test_too_large_for_the_memory_is_one_line(work: Path, capsys: Capture) -> None:

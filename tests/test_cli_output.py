@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ def test_json_is_one_object_and_nothing_else(work: Path, capsys: Capture) -> Non
     values = json.loads(text)
     assert list(values) == KEYS
     shown = [values[k] for k in KEYS[:6]]
-    assert shown == [str(work / "g.npz"), "fedavg", 3, "random", 2, 4]
+    assert shown == [str(work / "g.npz"), "fedavg", 3, "random", 2, 4]  # a path from anywhere
     assert list(values["test"]) == ["server", "uncut", "personalised"]
     for scores in values["test"].values():
         assert list(scores) == SCORES
@@ -71,14 +73,38 @@ def test_python_flags_and_file_agree(capsys: Capture) -> None:
     assert again.to_dict()["test"] == by_flags["test"]
 
 
-def test_the_same_second_gives_two_folders(
+def test_the_same_millisecond_gives_two_folders(
     work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.strftime", lambda _: "TIME")
-    for _ in range(2):
-        printed(capsys, "run", "g.npz", *QUICK)
-    names = sorted(path.name for path in (work / "runs").iterdir())
-    assert names == ["g-fedavg-TIME", "g-fedavg-TIME-2"]
+    frozen = SimpleNamespace(
+        time=lambda: 1700000000.0425, localtime=time.localtime, strftime=lambda *_: "TIME"
+    )
+    monkeypatch.setattr("silograph.experiment.folder.time", frozen)
+    for seed in ("1", "2"):
+        printed(capsys, "run", "g.npz", *QUICK, "--seed", seed)
+    names = ["g-fedavg-TIME-042", "g-fedavg-TIME-042-2"]
+    assert sorted(path.name for path in (work / "runs").iterdir()) == names
+    seeds = [json.loads((work / "runs" / n / "result.json").read_text())["seed"] for n in names]
+    assert seeds == [1, 2]
+
+
+def test_one_seed_over_the_file_of_a_run_is_all_seeds(capsys: Capture) -> None:
+    """The file has what was given, so that what was not given still follows."""
+    printed(capsys, "run", "g.npz", *QUICK, "--seed", "4", "--out", "first")
+    file = ["--config", "first/config.toml"]
+    second = json.loads(printed(capsys, "run", *file, "--seed", "1", "--out", "second", "--json"))
+    third = json.loads(
+        printed(capsys, "run", "g.npz", *QUICK, "--seed", "1", "--out", "third", "--json")
+    )
+    assert second["test"] == third["test"]
+    runs = [json.loads(Path(name, "run.json").read_text()) for name in ("second", "third")]
+    assert runs[0] == runs[1]
+    seeds = ("seed", "partition_seed", "split_seed", "init_seed")
+    assert [runs[0]["same"][f"config {name}"] for name in seeds] == ["1"] * 4
+    printed(capsys, "run", *file, "--clients", "5", "--method", "local", "--out", "fourth")
+    same = json.loads(Path("fourth", "run.json").read_text())["same"]
+    assert (same["config block_size"], same["config clients"]) == ("5", "5")
+    assert same["config keep_optimizer"] == repr(METHODS["local"].keep_optimizer)
 
 
 def test_the_table_of_a_run(capsys: Capture) -> None:

@@ -6,6 +6,7 @@ Everything slow (torch, loaders) is imported inside the commands, so that help i
 import dataclasses
 import importlib.metadata
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -106,7 +107,9 @@ def _command(
             inspect.Parameter(
                 "dataset",
                 inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Argument(None, help="name of a dataset, or a path to its file"),
+                default=typer.Argument(
+                    None, help="name of a dataset, or a path to its file (default: digits)"
+                ),
                 annotation=str | None,
             ),
             inspect.Parameter(
@@ -172,12 +175,12 @@ def resume_command(
 
 @contextmanager
 def resume_hint(folder: str | None) -> Iterator[None]:
-    """On Ctrl-C, say how to go on."""
+    """On Ctrl-C or a full disk, say how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError):
         if folder is not None and Path(folder).is_dir():
-            typer.echo(f"to go on: silograph resume {folder}", err=True)
+            typer.echo(f"to go on: silograph resume {shlex.quote(folder)}", err=True)
         raise
 
 
@@ -258,6 +261,9 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
         return 2
     except SilographError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    except OSError as error:
         typer.echo(f"error: {error}", err=True)
         return 2
     except (MemoryError, RuntimeError) as error:

@@ -16,7 +16,15 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 
-from silograph.evaluation.counts import BINS, RANGE, count, no_counts
+from silograph.evaluation.counts import (
+    BINS,
+    JudgedRows,
+    histogram,
+    log_odds,
+    score_scale,
+    tally,
+)
+from silograph.evaluation.judge import counts_here
 from silograph.evaluation.scores import Scores, auc_of, score
 from silograph.graph.block import ClientBlock, make_block
 from silograph.graph.graph import MISSING, Graph, Split, Task
@@ -84,7 +92,7 @@ def make_case(
     model = Model("mlp", classes, 1, classes, 1, 0.0, task)
     eye = torch.eye(classes, dtype=torch.float64)
     weights = {"0.weight": eye, "0.bias": torch.zeros(classes, dtype=torch.float64)}
-    return Case(block, {k: f.t for k, f in count(model, weights, block).items()}, task)
+    return Case(block, counts_here(model, weights, block, block.client, CLIENTS), task)
 
 
 def class_scores(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -99,9 +107,10 @@ def class_scores(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def binned(p: np.ndarray) -> np.ndarray:
-    """Return the bin of every probability."""
+    """Return the bin of every probability of a class."""
     scores = np.log(p / (1 - p))
-    bins: np.ndarray = np.clip(np.floor((scores + RANGE) * BINS / (2 * RANGE)), 0, BINS - 1)
+    z = (scores - scores.mean()) / scores.std()
+    bins: np.ndarray = np.floor((1 + z / (1 + np.abs(z))) / 2 * BINS).astype(int)
     return bins
 
 
@@ -153,12 +162,89 @@ def test_auc_is_exact_for_the_binned_scores(make_graph: MakeGraph, task: Task, s
     # Binning only turns pairs within a bin into ties, each worth 1/2 instead of 0 or 1.
     ties = []
     for true, p in pairs:
-        right, wrong = (
-            np.bincount(binned(p[truth]).astype(int), minlength=BINS) for truth in (true, ~true)
-        )
+        right, wrong = (np.bincount(binned(p)[truth], minlength=BINS) for truth in (true, ~true))
         ties.append((right * wrong).sum() / right.sum() / wrong.sum() / 2)
     full = np.mean([roc_auc_score(true, p) for true, p in pairs])
     assert abs(exact - full) <= np.mean(ties) + CLOSE
+
+
+# --- the area under the curve, whatever the scores look like --------------------------------------
+
+OFFSET = torch.tensor([5.0, -3.0, 0.5, 4.0], dtype=torch.float64)
+LOGITS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "confident": lambda noise, hint: 10 * (noise + hint),
+    "spread 1e-3": lambda noise, hint: OFFSET + 1e-3 * (noise + hint),
+    "spread 1e-6": lambda noise, hint: OFFSET + 1e-6 * (noise + hint),
+    "spread 1e-6, far": lambda noise, hint: 6 * OFFSET + 1e-6 * (noise + hint),
+    "heavy tails": lambda noise, hint: (torch.pi * (torch.special.ndtr(noise) - 0.5)).tan() + hint,
+}
+
+
+def auc_both_ways(rows: JudgedRows) -> tuple[float | None, float]:
+    """The AUC of counts, and of scikit-learn on the same log-odds, known labels only."""
+    scale = score_scale(tally(rows))
+    got = auc_of(histogram(rows, *scale).sum(0))
+    odds = log_odds(rows.logits, rows.task).numpy()
+    single = []
+    for k in range(odds.shape[1]):
+        y = (rows.y == k).long() if rows.task == "multiclass" else rows.y[:, k]
+        known = (y != MISSING).numpy()
+        single.append(roc_auc_score(y.numpy()[known], odds[known, k]))
+    return got, float(np.mean(single))
+
+
+def scored(task: Task, kind: str, seed: int, n: int) -> JudgedRows:
+    """Test nodes of seven clients; in multi-label a third of the bits is missing."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(n, K, generator=generator, dtype=torch.float64)
+    if task == "multiclass":
+        y = torch.randint(0, K, (n,), generator=generator)
+        hint = torch.nn.functional.one_hot(y, K)
+    else:
+        y = torch.randint(0, 2, (n, K), generator=generator)
+        hint = y
+        y = torch.where(torch.rand(n, K, generator=generator) < 0.3, MISSING, y)
+    group = torch.randint(0, 7, (n,), generator=generator)
+    val = torch.zeros(n, dtype=torch.bool)
+    return JudgedRows(LOGITS[kind](noise, hint), y, val, group, 7, task)
+
+
+@TASKS
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize(("seed", "n"), [(0, 300), (1, 300), (2, 3000), (3, 100_000)])
+def test_auc_is_that_of_the_scores_at_every_size_and_spread(
+    task: Task, kind: str, seed: int, n: int
+) -> None:
+    got, expected = auc_both_ways(scored(task, kind, seed, n))
+    assert 0.55 < expected < 0.99
+    assert got == pytest.approx(expected, abs=5e-3)
+
+
+@TASKS
+@pytest.mark.parametrize("kind", ["spread 1e-3", "spread 1e-6"])
+def test_auc_of_logits_in_single_precision(task: Task, kind: str) -> None:
+    rows = scored(task, kind, 0, 3000)
+    rows = replace(rows, logits=rows.logits.float())
+    got, expected = auc_both_ways(rows)
+    assert got == pytest.approx(expected, abs=5e-3)
+
+
+@TASKS
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
+def test_equal_scores_are_worth_exactly_half(task: Task, value: float) -> None:
+    rows = scored(task, "confident", 0, 3000)
+    logits = value + torch.zeros_like(rows.logits)
+    for alike in (logits, logits.float(), logits + OFFSET):
+        assert auc_both_ways(replace(rows, logits=alike)) == (0.5, 0.5)
+
+
+@TASKS
+def test_auc_with_broken_logits_ranks_them_at_the_ends(task: Task) -> None:
+    rows = scored(task, "confident", 0, 3000)
+    logits = rows.logits.clone()
+    logits[::7, 0], logits[1::7, 1], logits[2::7, 2] = torch.nan, torch.inf, -torch.inf
+    got, expected = auc_both_ways(replace(rows, logits=logits))
+    assert got == pytest.approx(expected, abs=5e-3)
 
 
 def test_client_mean_leaves_out_clients_without_nodes(make_graph: MakeGraph) -> None:
@@ -180,7 +266,9 @@ def test_client_mean_leaves_out_clients_without_nodes(make_graph: MakeGraph) -> 
 @TASKS
 def test_scores_do_not_depend_on_the_order_of_clients(make_graph: MakeGraph, task: Task) -> None:
     case = make_case(make_graph, task)
-    flipped = {name: t.flip(0) for name, t in case.counts.items()}
+    flipped = {
+        name: t if name == "test.histogram" else t.flip(0) for name, t in case.counts.items()
+    }
     other, got = score(flipped, "test", task), case.scores()
     assert other is not None
     assert vars(other) == pytest.approx(vars(got), abs=CLOSE)
@@ -190,9 +278,7 @@ def test_scores_do_not_depend_on_the_order_of_clients(make_graph: MakeGraph, tas
 def test_no_nodes_have_no_scores(make_graph: MakeGraph, task: Task) -> None:
     case = make_case(make_graph, task)
     assert score(case.counts, "val", task) is None
-    model = Model("gcn", 7, 5, K, 2, 0.5, task)
-    fields = no_counts(model, CLIENTS, torch.device("cpu"))
-    empty = {name: field.t for name, field in fields.items()}
+    empty = {name: torch.zeros_like(t) for name, t in case.counts.items()}
     assert score(empty, "test", task) is None
 
 
@@ -216,10 +302,12 @@ def test_a_class_that_is_absent_is_left_out(make_graph: MakeGraph) -> None:
     exact = [roc_auc_score(t, binned(p)) for t, p in class_scores(case)[:3]]
     assert got.auc == pytest.approx(np.mean(exact), abs=CLOSE)
 
-    counts = {
-        name: torch.cat([t, torch.zeros_like(t[:, :2])], dim=1) if t.dim() > 1 else t
-        for name, t in case.counts.items()
-    }
+    def pad(name: str, t: Tensor) -> Tensor:
+        dim = 0 if name == "test.histogram" else 1
+        zeros = torch.zeros_like(t.narrow(dim, 0, 2)) if t.dim() > 1 else t
+        return torch.cat([t, zeros], dim=dim) if t.dim() > 1 else t
+
+    counts = {name: pad(name, t) for name, t in case.counts.items()}
     assert score(counts, "test", "multiclass") == got
 
 
@@ -264,8 +352,8 @@ def test_counts_near_the_end_of_int32_do_not_overflow() -> None:
     }
     counts["test.nodes"] = torch.tensor([n], dtype=torch.int32)
     counts["test.loss"] = torch.tensor([float(n)], dtype=torch.float64)
-    counts["test.histogram"] = torch.zeros(1, 2, 2, BINS, dtype=torch.int32)
     counts = {name: torch.cat([t] * 4) for name, t in counts.items()}
+    counts["test.histogram"] = torch.zeros(2, 2, BINS, dtype=torch.int32)
     got = score(counts, "test", "multilabel")
     # Of n bits a quarter is missed: accuracy 3/4; F1 = 2 * 1/2 / (2 * 1/2 + 1/4) = 4/5.
     assert got == Scores(0.75, 0.75, 0.8, 0.8, None, 1.0)

@@ -71,7 +71,7 @@ def main(method: str, where: str, kills: str, seed: str) -> None:
     landed = runs = 0
     while landed < int(kills):
         # Short and long lives alike: some runs are killed many times, some hardly started.
-        if killed_after(folder / str(runs), method, rng.uniform(0, whole) ** 1.5):
+        if killed_after(folder / str(runs), method, 1.2 * whole * rng.random() ** 1.5):
             landed += 1
         else:
             runs += 1

@@ -3,10 +3,14 @@
 import csv
 import json
 import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +18,10 @@ import pytest
 from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config, read_toml
-from silograph.core.errors import ConfigError, SilographError
+from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.experiment.folder import check_free, default_folder, write_atomic
 from silograph.experiment.result import Result
-from silograph.experiment.run import run
+from silograph.experiment.run import resume, run
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 
@@ -103,7 +107,8 @@ def test_the_table_of_clients(done: tuple[Path, Result]) -> None:
 def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph) -> None:
     folder, result = done
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert set(about) == {*("versions", "model", "partition_hash", "graph_hash", "dataset")}
+    assert set(about) == {"versions", "source", "same", "model", "partition_hash", "dataset"}
+    assert about["source"] is None  # the graph was in memory
     assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}
     assert result.model is not None
     assert about["model"] == asdict(result.model.shape)
@@ -115,6 +120,24 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
         "features": 7,
         "classes": 3,
     }
+
+
+def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result]) -> None:
+    folder, result = done
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    names = [f.name for f in fields(RunConfig) if f.name != "out"]
+    same = about["same"]
+    assert same.keys() == {f"config {name}" for name in names} | {
+        *("graph", "partition", "silograph", "torch", "numpy")
+    }
+    assert {name: same[f"config {name}"] for name in names} == {
+        name: repr(getattr(result.config, name)) for name in names
+    }
+    seeds = ("seed", "partition_seed", "split_seed", "init_seed")
+    assert [same[f"config {name}"] for name in seeds] == ["3"] * 4
+    assert (same["config keep_optimizer"], same["config block_size"]) == ("False", "4")
+    assert same["partition"] == result.partition_hash
+    assert same["torch"] == about["versions"]["torch"]
 
 
 def test_the_final_result(done: tuple[Path, Result]) -> None:
@@ -150,8 +173,11 @@ def test_the_final_result(done: tuple[Path, Result]) -> None:
 def test_the_config_runs_again(make_graph: MakeGraph, work: Path, options: dict[str, Any]) -> None:
     path = save(make_graph(80), work / "a graph, [mine].npz")
     first = run(path, **FAST, **options, out="first")
-    config = make_config(read_toml(work / "first" / "config.toml"))
-    assert config == replace(first.config, out=None)
+    values = read_toml(work / "first" / "config.toml")
+    config = make_config(values)
+    assert config == make_config({**FAST, **options, "dataset": str(path)})  # as it was given
+    left_out = {"partition_seed", "split_seed", "init_seed", "keep_optimizer", "block_size"}
+    assert not values.keys() & (left_out - options.keys())
     second = run(config=config, out="second")
     assert final("first") == final("second")
     without = [{k: v for k, v in row.items() if k != "seconds"} for row in second.rounds]
@@ -166,6 +192,139 @@ def test_the_config_of_a_named_dataset_runs_again() -> None:
     assert first.config.dataset == "Digits"
     run(config=make_config(read_toml("first/config.toml")), out="second")
     assert final("first") == final("second")
+
+
+def test_the_paths_of_a_config_work_from_anywhere(
+    make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(work))
+    (work / "data").mkdir()
+    path = save(make_graph(), work / "data" / "mine.npz")
+    cases: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+        "path": ({"dataset": "data/mine.npz"}, {"dataset": str(path)}),
+        "home": ({"dataset": "~/data/mine.npz"}, {"dataset": str(path)}),
+        "name": (
+            {"dataset": "mine", "data_dir": "data"},
+            {"dataset": "mine", "data_dir": str(work / "data")},
+        ),
+        "folder at home": (
+            {"dataset": "mine", "data_dir": "~/data"},
+            {"dataset": "mine", "data_dir": str(work / "data")},
+        ),
+    }
+    for name, (given, written) in cases.items():
+        monkeypatch.chdir(work)
+        run(**FAST, **given, out=f"{name} first")
+        values = read_toml(f"{name} first/config.toml")
+        assert {k: values[k] for k in values.keys() & {"dataset", "data_dir"}} == written
+        (work / name).mkdir()
+        monkeypatch.chdir(work / name)
+        run(config=make_config(values), out="second")
+        assert final("second") == final(work / f"{name} first")
+
+
+def test_a_graph_in_memory_is_called_what_it_is_called(make_graph: MakeGraph, work: Path) -> None:
+    """A folder that happens to have the graph's name is none of its business."""
+    (work / "mine").mkdir()
+    graph = replace(make_graph(), name="mine")
+    assert run(graph, **FAST, out="x").config.dataset == "mine"
+    assert read_toml("x/config.toml")["dataset"] == "mine"
+    with pytest.raises(ConfigError, match=r"expected the graph of the run in x, got none: .* in m"):
+        resume("x")
+    assert resume("x", graph=graph).config.dataset == "mine"
+
+
+# --- going on from another working folder ---------------------------------------------------------
+
+
+def write_tables(folder: Path, graph: Graph) -> None:
+    """Write a graph as nodes.csv and edges.csv."""
+    assert isinstance(graph.x, Tensor)
+    folder.mkdir(parents=True)
+    names = [f"f{i}" for i in range(graph.num_features)]
+    rows = [
+        [str(node), f"class {label}", *map(str, values)]
+        for node, (label, values) in enumerate(zip(graph.y.tolist(), graph.x.tolist(), strict=True))
+    ]
+    lines = [["id", "label", *names], *rows]
+    (folder / "nodes.csv").write_text("\n".join(",".join(line) for line in lines) + "\n")
+    pairs = [f"{a},{b}\n" for a, b in graph.edge_index.T.tolist() if a < b]
+    (folder / "edges.csv").write_text("source,target\n" + "".join(pairs))
+
+
+def interrupt_in_round_3(monkeypatch: pytest.MonkeyPatch, *graph: Any, **options: Any) -> None:
+    fedavg = METHODS["fedavg"]
+
+    def stopped(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
+        if t == 3:
+            raise KeyboardInterrupt
+        return fedavg.round(fed, cfg, state, t, key)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "fedavg", replace(fedavg, round=stopped))
+        with pytest.raises(KeyboardInterrupt):
+            run(*graph, **options)
+
+
+PLACES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "folder of tables": ("mine", {}, "here/mine"),
+    "path": ("../data/mine.npz", {}, "data/mine.npz"),
+    "data_dir": ("mine", {"data_dir": "../data"}, "data/mine.npz"),
+    "variable": ("mine", {}, "data/mine.npz"),
+    "shared": ("mine", {}, "shared/data/mine.npz"),
+    "built in": ("digits", {"data_dir": "../data"}, ""),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_goes_on_from_any_working_folder(
+    make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    dataset, options, file = PLACES[place]
+    for folder in ("here", "elsewhere/deep", "data", "shared/data"):
+        (work / folder).mkdir(parents=True)
+    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
+    if place == "variable":
+        monkeypatch.setenv("SILOGRAPH_DATA", "../data")
+    if place == "folder of tables":
+        write_tables(work / file, make_graph())
+    elif file:
+        save(make_graph(), work / file)
+    monkeypatch.chdir(work / "here")
+    run(dataset, **FAST, **options, out="whole")
+    interrupt_in_round_3(monkeypatch, dataset, **FAST, **options, out="cut")
+    source = json.loads(Path("cut", "run.json").read_text(encoding="utf-8"))["source"]
+    assert source.keys() == {"dataset", "data_dir"}
+    if file:
+        assert Path(source["dataset"]).is_absolute()
+        assert Path(source["dataset"]).resolve() == (work / file).resolve()
+    else:
+        assert source == {"dataset": "digits", "data_dir": str(work / "data")}
+    monkeypatch.chdir(work / "elsewhere" / "deep")
+    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
+    resume("../../here/cut")
+    assert final(work / "here" / "cut") == final(work / "here" / "whole")
+    for name in ("ledger.jsonl", "clients.csv", "run.json", "model.safetensors"):
+        cut, whole = (work / "here" / run / name for run in ("cut", "whole"))
+        assert cut.read_bytes() == whole.read_bytes()
+
+
+def test_what_is_complete_stays_as_it_is(done: tuple[Path, Result], make_graph: MakeGraph) -> None:
+    folder, result = done
+    before = everything(folder)
+    again = resume("done", graph=make_graph())
+    assert everything(folder) == before
+    assert (again.test, again.val, again.rounds) == (result.test, result.val, result.rounds)
+    assert again.seconds == result.seconds
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "{}"])
+def test_a_damaged_run_json_is_one_line(
+    done: tuple[Path, Result], make_graph: MakeGraph, text: str
+) -> None:
+    (done[0] / "run.json").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"expected what the run was in done/run\.json, got"):
+        resume("done", graph=make_graph())
 
 
 # --- nothing is overwritten -----------------------------------------------------------------------
@@ -205,6 +364,49 @@ def test_a_folder_that_appears_meanwhile_stays(
     with pytest.raises(ConfigError, match="expected to make the result folder taken, got: "):
         run(make_graph(), **FAST, out="taken")
     assert everything(work) == before
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from silograph.experiment import folder
+from silograph.cli import main
+
+write = folder._write_start
+
+def together(*arguments):
+    write(*arguments)
+    Path("ready " + sys.argv[-1]).touch()
+    while len(list(Path().glob("ready *"))) < 2:
+        time.sleep(0.001)
+
+folder._write_start = together
+folder.default_folder = lambda config: "runs/same"
+main()
+"""
+
+
+def test_two_runs_that_chose_one_name_at_once(make_graph: MakeGraph, work: Path) -> None:
+    """Both found the name free; one makes the folder, the other one says so in a line."""
+    save(make_graph(), work / "g.npz")
+    flags = ["--clients", "3", "--partition", "random", "--rounds", "2", "--hidden", "4", "--quiet"]
+    command = [sys.executable, "-c", RACE, "run", "g.npz", *flags, "--json", "--seed"]
+    both = [
+        subprocess.Popen(
+            [*command, seed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for seed in ("1", "2")
+    ]
+    outputs = [process.communicate(timeout=120) for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 2], outputs
+    (out, err), (lost_out, lost_err) = outputs[codes.index(0)], outputs[codes.index(2)]
+    assert (err, lost_out) == ("", "")
+    assert lost_err.startswith("error: expected to make the result folder runs/same, got: ")
+    assert lost_err.count("\n") == 1
+    assert [path.name for path in (work / "runs").iterdir()] == ["same"]
+    written = json.loads((work / "runs" / "same" / "result.json").read_text(encoding="utf-8"))
+    assert written["seed"] == json.loads(out)["seed"] == codes.index(0) + 1
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
@@ -265,10 +467,10 @@ def test_a_run_that_is_stopped_keeps_its_rounds(
     whole = run(make_graph(), **FAST)
     fedavg = METHODS["fedavg"]
 
-    def stopped(fed: Any, cfg: Any, state: Any, t: int, judge: bool, key: Any) -> Any:
+    def stopped(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
         if t == 3:
             raise stop
-        return fedavg.round(fed, cfg, state, t, judge, key)
+        return fedavg.round(fed, cfg, state, t, key)
 
     monkeypatch.setitem(METHODS, "fedavg", replace(fedavg, round=stopped))
     with pytest.raises(stop):
@@ -310,31 +512,50 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 # --- the name of a folder -------------------------------------------------------------------------
 
 
-def test_the_name_of_a_folder(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "strftime", lambda _: "TIME")
+@pytest.fixture
+def stamp(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The time that names have, which stands still."""
+    now = 1700000000.0425
+    frozen = SimpleNamespace(time=lambda: now, localtime=time.localtime, strftime=time.strftime)
+    monkeypatch.setattr("silograph.experiment.folder.time", frozen)
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-042"
+
+
+def test_the_name_of_a_folder(work: Path, stamp: str) -> None:
     config = RunConfig(dataset="cora", method="local")
-    assert default_folder(config) == "runs/cora-local-TIME"
-    (work / "runs").mkdir()
-    (work / "runs" / "cora-local-TIME").mkdir()
-    assert default_folder(config) == "runs/cora-local-TIME-2"
-    (work / "runs" / "cora-local-TIME-2").symlink_to("nowhere")
-    (work / "runs" / "cora-local-TIME-4").mkdir()
-    assert default_folder(config) == "runs/cora-local-TIME-3"
-    (work / "runs" / "cora-local-TIME-3").write_text("")
-    assert default_folder(config) == "runs/cora-local-TIME-5"
+    name = f"runs/cora-local-{stamp}"
+    assert default_folder(config) == name
+    Path(name).mkdir(parents=True)
+    assert default_folder(config) == f"{name}-2"
+    Path(f"{name}-2").symlink_to("nowhere")
+    Path(f"{name}-4").mkdir()
+    assert default_folder(config) == f"{name}-3"
+    Path(f"{name}-3").write_text("")
+    assert default_folder(config) == f"{name}-5"
     check_free(default_folder(config))
 
 
 @pytest.mark.parametrize(
-    ("dataset", "name"), [("../data/mine.npz", "mine"), ("/a/b c/", "b c"), ("Cora", "Cora")]
+    ("dataset", "name"),
+    [
+        ("../data/mine.npz", "mine"),
+        ("/a/b c/", "b c"),
+        ("Cora", "Cora"),
+        (".", "here"),
+        ("..", "above"),
+        ("loop", "loop"),
+    ],
 )
 def test_the_name_of_a_folder_for_a_path(
-    monkeypatch: pytest.MonkeyPatch, dataset: str, name: str
+    work: Path, monkeypatch: pytest.MonkeyPatch, stamp: str, dataset: str, name: str
 ) -> None:
-    monkeypatch.setattr(time, "strftime", lambda _: "TIME")
-    assert default_folder(RunConfig(dataset=dataset)) == f"runs/{name}-fedavg-TIME"
+    (work / "above" / "here").mkdir(parents=True)
+    monkeypatch.chdir(work / "above" / "here")
+    Path("loop").symlink_to("loop")
+    assert default_folder(RunConfig(dataset=dataset)) == f"runs/{name}-fedavg-{stamp}"
 
 
 def test_the_time_in_the_name_is_a_time() -> None:
     text = default_folder(RunConfig()).removeprefix("runs/digits-fedavg-")
-    assert abs(time.mktime(time.strptime(text, "%Y%m%d-%H%M%S")) - time.time()) < 4000
+    assert re.fullmatch(r"\d{8}-\d{6}-\d{3}", text)
+    assert abs(time.mktime(time.strptime(text[:-4], "%Y%m%d-%H%M%S")) - time.time()) < 4000

@@ -17,7 +17,7 @@ import silograph as sg
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.result import Result
-from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.methods import METHODS
 
 KILLS = 6  # a method; the slow suite has 30
@@ -164,7 +164,7 @@ def test_no_whole_checkpoint_left(stopped: tuple[Path, Graph, dict[str, Any]]) -
     folder, graph, _ = stopped
     for number in (3, 4):
         checkpoint(folder, number).write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"expected a whole checkpoint in .*, got none"):
+    with pytest.raises(CheckpointError, match=r"expected a usable checkpoint in .*, got none"):
         sg.resume(folder, graph=graph)
 
 
@@ -183,7 +183,7 @@ def test_another_config_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) 
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
     with pytest.raises(
-        CheckpointError, match=r"expected a checkpoint with config .*, got one with"
+        CheckpointError, match=r"expected a run with config lr 0.02, got one with 0.01"
     ):
         sg.resume(folder, graph=graph)
 
@@ -191,7 +191,7 @@ def test_another_config_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) 
 def test_another_graph_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
     folder, graph, _ = stopped
     assert isinstance(graph.x, torch.Tensor)
-    with pytest.raises(CheckpointError, match="expected a checkpoint with graph"):
+    with pytest.raises(CheckpointError, match="expected a run with graph"):
         sg.resume(folder, graph=replace(graph, x=graph.x + 1))
 
 
@@ -203,17 +203,88 @@ def test_another_version_is_refused(
     folder, graph, _ = stopped
     newer = versions() | {"silograph": "99"}
     monkeypatch.setattr("silograph.experiment.snapshot.versions", lambda: newer)
-    with pytest.raises(CheckpointError, match="expected a checkpoint with silograph 99, got one"):
+    with pytest.raises(CheckpointError, match="expected a run with silograph 99, got one"):
         sg.resume(folder, graph=graph)
 
 
-def test_files_that_were_changed_are_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", ["rounds.csv", "ledger.jsonl"])
+def test_a_file_that_lost_its_end_falls_back(
+    stopped: tuple[Path, Graph, dict[str, Any]], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, graph, expected = stopped
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-10])
+    with caplog.at_level(logging.WARNING, logger="silograph"):
+        sg.resume(folder, graph=graph)
+    assert f"round-000000004.checkpoint cannot be used: {name} has" in caplog.text
+    assert files_of(folder) == expected
+
+
+def test_files_that_lost_more_are_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
     folder, graph, _ = stopped
     (folder / "rounds.csv").write_text("")
-    with pytest.raises(
-        CheckpointError, match=r"expected at least \d+ bytes in .*rounds.csv, got 0"
-    ):
+    with pytest.raises(CheckpointError, match=r"rounds.csv has 0 bytes, fewer than the \d+"):
         sg.resume(folder, graph=graph)
+    assert (folder / "ledger.jsonl").stat().st_size > 0  # nothing was cut
+
+
+def test_a_checkpoint_of_another_run_is_refused(
+    stopped: tuple[Path, Graph, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, graph, _ = stopped
+    sg.run(graph, **OPTIONS, seed=7, out=str(tmp_path / "other"))
+    for number in (3, 4):
+        checkpoint(folder, number).unlink()
+    foreign = checkpoint(tmp_path / "other", 6)
+    checkpoint(folder, 6).write_bytes(foreign.read_bytes())
+    with pytest.raises(CheckpointError, match="it belongs to another run"):
+        sg.resume(folder, graph=graph)
+
+
+def test_a_damaged_run_json_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    folder, graph, _ = stopped
+    (folder / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"expected what the run was in .*run.json, got"):
+        sg.resume(folder, graph=graph)
+
+
+def test_a_graph_from_memory_has_to_be_given(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"it was made in memory; use sg.resume\(DIR, graph=...\)"
+    ):
+        sg.resume(stopped[0])
+
+
+def test_a_complete_run_without_checkpoints_is_left_alone(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    graph, out = make_graph(), tmp_path / "run"
+    sg.run(graph, **OPTIONS, checkpoint_every=0, out=str(out))
+    before = files_of(out)
+    with pytest.raises(ConfigError, match="got a complete one without checkpoints"):
+        sg.resume(out, graph=graph)
+    assert files_of(out) == before
+
+
+def test_another_graph_is_refused_before_the_first_checkpoint(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_until(monkeypatch, make_graph(), 1, tmp_path / "cut")
+    with pytest.raises(CheckpointError, match="expected a run with graph"):
+        sg.resume(tmp_path / "cut", graph=make_graph(seed=1))
+
+
+def test_a_method_judged_by_own_models_keeps_its_server_model(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As methods with personalised models do: the best round is another than the server's."""
+    own = replace(METHODS["fedavg"], judge="personalised")
+    monkeypatch.setitem(METHODS, "fedavg", own)
+    graph = make_graph()
+    sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 5, tmp_path / "cut")
+    sg.resume(tmp_path / "cut", graph=graph)
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
@@ -247,5 +318,7 @@ def test_fingerprints_tell_graphs_apart(make_graph: Callable[..., Graph]) -> Non
         {"y": (graph.y + 1) % 3},
         {"adj": other.adj},
         {"node_id": graph.node_id + 1},
+        {"num_classes": 9},
+        {"split": Split(graph.y == 0, graph.y == 1, graph.y == 2)},
     ):
         assert fingerprint(replace(graph, **change)) != fingerprint(graph)

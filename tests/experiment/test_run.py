@@ -1,6 +1,7 @@
 """Laws of `run`: what decides a run, what must not, and what it does to its surroundings."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import silograph as sg
+from commands import save
 from runs import FAST, MakeGraph, assert_close, go, outcome, rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
@@ -332,13 +334,96 @@ def test_progress_goes_to_standard_error(
     assert ("val accuracy" in shown.err) == (mode != "none")
 
 
-def test_a_run_that_diverges_says_so(make_graph: MakeGraph, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"clients": 3, "partition": "random", "optimizer": "sgd", "lr": 1e30}
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "expected a finite validation loss, got nan in round 1: training diverged; lower"),
+        ({"split": "0.5/0/0.5"}, "expected a finite test loss, got nan in round 1: training"),
+        ({"eval_every": 9}, "expected a finite training loss, got nan in round 2: training"),
+        ({"method": "local"}, "expected a finite validation loss, got nan in round 1: training"),
+    ],
+)
+def test_a_run_that_diverges_says_so(
+    make_graph: MakeGraph, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    base: dict[str, Any] = {"clients": 3, "partition": "random", "optimizer": "sgd", "lr": 1e30}
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError, match=message):
+        run(make_graph(), **base | options, rounds=9, out=str(out))
+    assert not (out / "result.json").exists()
+    with pytest.raises(TrainingError, match=message):
+        sg.resume(out, graph=make_graph())
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_training_loss_that_is_no_number(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, loss: float
+) -> None:
+    fedavg = METHODS["fedavg"]
+
+    def broken(*arguments: Any) -> Any:
+        state, report = fedavg.round(*arguments)
+        return state, replace(report, train_loss=loss)
+
+    monkeypatch.setitem(METHODS, "fedavg", replace(fedavg, round=broken))
+    with pytest.raises(TrainingError, match=f"expected a finite training loss, got {loss} in ro"):
+        go(make_graph())
+
+
+# --- what is given --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [3, 0, False, b"digits", ["digits"], {}, np.eye(3), RunConfig()])
+def test_what_is_no_graph(given: Any) -> None:
     with pytest.raises(
-        TrainingError, match=r"expected a finite training loss, got nan in round \d"
+        DataError,
+        match=f"expected a Graph, or the name or path of one, got {type(given).__name__}: see sg.f",
     ):
-        run(make_graph(), **options, rounds=9, out=str(tmp_path / "run"))
-    assert not (tmp_path / "run" / "result.json").exists()
+        run(given, rounds=1)
+
+
+@pytest.mark.parametrize("given", [{}, {"rounds": 1}, "run.toml", Path("run.toml"), RunConfig, 0])
+def test_what_is_no_config(make_graph: MakeGraph, given: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=f"expected a RunConfig as config, got {type(given).__name__}: give opt"
+    ):
+        run(make_graph(), config=given)
+
+
+def test_the_graph_goes_over_the_dataset_of_config_and_options(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.npz"
+    save(path, make_graph())
+    other: dict[str, Any] = {**FAST, "dataset": "nosuch"}
+    assert run(make_graph(), **other).config.dataset == "planted"
+    assert run(str(path), **other).config.dataset == str(path)
+    assert run(path, config=RunConfig(dataset="nosuch"), **FAST).config.dataset == str(path)
+
+
+def test_a_path_object_is_never_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for load in (sg.load, run):
+        with pytest.raises(DataError, match=r"expected a file or folder, got .*digits: no such fi"):
+            load(Path("digits"))
+
+
+def test_texts_of_objects_are_short(make_graph: MakeGraph) -> None:
+    result = go(make_graph())
+    assert repr(result).startswith("Result(fedavg on planted, best round ")
+    assert result.summary() in repr(result)
+    assert len(repr(result)) < 1000
+    assert repr(result.model).startswith("TrainedModel(Model(conv='gcn', features=7, ")
+    assert len(repr(result.model)) < 300
+    graph = make_graph()
+    assert repr(graph) == (
+        f"Graph('planted', nodes=60, edges={graph.num_edges}, features=7, classes=3, "
+        "task='multiclass')"
+    )
+    sparse = make_graph(200, sparse=True, multilabel=True)
+    for value in (result, result.model, graph, sparse):
+        assert "tensor" not in repr(value)
+    assert len(repr(sparse)) < 200
 
 
 def test_weights_that_do_not_fit_leave_no_folder(make_graph: MakeGraph, tmp_path: Path) -> None:

@@ -72,6 +72,21 @@ def test_patience_ends_a_run(make_graph: Callable[..., Graph]) -> None:
     assert result.stopped.startswith("patience: no better validation for 3 rounds")
 
 
+def test_a_round_that_was_not_judged_does_not_end_patience() -> None:
+    assert reason(RunConfig(patience=3), validation=None) is None
+    assert reason(RunConfig(patience=3, max_bytes=1), validation=None) is not None
+
+
+def test_patience_counts_in_judged_rounds_only(make_graph: Callable[..., Graph]) -> None:
+    """Fewer rounds of patience than between evaluations: the second one must be waited for."""
+    result = sg.run(make_graph(), **OPTIONS | {"rounds": 200}, eval_every=5, patience=3)
+    judged = [row["round"] for row in result.rounds]
+    assert judged == list(range(5, 5 * len(judged) + 1, 5))
+    assert len(judged) >= 2
+    assert judged[-1] == result.best_round + 5
+    assert result.stopped == f"patience: no better validation for 5 rounds, best {judged[-2]}"
+
+
 def test_a_byte_budget_ends_a_run(make_graph: Callable[..., Graph]) -> None:
     graph = make_graph()
     free = sg.run(graph, **OPTIONS)

@@ -15,13 +15,16 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Shared
-from silograph.evaluation.scores import Scores
+from silograph.core.payload import Ragged, under
+from silograph.evaluation.scores import Scores, score
+from silograph.experiment.judging import uncut_counts
 from silograph.experiment.setup import Setup, prepare
-from silograph.graph.graph import MISSING, Graph, subgraph
+from silograph.graph.graph import MISSING, Graph, Split, subgraph
+from silograph.graph.partition import Partition
 from silograph.methods import METHODS
-from silograph.methods.local_training import shared_weights, train, with_prefix
+from silograph.methods.local_training import shared_weights, train
 from silograph.nn.conv import Params
+from silograph.nn.model import init_weights
 
 NO_VALIDATION = "0.5/0/0.5"
 
@@ -55,9 +58,9 @@ def by_hand(weights: Params, graph: Graph, nodes: Tensor) -> Tensor:
 
 
 def judge_by_hand(setup: Setup, logits: Tensor) -> Scores:
-    """Scores of test nodes, multi-class, by scikit-learn."""
+    """Scores of test nodes that a client holds, multi-class, by scikit-learn."""
     cut = setup.cut
-    test = cut.split.test
+    test = cut.split.test & (cut.partition.owner >= 0)
     y, owner, out = cut.graph.y[test], cut.partition.owner[test], logits[test]
     predicted = out.argmax(dim=1)
     right = (predicted == y).double()
@@ -111,10 +114,9 @@ def test_the_personalised_view_of_fedavg_is_the_locally_trained_models(
     result = go(graph, rounds=4, split=NO_VALIDATION)
     before = of(go(graph, rounds=3, split=NO_VALIDATION))
     key = Key.of(0).fold("training").fold("train", 4)
-    judge = {"judge": Shared(torch.tensor(True))}
     fed = setups[0].federation
-    reply = fed.call(train, shared_weights(before) | judge, what=Kind.WEIGHTS, key=key)
-    expected = judge_by_hand(setups[0], own_models(setups[0], with_prefix("weights", reply)))
+    reply = fed.call(train, shared_weights(before), what=Kind.WEIGHTS, key=key)
+    expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", reply)))
     assert_scores(result.test.personalised, expected)
     assert result.test.personalised != result.test.server
 
@@ -124,8 +126,91 @@ def test_the_personalised_view_of_local_is_the_clients_own_models(
 ) -> None:
     result = go(make_graph(90), method="local", split=NO_VALIDATION)
     (state,) = setups[0].federation._states
-    expected = judge_by_hand(setups[0], own_models(setups[0], with_prefix("own", state)))
+    expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", state)))
     assert_scores(result.test.personalised, expected)
+
+
+# --- clients that did not take part ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedopt"])
+def test_a_client_that_has_not_trained_finds_all_classes_alike(
+    make_graph: MakeGraph, setups: list[Setup], method: str
+) -> None:
+    """One of four clients has trained; the others have no model of their own."""
+    graph = make_graph(90)
+    result = go(graph, method=method, rounds=1, participation=0.25, split=NO_VALIDATION)
+    setup = setups[0]
+    config = setup.config
+    assert config.init_seed is not None
+    key = Key.of(config.init_seed).fold("init")
+    start = init_weights(setup.method_config.model, key, torch.float64)
+    fed = setup.federation
+    (state,) = fed._states
+    kept = state["own/logits"]
+    assert isinstance(kept, Ragged)
+    trained = [c for c in range(4) if kept.t[kept.off[c] : kept.off[c + 1]].any()]
+    assert len(trained) == 1
+    call = Key.of(0).fold("training").fold("train", 1)
+    reply = fed.call(train, shared_weights(start), what=Kind.WEIGHTS, key=call)
+    logits = own_models(setup, under("weights", reply))
+    logits[setup.cut.partition.owner != trained[0]] = 0
+    assert_scores(result.test.personalised, judge_by_hand(setup, logits))
+
+
+def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    result = go(make_graph(90), method="local", rounds=1, participation=0.25, split=NO_VALIDATION)
+    setup = setups[0]
+    assert setup.config.init_seed is not None
+    key = Key.of(setup.config.init_seed).fold("init")
+    start = init_weights(setup.method_config.model, key, torch.float64)
+    (state,) = setup.federation._states
+    own = under("weights", state)
+    same = [all(torch.equal(own[k][c], w) for k, w in start.items()) for c in range(4)]
+    assert sorted(same) == [False, True, True, True]
+    assert_scores(result.test.personalised, judge_by_hand(setup, own_models(setup, own)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_do_not_depend_on_how_often_rounds_are_judged(
+    make_graph: MakeGraph, method: str
+) -> None:
+    """Half of the clients a round, no validation: the last round is judged, however often."""
+    options = {"method": method, "rounds": 5, "participation": 0.5, "split": NO_VALIDATION}
+    often, seldom, once = (go(make_graph(90), eval_every=e, **options) for e in (1, 2, 5))
+    assert often.test.personalised is not None
+    for other in (seldom, once):
+        assert other.best_round == often.best_round == 5
+        assert other.test == often.test
+        assert {
+            k: v for k, v in rows_of(other)[-1].items() if "bytes" not in k and k != "flops"
+        } == {k: v for k, v in rows_of(often)[-1].items() if "bytes" not in k and k != "flops"}
+
+
+def test_nodes_that_no_client_holds_do_not_judge(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    """The whole graph carries messages, and only what clients hold is scored."""
+    graph = make_graph(90)
+    weights = of(go(graph))
+    setup = setups[0]
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    nodes = tuple(part.sort().values for part in order[:50].split([10, 15, 25]))
+    partition = Partition(("a", "b", "c"), nodes, 90, "hand")
+    test = torch.arange(90) % 3 > 0
+    split = Split(~test, test & False, test)
+    setup = replace(setup, cut=replace(setup.cut, partition=partition, split=split))
+    assert 0 < int((test & (partition.owner < 0)).sum()) < int(test.sum())
+    counts = uncut_counts(setup, weights)
+    assert counts["test.nodes"].tolist() == [int(test[part].sum()) for part in nodes]
+    logits = by_hand(weights, graph, torch.arange(90))
+    assert_scores(score(counts, "test", "multiclass"), judge_by_hand(setup, logits))
+    assert score(counts, "val", "multiclass") is None
+
+
+# --- methods without one of the views -------------------------------------------------------------
 
 
 def test_local_has_no_server_model(make_graph: MakeGraph) -> None:

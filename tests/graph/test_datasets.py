@@ -13,7 +13,7 @@ import torch
 
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.csr import CSR
-from silograph.graph.datasets import ALIASES, DATASETS, load
+from silograph.graph.datasets import ALIASES, DATASETS, load, locate
 
 with warnings.catch_warnings():  # torch_geometric scripts modules while it is imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -80,6 +80,25 @@ def test_every_name_is_described_and_every_alias_is_a_name() -> None:
     assert list(DATASETS) == sorted(DATASETS)
 
 
+def test_where_a_name_was_found(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert locate("cora") is None
+    assert locate("digits") is None
+    shared = write(home / "shared" / "data", "amazon_photo", 3)
+    for name in ("photo", "Photo", "amazon_photo"):
+        found = locate(name)
+        assert found is not None
+        assert found.resolve() == shared
+    variable = write(tmp_path / "variable", "amazon_photo", 4)
+    monkeypatch.setenv("SILOGRAPH_DATA", str(tmp_path / "variable"))
+    assert locate("photo") == variable
+    given = write(tmp_path / "given", "photo", 5)
+    write(tmp_path / "given", "amazon_photo", 6)
+    assert locate("photo", data_dir=tmp_path / "given") == given  # as it is written, first
+    assert locate("~/x.npz") == home / "x.npz"  # whether it is there or not
+
+
 # --- paths --------------------------------------------------------------------------------------
 
 
@@ -127,6 +146,14 @@ def test_a_folder_does_not_hide_a_dataset(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_unknown_name_names_the_nearest(name: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         load(name)
+
+
+@pytest.mark.parametrize("given", [3, None, b"digits", ["digits"], np.eye(2)])
+def test_what_is_neither_name_nor_path(given: Any) -> None:
+    message = f"expected the name or path of a graph, got {type(given).__name__}"
+    for function in (load, locate):
+        with pytest.raises(DataError, match=message):
+            function(given)
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.evaluation.judge import own_counts, server_counts
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Record
@@ -16,7 +18,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.methods.local_training import LOSS_FLOPS, own_counts, server_counts
+from silograph.methods.local_training import LOSS_FLOPS
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam
 from silograph.selection.uniform import select_uniform
@@ -48,7 +50,7 @@ def run(
     reports = []
     for t in range(1, ROUNDS + 1):
         fed.start_round(t)
-        state, report = method.round(fed, cfg, state, t, True, key)
+        state, report = method.round(fed, cfg, state, t, key)
         reports.append(report)
     left = dict(own_counts(fed, key))
     if state.weights is not None:
@@ -112,24 +114,31 @@ def test_bytes_are_the_closed_form(
     f, h, k = graph.num_features, 8, graph.num_classes
     shapes = {"0.weight": (f, h), "0.bias": (h,), "1.weight": (h, k), "1.bias": (k,)}
     weights = {f"weights/{n}": (shape, 8) for n, shape in shapes.items()}
-    down = fields_bytes("train", weights | {"judge": ((), 1)})
+    down = fields_bytes("train", weights)
     up = fields_bytes("train", weights | {"nodes": ((), 8), "loss": ((), 8)})
     begin = 2 * fields_bytes("begin", {})
     calls = sum(len(report.participants) for report in reports)
     assert calls == ROUNDS * max(1, round(participation * 5))
     assert fed.ledger.bytes_by_kind["control"] == 5 * begin
     assert fed.ledger.bytes_by_kind["weights"] == calls * (down + up)
-    counts: dict[str, tuple[tuple[int, ...], int]] = {"test.histogram": ((k, 2, BINS), 4)}
+    counts: dict[str, tuple[tuple[int, ...], int]] = {
+        "score.sum": ((k,), 8),
+        "score.square": ((k,), 8),
+    }
     for part in ("val", "test"):
         counts |= {f"{part}.nodes": ((), 4), f"{part}.loss": ((), 8)}
         counts |= {f"{part}.{c}": ((k,), 4) for c in ("known", "tp", "fp", "fn")}
     own = fields_bytes("judge_own", {}) + fields_bytes("judge_own", counts)
     server = fields_bytes("judge_server", weights) + fields_bytes("judge_server", counts)
-    assert fed.ledger.bytes_by_kind["evaluation"] == 5 * (own + server)
+    scale: dict[str, tuple[tuple[int, ...], int]] = {"mean": ((k,), 8), "deviation": ((k,), 8)}
+    bins: dict[str, tuple[tuple[int, ...], int]] = {"test.histogram": ((k, 2, BINS), 4)}
+    sort = [fields_bytes(op, scale) + fields_bytes(op, bins) for op in ("bin_own", "bin_server")]
+    assert fed.ledger.bytes_by_kind["evaluation"] == 5 * (own + server + sum(sort))
 
 
-def only(fed: InProcess, op: str, direction: str) -> list[Record]:
-    return [r for r in fed.ledger.records if r.op == op and r.direction == direction]
+def only(fed: InProcess, op: str, direction: str, what: Kind = Kind.WEIGHTS) -> list[Record]:
+    asked = (op, direction, what)
+    return [r for r in fed.ledger.records if (r.op, r.direction, r.what) == asked]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -155,7 +164,7 @@ def test_work_is_the_closed_form(
     weights = init_weights(cfg.model, Key.of(9), torch.float64)
     method = METHODS["fedavg"]
     state = method.init(fed, cfg, weights, Key.of(5))
-    method.round(fed, cfg, state, 1, False, Key.of(5))
+    method.round(fed, cfg, state, 1, Key.of(5))
     f, h, k = graph.num_features, 8, graph.num_classes
     for c, part in enumerate(block.take(torch.tensor([c])) for c in range(5)):
         n, entries, train = len(part.y), part.adj.nnz, int(part.num_train)
@@ -167,6 +176,12 @@ def test_work_is_the_closed_form(
         step = (12 if optimizer == "adam" else 4) * parameters
         expected = cfg.local_epochs * (first + second + loss + step)
         assert only(fed, "train", "up")[0].flops[c] == expected
+        # Judging the trained model is evaluation, with its own record: one forward pass.
+        judged = only(fed, "train", "up", Kind.EVALUATION)[0]
+        first = 2 * values * h + 2 * entries * h + (2 + 2 + 1 + 1) * n * h
+        second = 2 * n * h * k + 2 * entries * k + (2 + 2 + 1) * n * k
+        assert judged.flops[c] == first + second
+        assert judged.bytes.tolist() == [0] * 5
 
 
 def test_clients_that_do_not_train_do_no_work(
@@ -180,7 +195,7 @@ def test_clients_that_do_not_train_do_no_work(
     fed = InProcess(cfg, block, route, 5)
     method = METHODS["fedavg"]
     state = method.init(fed, cfg, init_weights(cfg.model, Key.of(9), torch.float64), Key.of(5))
-    method.round(fed, cfg, state, 1, False, Key.of(5))
+    method.round(fed, cfg, state, 1, Key.of(5))
     flops = only(fed, "train", "up")[0].flops
     assert flops[2] == 0
     assert (np.delete(flops, 2) > 0).all()

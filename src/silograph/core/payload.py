@@ -118,6 +118,32 @@ def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> St
     )
 
 
+def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under names `prefix/name`."""
+    return {f"{prefix}/{name}": t for name, t in tensors.items()}
+
+
+def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
+    """Return the tensors of the fields `prefix/name`, by name."""
+    start = f"{prefix}/"
+    return {k.removeprefix(start): f.t for k, f in fields.items() if k.startswith(start)}
+
+
+def join(parts: Sequence[Mapping[str, Field]]) -> dict[str, Field]:
+    """Join payloads of blocks along the clients; all must have the same fields.
+
+    Raises:
+        ProtocolError: the blocks disagree on the fields.
+    """
+    for part in parts:
+        if part.keys() != parts[0].keys():
+            raise ProtocolError(
+                f"expected the same fields from every block, got {sorted(parts[0])} and "
+                f"{sorted(part)}"
+            )
+    return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
     """Return the payload as state; raise `ProtocolError` where a field is `Shared`."""
     state: dict[str, Stacked | Ragged] = {}

@@ -18,6 +18,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from silograph.core.kinds import Kind
+
 _METER: ContextVar["Meter | None"] = ContextVar("meter", default=None)
 
 
@@ -29,6 +31,8 @@ class Meter:
     """
 
     def __init__(self, clients: int) -> None:
+        self._clients = clients
+        self.apart: dict[Kind, Meter] = {}  # work for another purpose than the call's
         self._fixed = torch.zeros(clients, dtype=torch.float64)
         self._each = 0.0
         # By identity of the tensors, which are kept so that no other can take their place.
@@ -63,6 +67,10 @@ class Meter:
             total += counts.cpu().double() * flops
         return total
 
+    def part(self, kind: Kind) -> "Meter":
+        """Return the meter of work for another purpose."""
+        return self.apart.setdefault(kind, Meter(self._clients))
+
 
 @contextmanager
 def metered(clients: int) -> Iterator[Meter]:
@@ -85,6 +93,22 @@ def work_of(positions: Tensor) -> Iterator[None]:
     with metered(len(positions)) as inner:
         yield
     outer.add_at(positions, inner.flops)
+    for kind, apart in inner.apart.items():
+        outer.part(kind).add_at(positions, apart.flops)
+
+
+@contextmanager
+def work_for(kind: Kind) -> Iterator[None]:
+    """Inside, work is for another purpose than the call's: evaluation within training, say."""
+    outer = _METER.get()
+    if outer is None:
+        yield
+        return
+    token = _METER.set(outer.part(kind))
+    try:
+        yield
+    finally:
+        _METER.reset(token)
 
 
 def report_each(flops: float) -> None:

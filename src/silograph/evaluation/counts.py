@@ -1,117 +1,149 @@
-"""What a client returns of its predictions: counts and score histograms, never labels or rows.
+"""What a client returns of its predictions: counts, sums and histograms, never labels or rows.
 
-C: clients (groups of rows). K: classes or label bits. B: bins.
+Scores of a class are log-odds. Their histogram has bins that follow the scores: the clients first
+return sums, from which the server works out mean and deviation of each class over all clients, and
+then histograms over a scale that is fine around that mean. So the area under the ROC curve is
+right whether a model is confident or has hardly begun.
+
+C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, val and test.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Stacked
 from silograph.graph.block import ClientBlock
 from silograph.graph.graph import MISSING, Task
 from silograph.nn.loss import node_loss
-from silograph.nn.model import Model, forward
 
-HISTOGRAM = "test.histogram"
 BINS = 256
-RANGE = 16.0  # log-odds beyond +-16 share the outermost bins
+CLIP = 50.0  # log-odds beyond are as good as certain
 
 
-def log_odds(logits: Tensor, task: Task) -> Tensor:
-    """Return log(p / (1 - p)) of every class's probability, (n, K)."""
-    if task == "multilabel":
-        return logits
-    log_p = torch.log_softmax(logits.double(), dim=1)
-    return log_p - torch.log1p(-log_p.exp())
+@dataclass(frozen=True, eq=False)
+class JudgedRows:
+    """The rows that judge a model, with what the model says of them.
 
-
-def _hits(logits: Tensor, y: Tensor, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-    """Return predicted, true and known as (n, K) bool."""
-    if task == "multilabel":
-        return logits > 0, y == 1, y != MISSING
-    width = logits.shape[1]
-    predicted = torch.nn.functional.one_hot(logits.argmax(dim=1), width).bool()
-    true = torch.nn.functional.one_hot(y, width).bool()
-    return predicted, true, torch.ones_like(true)
-
-
-def _histogram(scores: Tensor, true: Tensor, known: Tensor, client: Tensor, c: int) -> Tensor:
-    """Return counts of scores (n, K) by client, class, truth and bin, (C, K, 2, B) int32."""
-    k = scores.shape[1]
-    step = 2 * RANGE / BINS
-    # A diverged model has NaN for scores: they share the lowest bin.
-    bins = ((scores.nan_to_num(nan=-RANGE) + RANGE) / step).floor().clamp(0, BINS - 1).long()
-    cell = (client[:, None] * k + torch.arange(k, device=client.device)) * 2 + true.long()
-    flat = (cell * BINS + bins)[known]
-    return torch.bincount(flat, minlength=c * k * 2 * BINS).view(c, k, 2, BINS).int()
-
-
-def count(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> dict[str, Stacked]:
-    """Return what a model gets right on every client's own nodes; see `tally` for the fields.
-
-    Args:
-        model: the shape.
-        weights: shared by all clients, or with a leading dimension C.
-        block: the rows.
-    """
-    with torch.no_grad():
-        logits = forward(model, weights, block)
-        return tally(logits, block, block.client, block.num_clients, model.task)
-
-
-def tally(
-    logits: Tensor, block: ClientBlock, group: Tensor, groups: int, task: Task
-) -> dict[str, Stacked]:
-    """Return counts by group of rows.
-
-    Fields, for `val` and `test`: `*.nodes` (C,) judged nodes, `*.loss` (C,) float64 sum of node
-    losses, `*.known` (C, K) judged labels, `*.tp`, `*.fp`, `*.fn` (C, K) hits and misses; and
-    `test.histogram` (C, K, 2, B), log-odds of wrong (0) and right (1) labels in B bins.
-    Integers are int32.
-
-    Args:
-        logits: (n, K).
-        block: labels and split of the rows.
-        group: (n,) int64 group of every row in 0..groups-1, ascending or not.
+    Attributes:
+        logits: (j, K).
+        y: (j,) or (j, K) labels.
+        val: (j,) bool, whether a row is for validation; the others are for testing.
+        group: (j,) int64 client of the row.
         groups: C.
         task: what the labels mean.
     """
+
+    logits: Tensor
+    y: Tensor
+    val: Tensor
+    group: Tensor
+    groups: int
+    task: Task
+
+    def summed(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return the sum of values (r, ...) of the chosen rows by client, (C, ...)."""
+        zero = values.new_zeros(self.groups, *values.shape[1:])
+        return zero.index_add_(0, self.group[rows], values)
+
+
+def judged_mask(block: ClientBlock) -> Tensor:
+    """Return which rows of a block judge, (n,) bool."""
+    return block.split.val | block.split.test
+
+
+def judged_rows(block: ClientBlock, logits: Tensor, group: Tensor, groups: int) -> JudgedRows:
+    """Return the judged rows of a block from logits of those rows (j, K).
+
+    Args:
+        block: labels and split.
+        logits: (j, K), rows of `judged_mask`.
+        group: (n,) int64 client that every row of the block counts for.
+        groups: number of clients.
+    """
+    mask = judged_mask(block)
+    task: Task = "multiclass" if block.y.dim() == 1 else "multilabel"
+    return JudgedRows(logits, block.y[mask], block.split.val[mask], group[mask], groups, task)
+
+
+def log_odds(logits: Tensor, task: Task) -> Tensor:
+    """Return log(p / (1 - p)) of every class's probability, (j, K) float64 within +-CLIP."""
+    if task == "multilabel":
+        odds = logits.double()
+    else:
+        # An infinite logit is certain; a finite one in its place keeps the softmax from NaN.
+        finite = logits.double().nan_to_num(nan=torch.nan)
+        log_p = torch.log_softmax(finite, dim=1)
+        odds = log_p - torch.log1p(-log_p.exp())
+    # A diverged model has NaN for scores: they rank lowest.
+    return odds.nan_to_num(nan=-CLIP, posinf=CLIP, neginf=-CLIP).clamp(-CLIP, CLIP)
+
+
+def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return predicted, true and known as (j, K) bool."""
+    logits, y = rows.logits, rows.y
+    if rows.task == "multilabel":
+        return logits > 0, y == 1, y != MISSING
+    classes = torch.arange(logits.shape[1], device=y.device)
+    true = y[:, None] == classes
+    return logits.argmax(dim=1)[:, None] == classes, true, torch.ones_like(true)
+
+
+def tally(rows: JudgedRows) -> dict[str, Tensor]:
+    """Return counts and sums by client.
+
+    For `val` and `test`: `*.nodes` (C,) judged nodes, `*.loss` (C,) float64 sum of node losses,
+    `*.known` (C, K) judged labels, `*.tp`, `*.fp`, `*.fn` (C, K) hits and misses; and for `test`
+    `score.sum` and `score.square` (C, K) float64, sums of log-odds of known labels and of their
+    squared distances from the client's own mean. Integers are int32.
+    """
+    predicted, true, known = _decisions(rows)
+    loss = node_loss(rows.logits, rows.y, rows.task).double()
+    tallies = {
+        "known": known,
+        "tp": predicted & true & known,
+        "fp": predicted & ~true & known,
+        "fn": ~predicted & true & known,
+    }
     fields: dict[str, Tensor] = {}
-
-    def summed(values: Tensor, where: Tensor) -> Tensor:
-        return values.new_zeros(groups, *values.shape[1:]).index_add_(0, where, values)
-
-    for name, mask in (("val", block.split.val), ("test", block.split.test)):
-        out, y, where = logits[mask], block.y[mask], group[mask]
-        predicted, true, known = _hits(out, y, task)
-        tallies = {
-            "known": known,
-            "tp": predicted & true & known,
-            "fp": predicted & ~true & known,
-            "fn": ~predicted & true & known,
-        }
-        fields[f"{name}.nodes"] = torch.bincount(where, minlength=groups).int()
-        fields[f"{name}.loss"] = summed(node_loss(out, y, task).double(), where)
-        fields |= {
-            f"{name}.{part}": summed(values.int(), where) for part, values in tallies.items()
-        }
-        if name == "test":
-            fields[HISTOGRAM] = _histogram(log_odds(out, task), true, known, where, groups)
-    return {name: Stacked(t) for name, t in fields.items()}
+    for part, chosen in (("val", rows.val), ("test", ~rows.val)):
+        fields[f"{part}.nodes"] = torch.bincount(rows.group[chosen], minlength=rows.groups).int()
+        fields[f"{part}.loss"] = rows.summed(loss[chosen], chosen)
+        for name, hits in tallies.items():
+            fields[f"{part}.{name}"] = rows.summed(hits[chosen].int(), chosen)
+    test = ~rows.val
+    scores, counted = log_odds(rows.logits, rows.task)[test], known[test]
+    fields["score.sum"] = rows.summed(scores * counted, test)
+    mean = fields["score.sum"] / fields["test.known"].clamp(min=1)
+    # Not plain squares: for a small spread around a large mean they cancel to nothing.
+    distance = (scores - mean[rows.group[test]]) * counted
+    fields["score.square"] = rows.summed(distance**2, test)
+    return fields
 
 
-def no_counts(model: Model, clients: int, device: torch.device) -> dict[str, Stacked]:
-    """Return the counts of clients that have judged nothing yet: zeros in every field."""
-    k = model.outputs
+def score_scale(fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
+    known, total = fields["test.known"].double(), fields["score.sum"]
+    number = known.sum(0).clamp(min=1)
+    mean = total.sum(0) / number
+    between = known * (total / known.clamp(min=1) - mean) ** 2
+    variance = (fields["score.square"] + between).sum(0) / number
+    return mean, variance.sqrt().clamp(min=1e-9)
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Stacked:
-        return Stacked(torch.zeros(clients, *shape, dtype=dtype, device=device))
 
-    fields: dict[str, Stacked] = {}
-    for name in ("val", "test"):
-        fields[f"{name}.nodes"] = zeros()
-        fields[f"{name}.loss"] = zeros(dtype=torch.float64)
-        fields |= {f"{name}.{part}": zeros(k) for part in ("known", "tp", "fp", "fn")}
-    return fields | {HISTOGRAM: zeros(k, 2, BINS)}
+def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return counts of test scores by client, class, truth and bin, (C, K, 2, B) int32.
+
+    The scale is u = (1 + z / (1 + |z|)) / 2 with z = (score - mean) / deviation: increasing, so
+    ranks stay, and equal bins of u are narrow where scores are many.
+    """
+    test = ~rows.val
+    _, true, known = (part[test] for part in _decisions(rows))
+    z = (log_odds(rows.logits[test], rows.task) - mean) / deviation
+    u = (1 + z / (1 + z.abs())) / 2
+    bins = (u * BINS).long().clamp(max=BINS - 1)
+    k = rows.logits.shape[1]
+    classes = torch.arange(k, device=z.device)
+    cell = (rows.group[test][:, None] * k + classes) * 2 + true.long()
+    counts = torch.bincount((cell * BINS + bins)[known], minlength=rows.groups * k * 2 * BINS)
+    return counts.view(rows.groups, k, 2, BINS).int()

@@ -22,7 +22,7 @@ class Scores:
         f1_macro: mean of the classes' F1, classes neither present nor predicted left out.
         f1_micro: F1 of all decisions together (equals accuracy for multi-class).
         auc: area under the ROC curve, one class against the rest, mean over classes that have
-            both; from histograms of 256 bins over log-odds in [-16, 16]. Test nodes only.
+            both; from histograms of 256 bins that follow the scores. Test nodes only.
         loss: mean loss of a node.
     """
 
@@ -50,6 +50,7 @@ class Views:
 
 
 Part = Literal["val", "test"]
+PARTS: tuple[Part, ...] = ("val", "test")
 
 
 def auc_of(histogram: Tensor) -> float | None:
@@ -66,8 +67,8 @@ def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None
     """Return the scores of `val` or `test` from all clients' counts; None without any node.
 
     Args:
-        counts: fields of `silograph.evaluation.counts.count`, each (C, ...); the histogram may
-            be that of all clients together, (1, K, 2, B).
+        counts: fields of `silograph.evaluation.counts.tally`, each (C, ...), and
+            `test.histogram` (K, 2, B) of all clients together.
         part: which nodes.
         task: what the labels mean.
     """
@@ -88,6 +89,6 @@ def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None
         accuracy_client_mean=float((right[busy].double() / judged[busy]).mean()),
         f1_macro=float(f1.mean()) if len(f1) else None,
         f1_micro=2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
-        auc=auc_of(counts["test.histogram"].sum(0)) if part == "test" else None,
+        auc=auc_of(counts["test.histogram"]) if part == "test" else None,
         loss=float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),
     )

@@ -1,7 +1,7 @@
 """Result folders: made once, never overwritten, files complete or absent.
 
-config.toml         the run, ready for `silograph run --config`
-run.json            versions, the model's shape, hashes of graph and cut
+config.toml         the run as it was given, ready for `silograph run --config`
+run.json            everything as resolved: seeds, versions, source, hashes of graph and cut
 clients.csv         one row a client: nodes, edges, halo; with bytes and flops when the run is over
 rounds.csv          one row a judged round, written as the run goes
 ledger.jsonl        one line for each direction of each call
@@ -12,6 +12,7 @@ result.json         the final result; there only when the run is over
 
 import csv
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -26,7 +27,8 @@ from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.experiment.result import Result, Row
 from silograph.experiment.setup import Setup, versions
-from silograph.federation.checkpoint import CheckpointFolder
+from silograph.experiment.snapshot import identity
+from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.statistics import describe
 
@@ -36,8 +38,10 @@ WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of int
 
 def default_folder(config: RunConfig) -> str:
     """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists."""
-    dataset = Path(config.dataset).stem
-    base = f"runs/{dataset}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    dataset = Path(os.path.abspath(config.dataset)).stem
+    now = time.time()
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+    base = f"runs/{dataset}-{config.method}-{stamp}"
     name, number = base, 2
     while os.path.lexists(name):
         name, number = f"{base}-{number}", number + 1
@@ -79,6 +83,7 @@ class ResultFolder:
             ConfigError: there is no run in it, or another process is writing to it.
         """
         self.path = path
+        self.run = ""  # digest of the run's identity, once it is known
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._written = 0  # records of the ledger that are in its file
         try:
@@ -96,8 +101,16 @@ class ResultFolder:
             ) from None
 
     @staticmethod
-    def create(path: str, setup: Setup, same: Mapping[str, str]) -> "ResultFolder":
+    def create(
+        path: str, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
+    ) -> "ResultFolder":
         """Make the folder with what is known before the first round, all at once.
+
+        Args:
+            path: the folder.
+            setup: the run.
+            given: the config as it was given; seeds and defaults are resolved in `setup`.
+            source: what `load` finds the graph by, or None for a graph in memory.
 
         Raises:
             ConfigError: the folder exists or cannot be made.
@@ -109,7 +122,7 @@ class ResultFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             making.mkdir()
             try:
-                _write_start(making, setup, same)
+                _write_start(making, setup, given, source)
                 making.rename(target)
             except BaseException:
                 shutil.rmtree(making, ignore_errors=True)
@@ -118,7 +131,38 @@ class ResultFolder:
             raise ConfigError(
                 f"expected to make the result folder {path}, got: {error.strerror}"
             ) from None
-        return ResultFolder(target)
+        folder = ResultFolder(target)
+        folder.take(identity(setup))
+        return folder
+
+    def about(self) -> dict[str, Any]:
+        """Return what run.json says.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        try:
+            found: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            return {"same": found["same"], "source": found["source"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"expected what the run was in {self.path / 'run.json'}, got: {error}"
+            ) from None
+
+    def take(self, same: Mapping[str, str]) -> None:
+        """Say which run writes here from now on."""
+        text = json.dumps(same, sort_keys=True)
+        self.run = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def fits(self, checkpoint: Checkpoint) -> str | None:
+        """Return why a checkpoint is not of this folder as it is, or None."""
+        if checkpoint.facts.get("run") != self.run:
+            return "it belongs to another run"
+        have = self.sizes()
+        for name, size in checkpoint.facts["sizes"].items():
+            if have[name] < size:
+                return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
+        return None
 
     def close(self) -> None:
         """Let others write to the folder."""
@@ -149,16 +193,10 @@ class ResultFolder:
         """Cut the growing files to these bytes, and return the rows and records that are left.
 
         Raises:
-            CheckpointError: a file is shorter than that, or unreadable.
+            CheckpointError: a record of the ledger is unreadable.
         """
         for name, size in sizes.items():
-            have = self.sizes()[name]
-            if have < size:
-                raise CheckpointError(
-                    f"expected at least {size} bytes in {self.path / name}, got {have}: the file "
-                    "was changed; start a new run"
-                )
-            if have > size:
+            if self.sizes()[name] > size:
                 os.truncate(self.path / name, size)
         rows, records = [], []
         if sizes.get(ROUNDS):
@@ -170,8 +208,15 @@ class ResultFolder:
         self._written = len(records)
         return rows, records
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run is over and its result written."""
+        return (self.path / "result.json").exists()
+
     def finish(self, result: Result, setup: Setup) -> None:
-        """Write the final clients.csv, the model, and last result.json."""
+        """Write the final clients.csv, the model, and last result.json; once."""
+        if self.is_complete:
+            return
         self.add_records(setup.federation.ledger)
         sizes, flops = setup.federation.ledger.by_client()
         rows = [dict(row) for row in client_rows(setup)]
@@ -185,18 +230,22 @@ class ResultFolder:
             "val": asdict(result.val),
             "partition_hash": result.partition_hash,
         }
-        write_atomic(self.path / "result.json", json.dumps(full, indent=2) + "\n")
+        text = json.dumps(full, indent=2, allow_nan=False)
+        write_atomic(self.path / "result.json", text + "\n")
 
 
-def _write_start(folder: Path, setup: Setup, same: Mapping[str, str]) -> None:
+def _write_start(
+    folder: Path, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
+) -> None:
     """Write what is known before the first round."""
-    write_atomic(folder / "config.toml", write_toml(replace(setup.config, out=None)))
+    write_atomic(folder / "config.toml", write_toml(replace(given, out=None)))
     graph = setup.cut.graph
     about: dict[str, Any] = {
         "versions": versions(),
+        "source": source,
+        "same": identity(setup),
         "model": asdict(setup.method_config.model),
         "partition_hash": setup.cut.partition.hash,
-        "graph_hash": same["graph"],
         "dataset": {
             "nodes": graph.num_nodes,
             "edges": graph.num_edges,

@@ -3,19 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.counts import HISTOGRAM, tally
+from silograph.evaluation.judge import counts_here, own_counts, server_counts
 from silograph.evaluation.scores import Part, Scores, Views, score
 from silograph.experiment.result import Row
-from silograph.experiment.setup import Setup
+from silograph.experiment.setup import Setup, uncut_block
 from silograph.graph.graph import Split
 from silograph.methods.base import RoundReport, ServerState
-from silograph.methods.local_training import own_counts, server_counts
 from silograph.nn.conv import Params
-from silograph.nn.model import forward
 
 Counts = Mapping[str, Tensor]
 ROW_SCORES = ("accuracy", "accuracy_client_mean", "f1_macro", "auc", "loss")
@@ -43,14 +40,8 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     fed = setup.federation
     server = None
     if state.weights is not None:
-        server = _pooled(server_counts(fed, state.weights, key.fold("judge server", t)))
-    own = _pooled(own_counts(fed, key.fold("judge own", t)))
-    return Judged(t, server, own, state.weights)
-
-
-def _pooled(counts: Counts) -> Counts:
-    """Return the counts with the histograms of all clients as one: scores need no more."""
-    return {**counts, HISTOGRAM: counts[HISTOGRAM].sum(dim=0, keepdim=True)}
+        server = server_counts(fed, state.weights, key.fold("judge server", t))
+    return Judged(t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
 
 
 def scores_of(setup: Setup, judged: Judged, part: Part) -> dict[str, Scores | None]:
@@ -111,15 +102,12 @@ def metric_of(setup: Setup, row: Row) -> str:
 
 def uncut_counts(setup: Setup, weights: Params) -> Counts:
     """Judge the server's model on the uncut graph, each node counted for its owner."""
-    model, block, partition = setup.method_config.model, setup.uncut, setup.cut.partition
-    owner = partition.owner.to(block.off.device)
+    block, partition = uncut_block(setup), setup.cut.partition
+    owner = partition.owner.to(setup.device)
     held = owner >= 0
     split = Split(block.split.train & held, block.split.val & held, block.split.test & held)
-    with torch.no_grad():
-        logits = forward(model, weights, block)
-        judged = replace(block, split=split)
-        fields = tally(logits, judged, owner, len(partition.ids), model.task)
-    return {name: field.t for name, field in fields.items()}
+    judged = replace(block, split=split)
+    return counts_here(setup.method_config.model, weights, judged, owner, len(partition.ids))
 
 
 def views_of(setup: Setup, best: Judged) -> tuple[Views, Views]:

@@ -8,12 +8,22 @@ from dataclasses import replace
 
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
+from silograph.evaluation.scores import PARTS
 from silograph.experiment.folder import ResultFolder
-from silograph.experiment.judging import is_better, judge, metric_of, row_of, validation, views_of
+from silograph.experiment.judging import (
+    Judged,
+    is_better,
+    judge,
+    metric_of,
+    row_of,
+    scores_of,
+    validation,
+    views_of,
+)
 from silograph.experiment.progress import Progress
 from silograph.experiment.result import Result, Row
 from silograph.experiment.setup import DTYPES, Setup
-from silograph.experiment.snapshot import Snapshot, identity, to_checkpoint
+from silograph.experiment.snapshot import Snapshot, to_checkpoint
 from silograph.experiment.stopping import reason_to_stop
 from silograph.experiment.trained import TrainedModel
 from silograph.nn.model import init_weights
@@ -30,7 +40,7 @@ def first_snapshot(setup: Setup) -> Snapshot:
     assert config.init_seed is not None  # resolved
     key = Key.of(config.init_seed).fold("init")
     weights = init_weights(setup.method_config.model, key, DTYPES[config.dtype])
-    weights = {name: w.to(setup.uncut.off.device) for name, w in weights.items()}
+    weights = {name: w.to(setup.device) for name, w in weights.items()}
     key = training_key(setup).fold("init")
     state = setup.method.init(setup.federation, setup.method_config, weights, key)
     return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None)
@@ -53,7 +63,6 @@ def train(
         rows: the table of rounds so far; grows.
     """
     config, fed = setup.config, setup.federation
-    same = identity(setup) if folder is not None and config.checkpoint_every else {}
     began = time.monotonic() - snapshot.seconds
     metric = metric_of(setup, rows[-1]) if rows else ""
     while snapshot.round < config.rounds and snapshot.stopped is None:
@@ -67,7 +76,7 @@ def train(
         due = config.checkpoint_every and (over or snapshot.round % config.checkpoint_every == 0)
         if folder is not None and due:
             folder.add_records(fed.ledger)
-            folder.checkpoints.write(to_checkpoint(setup, snapshot, same, folder.sizes()))
+            folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
         display.update(snapshot.round, metric)
     result = _result(setup, snapshot, rows, folder)
     if folder is not None:
@@ -81,15 +90,13 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     t = before.round + 1
     judged = t % config.eval_every == 0 or t == config.rounds
     fed.start_round(t)
-    state, report = setup.method.round(fed, setup.method_config, before.state, t, judged, key)
+    state, report = setup.method.round(fed, setup.method_config, before.state, t, key)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
-        raise TrainingError(
-            f"expected a finite training loss, got {report.train_loss} in round {t}: training "
-            "diverged; lower --lr, or the server's learning rate"
-        )
+        raise diverged("training", report.train_loss, t)
     best, row, scores = before.best, None, None
     if judged:
         now = judge(setup, state, t, key)
+        check_loss(setup, now, t)
         best = now if is_better(setup, now, best) else best
         scores = validation(setup, now)
         row = row_of(setup, now, report, time.monotonic() - began)
@@ -106,6 +113,22 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         best = judge(setup, state, t, key)
         row = row_of(setup, best, report, time.monotonic() - began)
     return Snapshot(t, state, best, seconds, stopped), row
+
+
+def diverged(what: str, loss: float, t: int) -> TrainingError:
+    """Return the error for a loss that is NaN or infinite."""
+    return TrainingError(
+        f"expected a finite {what} loss, got {loss} in round {t}: training diverged; lower --lr, "
+        "or the server's learning rate"
+    )
+
+
+def check_loss(setup: Setup, now: Judged, t: int) -> None:
+    """Raise `TrainingError` where a judged model's loss is NaN or infinite."""
+    for part in PARTS:
+        for scores in scores_of(setup, now, part).values():
+            if scores is not None and scores.loss is not None and not math.isfinite(scores.loss):
+                raise diverged({"val": "validation", "test": "test"}[part], scores.loss, t)
 
 
 def peak_memory_bytes() -> int:

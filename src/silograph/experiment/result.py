@@ -19,7 +19,7 @@ REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
 Row = dict[str, int | float | None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The outcome of a run.
 
@@ -51,6 +51,11 @@ class Result:
     seconds: float
     peak_memory_bytes: int
     result_dir: str | None
+
+    def __repr__(self) -> str:
+        """Return method, dataset and scores; the fields hold thousands of numbers."""
+        about = f"{self.config.method} on {self.config.dataset}, best round {self.best_round}"
+        return f"Result({about})\n{self.summary()}"
 
     @property
     def bytes(self) -> int:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, DataError
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.loop import first_snapshot, train
 from silograph.experiment.progress import show_progress
 from silograph.experiment.result import Result, Row
 from silograph.experiment.setup import Setup, choose_method, prepare
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
-from silograph.graph.datasets import load
+from silograph.graph.datasets import is_path, load, locate
 from silograph.graph.graph import Graph
 
 LOG = logging.getLogger("silograph")
@@ -49,30 +49,69 @@ def run(
     Raises:
         SilographError: something about the options, the graph or the cut cannot be used.
     """
-    names = {} if config is None else {k: v for k, v in vars(config).items() if v is not None}
-    if isinstance(graph, str | os.PathLike):
-        options = {**options, "dataset": os.fspath(graph)}
-    config = resolve_seeds(make_config(names | options))
-    choose_method(config)  # before any data is read: a wrong name should not cost a minute
     check_mode(progress)
-    if config.out is not None:
-        check_free(config.out)
-        config = with_absolute_paths(config)
-    if isinstance(graph, Graph):
-        config = replace(config, dataset=graph.name)
-    else:
-        graph = load(config.dataset, data_dir=config.data_dir)
-    with torch_threads(config.threads):
-        setup = prepare(config, graph)
+    given = _given(graph, config, options)
+    choose_method(given)  # before any data is read: a wrong name should not cost a minute
+    if given.out is not None:
+        check_free(given.out)
+    source = None
+    if not isinstance(graph, Graph):
+        source = source_of(given)
+        graph = load(given.dataset, data_dir=given.data_dir)
+    if given.out is not None:  # after loading, whose errors name a path as it was given
+        given = with_absolute_paths(given, in_memory=source is None)
+    with torch_threads(given.threads):
+        setup = prepare(resolve_seeds(given), graph)
         start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         folder = None
-        if config.out is not None:
-            folder = ResultFolder.create(config.out, setup, identity(setup))
+        if given.out is not None:
+            folder = ResultFolder.create(given.out, setup, given, source)
         try:
             return _go_on(setup, folder, progress, start, [])
         finally:
             if folder is not None:
                 folder.close()
+
+
+def _given(
+    graph: Graph | str | os.PathLike[str] | None,
+    config: RunConfig | None,
+    options: dict[str, Any],
+) -> RunConfig:
+    """Return the config that the arguments of `run` make together."""
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"expected a RunConfig as config, got {type(config).__name__}: give options as "
+            "keywords, or a run file to `silograph run --config`"
+        )
+    values = {} if config is None else {k: v for k, v in vars(config).items() if v is not None}
+    match graph:
+        case None:
+            name = {}
+        case Graph():
+            name = {"dataset": graph.name}
+        case str():
+            name = {"dataset": graph}
+        case os.PathLike():  # never a name, even where there is a dataset of that name
+            name = {"dataset": _absolute(os.fspath(graph))}
+        case _:
+            raise DataError(
+                f"expected a Graph, or the name or path of one, got {type(graph).__name__}: see "
+                "sg.from_arrays, sg.from_pyg, sg.from_networkx"
+            )
+    return make_config(values | options | name)
+
+
+def source_of(config: RunConfig) -> dict[str, str | None]:
+    """Return what `load` finds the graph by, from any working folder."""
+    path = locate(config.dataset, data_dir=config.data_dir)
+    if path is not None:
+        return {"dataset": str(path.absolute()), "data_dir": None}
+    data_dir = config.data_dir or os.environ.get("SILOGRAPH_DATA") or None
+    return {
+        "dataset": config.dataset,
+        "data_dir": None if data_dir is None else _absolute(data_dir),
+    }
 
 
 def resume(
@@ -96,11 +135,19 @@ def resume(
     target = Path(path)
     folder = ResultFolder(target)
     try:
+        about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
         if graph is None:
-            graph = load(config.dataset, data_dir=config.data_dir)
+            source = about["source"]
+            if source is None:
+                raise ConfigError(
+                    f"expected the graph of the run in {target}, got none: it was made in memory; "
+                    "use sg.resume(DIR, graph=...)"
+                )
+            graph = load(source["dataset"], data_dir=source["data_dir"])
         with torch_threads(config.threads):
-            setup = prepare(config, graph)
+            setup = prepare(resolve_seeds(config), graph)
+            check_identity(about["same"], identity(setup))
             snapshot, rows = _restore(setup, folder)
             return _go_on(setup, folder, progress, snapshot, rows)
     finally:
@@ -108,15 +155,20 @@ def resume(
 
 
 def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
-    """Bring federation and folder back to the latest whole checkpoint, or to the start."""
-    checkpoint, damaged = folder.checkpoints.latest()
-    for line in damaged:
-        assert checkpoint is not None  # `latest` raises where none is whole
+    """Bring federation and folder back to the latest usable checkpoint, or to the start."""
+    folder.take(identity(setup))
+    checkpoint, problems = folder.checkpoints.latest(folder.fits)
+    for line in problems:
+        assert checkpoint is not None  # `latest` raises where none is usable
         LOG.warning("%s; going on from round %d", line, checkpoint.round)
     if checkpoint is None:
+        if folder.is_complete:
+            raise ConfigError(
+                f"expected a run to go on with in {folder.path}, got a complete one without "
+                "checkpoints: its result is in result.json"
+            )
         folder.cut_back(dict.fromkeys(folder.sizes(), 0))
         return first_snapshot(setup), []
-    check_identity(checkpoint.facts, identity(setup))
     snapshot, states = from_checkpoint(setup, checkpoint)
     rows, records = folder.cut_back(checkpoint.facts["sizes"])
     setup.federation.restore(states, records)
@@ -136,14 +188,22 @@ def check_mode(progress: str) -> None:
         raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return the config with its paths made absolute, so that a run can go on from anywhere."""
-    data_dir = None if config.data_dir is None else os.path.abspath(config.data_dir)
-    is_path = os.path.exists(config.dataset) and (
-        os.sep in config.dataset or config.dataset.endswith(".npz")
-    )
-    dataset = os.path.abspath(config.dataset) if is_path else config.dataset
+def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
+    """Return the config with its paths made absolute, so that its file works from anywhere.
+
+    Args:
+        config: as it was given.
+        in_memory: whether `dataset` is but the name of a graph that is there already.
+    """
+    data_dir = None if config.data_dir is None else _absolute(config.data_dir)
+    is_file = not in_memory and is_path(config.dataset)
+    dataset = _absolute(config.dataset) if is_file else config.dataset
     return replace(config, data_dir=data_dir, dataset=dataset)
+
+
+def _absolute(path: str) -> str:
+    """Return the path from the root on; `~` is the user's home, as in `load`."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 @contextmanager

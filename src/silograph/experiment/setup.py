@@ -51,7 +51,7 @@ class Setup:
         method: the method.
         method_config: what its ops read.
         federation: the engine.
-        uncut: the uncut graph as one client; it belongs to the experiment, not to the server.
+        device: where it computes.
     """
 
     config: RunConfig
@@ -59,7 +59,14 @@ class Setup:
     method: Method
     method_config: MethodConfig
     federation: InProcess
-    uncut: ClientBlock
+    device: torch.device
+
+
+def uncut_block(setup: Setup) -> ClientBlock:
+    """Return the uncut graph as one client; it belongs to the experiment, not to the server."""
+    cut = setup.cut
+    block, _ = make_block(cut.graph, whole(cut.graph), cut.split)
+    return block.to(setup.device, DTYPES[setup.config.dtype])
 
 
 def cut_graph(config: RunConfig, graph: Graph) -> Cut:
@@ -135,12 +142,8 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
     parse_target(config.target)
     optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
     cut = cut_graph(config, graph)
-    uncut, uncut_route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
-    block, route = (
-        (uncut, uncut_route)
-        if method.uncut
-        else make_block(cut.graph, cut.partition, cut.split, dtype)
-    )
+    partition = whole(cut.graph) if method.uncut else cut.partition
+    block, route = make_block(cut.graph, partition, cut.split, dtype)
     keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
     config = replace(
         config,
@@ -172,4 +175,4 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
         block_size=config.block_size,
         strict=config.strict,
     )
-    return Setup(config, cut, method, method_config, federation, uncut.to(device, dtype))
+    return Setup(config, cut, method, method_config, federation, device)

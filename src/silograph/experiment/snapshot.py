@@ -4,16 +4,13 @@ Everything that decides the rest of the run is here or in the config; draws come
 there is no random state to save.
 """
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from silograph.core.config import write_toml
 from silograph.core.errors import CheckpointError
-from silograph.core.payload import Ragged, Stacked, State
+from silograph.core.payload import Ragged, Stacked, State, named
 from silograph.experiment.judging import Judged
 from silograph.experiment.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint
@@ -43,67 +40,69 @@ class Snapshot:
 
 
 def identity(setup: Setup) -> dict[str, str]:
-    """Return what a checkpoint must share with the run that goes on from it."""
-    config = write_toml(replace(setup.config, out=None))
+    """Return everything that must be the same for a run to go on, by name."""
+    config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
+    del config["out"]
     found = versions()
     return {
-        "config": hashlib.blake2b(config.encode(), digest_size=8).hexdigest(),
+        **{f"config {name}": repr(value) for name, value in config.items()},
         "graph": fingerprint(setup.cut.graph),
         "partition": setup.cut.partition.hash,
         **{name: found[name] for name in NUMERIC},
     }
 
 
+def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Raise `CheckpointError` unless two identities are the same.
+
+    Raises:
+        CheckpointError: names what differs, and both values.
+    """
+    for name in ours.keys() | theirs.keys():
+        if theirs.get(name) != ours.get(name):
+            raise CheckpointError(
+                f"expected a run with {name} {ours.get(name)}, got one with {theirs.get(name)}: "
+                "going on would not give the numbers of an uninterrupted run; start a new run"
+            )
+
+
 def to_checkpoint(
-    setup: Setup, snapshot: Snapshot, same: Mapping[str, str], sizes: Mapping[str, int]
+    setup: Setup, snapshot: Snapshot, run: str, sizes: Mapping[str, int]
 ) -> Checkpoint:
     """Return the checkpoint of a snapshot.
 
     Args:
         setup: the run.
         snapshot: where it is.
-        same: `identity(setup)`, worked out once.
+        run: digest of the run's identity.
         sizes: bytes of the folder's growing files that belong to this snapshot.
     """
     state, best = snapshot.state, snapshot.best
-    tensors = _named("server/memory", state.memory) | _named("server/weights", state.weights or {})
+    groups: dict[str, Mapping[str, Tensor] | None] = {
+        "server/memory": state.memory,
+        "server/weights": state.weights,
+    }
+    if best is not None:
+        groups |= {"best/personalised": best.personalised, "best/server": best.server}
+        # The weights of a round that was just judged are the server's.
+        groups["best/weights"] = None if best.round == snapshot.round else best.weights
+    tensors: dict[str, Tensor] = {}
+    for prefix, group in groups.items():
+        tensors |= named(prefix, group or {})
     for number, block in enumerate(setup.federation.states()):
         for name, field in block.items():
             tensors[f"client/{number}/{name}/t"] = field.t
             if isinstance(field, Ragged):
                 tensors[f"client/{number}/{name}/off"] = field.off
-    if best is not None:
-        tensors |= _named("best/personalised", best.personalised)
-        tensors |= _named("best/server", best.server or {})
-        if best.round != snapshot.round:  # else they are the server's weights
-            tensors |= _named("best/weights", best.weights or {})
     facts = {
-        "same": dict(same),
+        "run": run,
         "sizes": dict(sizes),
+        "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
     return Checkpoint(snapshot.round, tensors, facts)
-
-
-def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": t for name, t in tensors.items()}
-
-
-def check_identity(facts: Mapping[str, Any], same: Mapping[str, str]) -> None:
-    """Raise `CheckpointError` unless a checkpoint belongs to this very run.
-
-    Raises:
-        CheckpointError: names what differs, and both values.
-    """
-    theirs = facts.get("same", {})
-    for name, ours in same.items():
-        if theirs.get(name) != ours:
-            raise CheckpointError(
-                f"expected a checkpoint with {name} {ours}, got one with {theirs.get(name)}: going "
-                "on would not give the numbers of an uninterrupted run; start a new run"
-            )
 
 
 def from_checkpoint(setup: Setup, checkpoint: Checkpoint) -> tuple[Snapshot, list[State]]:
@@ -112,29 +111,28 @@ def from_checkpoint(setup: Setup, checkpoint: Checkpoint) -> tuple[Snapshot, lis
     Raises:
         CheckpointError: something that every checkpoint has is missing.
     """
-    device = setup.uncut.off.device
-    parts = {name: t.to(device) for name, t in checkpoint.tensors.items()}
+    parts = {name: t.to(setup.device) for name, t in checkpoint.tensors.items()}
     facts = checkpoint.facts
-    has_model = setup.method.judge == "server"
+
+    def group(prefix: str) -> dict[str, Tensor] | None:
+        return _below(prefix, parts) if prefix in facts["groups"] else None
+
     try:
-        weights = _below("server/weights", parts) if has_model else None
-        state = ServerState(weights, _below("server/memory", parts))
+        state = ServerState(group("server/weights"), _below("server/memory", parts))
         best, best_round = None, facts["best_round"]
         if best_round is not None:
             now = best_round == checkpoint.round
             best = Judged(
                 round=best_round,
-                server=_below("best/server", parts) if has_model else None,
+                server=group("best/server"),
                 personalised=_below("best/personalised", parts),
-                weights=weights if now or not has_model else _below("best/weights", parts),
+                weights=state.weights if now else group("best/weights"),
             )
         seconds, stopped = facts["seconds"], facts["stopped"]
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
-    states = [
-        _state(_below(f"client/{number}", parts))
-        for number in range(len(setup.federation.states()))
-    ]
+    blocks = range(len(setup.federation.states()))
+    states = [_state(_below(f"client/{number}", parts)) for number in blocks]
     return Snapshot(checkpoint.round, state, best, seconds, stopped), states
 
 

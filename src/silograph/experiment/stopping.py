@@ -55,7 +55,7 @@ def reason_to_stop(
         config: the run's limits.
         t: the round that is over.
         best_round: the best one so far.
-        validation: scores of round t if it was judged.
+        validation: scores of round t, None if it was not judged.
         total_bytes: all bytes of the ledger.
         seconds: of training so far.
     """
@@ -64,7 +64,8 @@ def reason_to_stop(
         value = getattr(validation, target.metric)
         if value is not None and value >= target.value:
             return f"target reached: validation {target.metric} {value:.4f} >= {target.value:g}"
-    if config.patience is not None and t - best_round >= config.patience:
+    waited = config.patience is not None and t - best_round >= config.patience
+    if waited and validation is not None:  # a round that was not judged says nothing
         return f"patience: no better validation for {t - best_round} rounds, best {best_round}"
     if config.max_bytes is not None and total_bytes >= config.max_bytes:
         return f"max_bytes: {total_bytes} bytes exchanged, limit {config.max_bytes}"

@@ -27,7 +27,7 @@ from silograph.nn.model import Model, forward, weight_shapes
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
     """A model with its weights.
 
@@ -43,12 +43,18 @@ class TrainedModel:
     class_names: tuple[str, ...] = ()
     normalize: str = "none"
 
+    def __repr__(self) -> str:
+        """Return the shape; the weights are too many to print."""
+        return f"TrainedModel({self.shape}, normalize={self.normalize!r})"
+
     def logits(self, graph: Graph) -> Tensor:
         """Return the logits of every node, (n, K), along all edges of the graph.
 
         Raises:
-            DataError: the graph has another number of features than the model.
+            DataError: not a graph, or it has another number of features than the model.
         """
+        if not isinstance(graph, Graph):
+            raise DataError(f"expected a Graph, got {type(graph).__name__}: see sg.load")
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "

@@ -97,6 +97,7 @@ class Fold:
         self._reduce = reduce
         self._total: dict[str, Tensor] = {}
         self._weight = 0.0
+        self._fields: set[str] | None = None
 
     def add(self, reply: Payload) -> None:
         """Add the reply of a block, one client after the other.
@@ -105,6 +106,12 @@ class Fold:
             ProtocolError: a field is not `Stacked`, or the weights are missing or negative.
         """
         fields: dict[str, Tensor] = {}
+        if not reply or (self._fields is not None and reply.keys() != self._fields):
+            raise ProtocolError(
+                f"expected the same fields from every block to reduce, got {sorted(reply)} after "
+                f"{sorted(self._fields or ())}"
+            )
+        self._fields = set(reply)
         for name, field in reply.items():
             if not isinstance(field, Stacked):
                 raise ProtocolError(
@@ -123,7 +130,7 @@ class Fold:
             case Sum():
                 return [1] * len(next(iter(fields.values())))
             case WeightedMean(by):
-                if by not in fields or bool((fields[by] < 0).any()):
+                if by not in fields or not bool((fields[by] >= 0).all()):
                     raise ProtocolError(
                         f"expected weights >= 0 in field {by!r} of the reply, got fields "
                         f"{sorted(fields)}"

@@ -12,7 +12,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,20 +102,29 @@ class CheckpointFolder:
         files = self.path.iterdir() if self.path.is_dir() else ()
         return sorted((f for f in files if NAME.fullmatch(f.name)), reverse=True)
 
-    def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the latest checkpoint that is whole, and a line for each that is not.
+    def latest(
+        self, misfit: Callable[[Checkpoint], str | None] = lambda _: None
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """Return the latest checkpoint that can be used, and a line for each later one.
+
+        Args:
+            misfit: says why a whole checkpoint cannot be used all the same, or None.
 
         Raises:
-            CheckpointError: there are checkpoints, but none is whole.
+            CheckpointError: there are checkpoints, but none can be used.
         """
-        damaged: list[str] = []
+        problems: list[str] = []
         for file in self._files():
             try:
-                return from_bytes(file.read_bytes()), damaged
+                checkpoint = from_bytes(file.read_bytes())
+                reason = misfit(checkpoint)
             except (CheckpointError, OSError) as error:
-                damaged.append(f"{file.name} cannot be used: {error}")
-        if damaged:
+                reason = str(error)
+            if reason is None:
+                return checkpoint, problems
+            problems.append(f"{file.name} cannot be used: {reason}")
+        if problems:
             raise CheckpointError(
-                f"expected a whole checkpoint in {self.path}, got none: {'; '.join(damaged)}"
+                f"expected a usable checkpoint in {self.path}, got none: {'; '.join(problems)}"
             )
         return None, []

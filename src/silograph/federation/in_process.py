@@ -1,7 +1,7 @@
 """The in-process engine: all clients in this process, in blocks of `block_size`."""
 
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ from silograph.core.payload import (
     Shared,
     State,
     concatenate,
+    join,
     put,
     state_of,
     take_all,
 )
-from silograph.core.work import metered
+from silograph.core.work import Meter, metered
 from silograph.federation.base import Fold, Op, Reduce, positions_of
+from silograph.federation.check import check_fields
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
 from silograph.federation.ledger import Direction, Ledger, Record
 from silograph.graph.block import ClientBlock
@@ -102,16 +104,17 @@ class InProcess:
         reduce: Reduce | None = None,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
-        start = time.perf_counter()
         self._step += 1
         envelope = Envelope(op.__name__, what, self._round, self._step)
         positions = positions_of(self._ids, to)
+        check_fields(inbox, len(positions), f"inbox of {op.__name__}", shared=True)
         self._record(envelope, "down", positions, frame_sizes(op.__name__, inbox, len(positions)))
+        everyone = len(positions) == len(self._ids)
         device = self._blocks[0].off.device
         fold = Fold(reduce) if reduce is not None else None
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
-        flops: list[Tensor] = []
+        meters: list[Meter] = []
         for index, members in enumerate(self._members):
             called = torch.isin(positions, members)
             if not bool(called.any()):
@@ -120,27 +123,30 @@ class InProcess:
             mine = called.nonzero()[:, 0].to(device)
             part = self._carried(envelope, take_all(inbox, mine), len(local))
             with metered(len(local)) as meter:
-                reply = self._run(index, op, part, local, key)
+                reply = self._run(index, op, part, local, key, everyone=everyone)
             sizes.append(frame_sizes(op.__name__, reply, len(local)))
-            flops.append(meter.flops)
+            meters.append(meter)
             reply = self._carried(envelope, reply, len(local))
             if fold is not None:
                 fold.add(reply)
             else:
                 replies.append(reply)
-        work = torch.cat(flops).numpy()
+        work = torch.cat([meter.flops for meter in meters]).numpy()
         self._record(envelope, "up", positions, np.concatenate(sizes), work)
-        self._ledger.seconds.append(time.perf_counter() - start)
-        return fold.result() if fold is not None else _joined(replies)
+        for kind in sorted({kind for meter in meters for kind in meter.apart}):
+            apart = torch.cat([meter.part(kind).flops for meter in meters]).numpy()
+            self._record(replace(envelope, kind=kind), "up", positions, None, apart)
+        return fold.result() if fold is not None else join(replies)
 
     def _record(
         self,
         envelope: Envelope,
         direction: Direction,
         positions: Tensor,
-        sizes: np.ndarray,
+        sizes: np.ndarray | None,
         flops: np.ndarray | None = None,
     ) -> None:
+        zeros = np.zeros(len(positions))
         self._ledger.append(
             Record(
                 round=envelope.round,
@@ -149,8 +155,8 @@ class InProcess:
                 what=envelope.kind,
                 direction=direction,
                 clients=positions.numpy(),
-                bytes=sizes,
-                flops=np.zeros(len(sizes)) if flops is None else flops,
+                bytes=zeros.astype(np.int64) if sizes is None else sizes,
+                flops=zeros if flops is None else flops,
             )
         )
 
@@ -165,25 +171,26 @@ class InProcess:
             name: _to(concatenate([part[name] for part in arrived]), device) for name in arrived[0]
         }
 
-    def _run(self, index: int, op: Op, inbox: Payload, local: Tensor, key: Key) -> Payload:
+    def _run(
+        self, index: int, op: Op, inbox: Payload, local: Tensor, key: Key, *, everyone: bool
+    ) -> Payload:
         """Run `op` at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index], self._states[index]
-        if len(local) == block.num_clients:
-            self._states[index], reply = op(self._cfg, block, state, inbox, key)
-            return reply
-        old = state_of(take_all(state, local))
-        new, reply = op(self._cfg, block.take(local), old, inbox, key)
-        if new.keys() != state.keys():
+        whole = len(local) == block.num_clients
+        old = state if whole else state_of(take_all(state, local))
+        new, reply = op(self._cfg, block if whole else block.take(local), old, inbox, key)
+        check_fields(reply, len(local), f"reply of {op.__name__}", shared=False)
+        check_fields(new, len(local), f"state after {op.__name__}", shared=False)
+        if not everyone and new.keys() != state.keys():
             raise ProtocolError(
                 f"expected state fields {sorted(state)} after {op.__name__}, got {sorted(new)}: "
                 "state fields are created by a call to all clients"
             )
-        self._states[index] = {name: put(state[name], new[name], local) for name in state}
+        if whole:
+            self._states[index] = new
+        else:
+            self._states[index] = {name: put(state[name], new[name], local) for name in state}
         return reply
-
-
-def _joined(replies: list[Payload]) -> dict[str, Field]:
-    return {name: concatenate([reply[name] for reply in replies]) for name in replies[0]}
 
 
 def _to(field: Field, device: torch.device) -> Field:

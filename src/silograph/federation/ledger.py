@@ -3,7 +3,8 @@
 Each call leaves two records, `down` (server to clients) and `up`. Bytes are the lengths of the
 frames (`silograph.federation.frame`), one frame for each client and direction; a broadcast counts
 once for each recipient. Work is counted where it happens (`silograph.core.work`) and stands in the
-`up` record. Seconds are kept apart, because they never repeat.
+`up` record; work for another purpose than the call's, such as evaluation within training, has an
+`up` record of its own kind without bytes. Seconds are no part of it: they never repeat.
 
 C: clients of the federation. k: clients of a call.
 """
@@ -112,7 +113,6 @@ class Ledger:
         self._records: list[Record] = []
         self._by_kind: dict[Kind, int] = defaultdict(int)
         self._flops = 0.0
-        self.seconds: list[float] = []  # of each call since this process began
         for record in records:
             self.append(record)
 

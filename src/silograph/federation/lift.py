@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from silograph.core.key import Key
-from silograph.core.payload import Field, Payload, State, concatenate, state_of, take_all
+from silograph.core.payload import Payload, State, join, state_of, take_all
 from silograph.core.work import work_of
 from silograph.federation.base import Op
 from silograph.graph.block import ClientBlock
@@ -34,10 +34,6 @@ def per_client(op: Op) -> Op:
                 new, reply = op(cfg, block.take(position), own, take_all(inbox, position), key)
             states.append(new)
             replies.append(reply)
-        return state_of(_join(states)), _join(replies)
+        return state_of(join(states)), join(replies)
 
     return lifted
-
-
-def _join(parts: list[Payload] | list[State]) -> dict[str, Field]:
-    return {name: concatenate([part[name] for part in parts]) for name in parts[0]}

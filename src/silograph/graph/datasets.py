@@ -72,14 +72,11 @@ def load(name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | Non
         ConfigError: no graph of that name, naming the nearest.
         DataError: a file or folder is absent or cannot be used, or a download failed.
     """
-    folders = _folders(data_dir)
-    if isinstance(name, os.PathLike) or _is_path(name):
-        return _load_path(Path(name).expanduser())
+    path = locate(name, data_dir=data_dir)
+    if path is not None:
+        return _load_path(path)
+    name, folders = os.fspath(name), _folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
-    for folder in folders:
-        for file in (folder / f"{name}.npz", folder / f"{plain}.npz"):
-            if name and file.is_file():
-                return load_npz(file)
     if plain == "digits":
         return _digits()
     if plain in _PYG:
@@ -94,6 +91,24 @@ def load(name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | Non
     raise unknown("dataset", name, DATASETS | ALIASES)
 
 
+def locate(
+    name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None
+) -> Path | None:
+    """Return the file or folder that `load` reads for a name or path, None for its other ways.
+
+    Raises:
+        DataError: a folder to search is absent.
+    """
+    if not isinstance(name, str | os.PathLike):
+        raise DataError(f"expected the name or path of a graph, got {type(name).__name__}")
+    folders = _folders(data_dir)
+    if isinstance(name, os.PathLike) or is_path(name):
+        return Path(name).expanduser()
+    plain = ALIASES.get(name.lower(), name.lower())
+    files = [f / f"{word}.npz" for f in folders for word in (name, plain) if word]
+    return next((file for file in files if file.is_file()), None)
+
+
 def _folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """Return the folders to search, first to last."""
     given = {"data_dir": data_dir, f"${_VARIABLE}": os.environ.get(_VARIABLE) or None}
@@ -106,7 +121,8 @@ def _folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     return [*folders, Path("../shared/data")]
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether `load` takes a name for a path."""
     separators = [os.sep, os.altsep or os.sep]
     if name.lower().endswith((".npz", ".csv")) or any(mark in name for mark in separators):
         return True

@@ -27,7 +27,7 @@ class Split:
     test: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """An undirected graph with node features and node labels.
 
@@ -55,6 +55,13 @@ class Graph:
     silo: Tensor | None = None
     silo_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return name and sizes."""
+        return (
+            f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, "
+            f"features={self.num_features}, classes={self.num_classes}, task={self.task!r})"
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -142,5 +149,6 @@ def fingerprint(graph: Graph) -> str:
     for part in parts:
         digest.update(f"{part.dtype} {tuple(part.shape)};".encode())
         digest.update(part.contiguous().numpy().data)
+    digest.update(f"{graph.num_classes} {graph.node_id.dtype};".encode())
     digest.update(graph.node_id.tobytes())
     return digest.hexdigest()

@@ -52,7 +52,8 @@ def make_split(
     size = torch.bincount(owner, minlength=len(partition.ids))
     place = torch.arange(len(nodes)) - (size.cumsum(0) - size)[owner]
 
-    ends = [torch.floor(total * size.double() + 0.5)[owner] for total in np.cumsum(ratios)]
+    # Halves round up; the tolerance keeps sums such as .6 + .3 from falling short of one.
+    ends = [torch.floor(t * size.double() + 0.5 + TOLERANCE)[owner] for t in np.cumsum(ratios)]
     roles = [place < ends[0]]
     roles += [(place >= ends[i]) & (place < ends[i + 1]) for i in (0, 1)]
     if not roles[0].any():

@@ -59,9 +59,7 @@ class RoundReport:
 
 
 Init = Callable[[Federation, MethodConfig, Params, Key], ServerState]
-Round = Callable[
-    [Federation, MethodConfig, ServerState, int, bool, Key], tuple[ServerState, RoundReport]
-]
+Round = Callable[[Federation, MethodConfig, ServerState, int, Key], tuple[ServerState, RoundReport]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Method:
         judge: the view whose validation accuracy picks the round.
         uncut: trains on the uncut graph as one client (simulation only).
         init: sets up the clients and returns the server's first state from initial weights.
-        round: one round; the flag says whether clients judge their own models in it.
+        round: one round, from the number of the round (from 1) and the run's key.
     """
 
     name: str

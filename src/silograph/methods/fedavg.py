@@ -13,7 +13,6 @@ import dataclasses
 from dataclasses import field
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -21,12 +20,10 @@ from silograph.aggregation.server_step import ServerAdam, ServerMomentum, Step, 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Shared
-from silograph.federation.base import Federation, WeightedMean
+from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.local_training import begin, shared_weights, train, with_prefix
+from silograph.methods.local_training import begin, local_round, shared_weights, train
 from silograph.nn.conv import Params
-from silograph.selection.uniform import select_uniform
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -80,24 +77,15 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
 
 
 def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, judge: bool, key: Key
+    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
-    """Select, train, average, step."""
+    """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
-    chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
-    reply = fed.call(
-        train,
-        shared_weights(state.weights) | {"judge": Shared(torch.tensor(judge))},
-        what=Kind.WEIGHTS,
-        key=key.fold("train", t),
-        to=chosen,
-        reduce=WeightedMean("nodes"),
-    )
-    if "loss" not in reply:  # no selected client has a training node
-        return state, RoundReport(tuple(chosen), None)
-    mean = with_prefix("weights", reply)
+    inbox = shared_weights(state.weights)
+    mean, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key)
+    if mean is None:
+        return state, report
     weights, memory = server_step(cfg.options)(state.weights, mean, state.memory)
-    report = RoundReport(tuple(chosen), float(reply["loss"].t))
     return ServerState(weights, memory), report
 
 

@@ -4,26 +4,25 @@ All clients start from the same initial weights. In a round each selected client
 `local_epochs` full-batch steps and keeps weights and, by default, optimizer state.
 """
 
-import torch
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State
-from silograph.federation.base import Federation, WeightedMean
+from silograph.core.payload import Payload, Stacked, State, under
+from silograph.evaluation.judge import remember_own
+from silograph.federation.base import Federation
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
-    prefixed,
+    local_round,
     shared_weights,
+    stacked,
     stacked_copies,
     train_from,
-    with_prefix,
 )
 from silograph.nn.conv import Params
-from silograph.selection.uniform import select_uniform
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,18 +35,19 @@ def begin_own(
 ) -> tuple[State, Payload]:
     """Set up the state and keep the initial weights as own. In: `weights/*`. Out: nothing."""
     new, reply = begin(cfg, block, state, inbox, key)
-    own = stacked_copies(with_prefix("weights", inbox), block.num_clients)
-    return {**new, **prefixed("own", own)}, reply
+    own = stacked_copies(under("weights", inbox), block.num_clients)
+    return {**new, **stacked("weights", own), **remember_own(cfg.model, own, block)}, reply
 
 
 def train_own(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Go on training the own weights. In: `judge`. Out: `nodes` (C,), `loss` (C,)."""
-    own = {k: w.clone() for k, w in with_prefix("own", state).items()}
-    weights, new, loss = train_from(cfg, block, state, own, inbox, key)
+    """Go on training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
+    del inbox
+    own = {k: w.clone() for k, w in under("weights", state).items()}
+    weights, new, loss = train_from(cfg, block, state, own, key)
     reply = {"nodes": Stacked(block.num_train), "loss": Stacked(loss)}
-    return {**new, **prefixed("own", weights)}, reply
+    return {**new, **stacked("weights", weights)}, reply
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
@@ -58,20 +58,11 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
 
 
 def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, judge: bool, key: Key
+    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """Let the selected clients train on; only their loss comes back."""
-    chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
-    reply = fed.call(
-        train_own,
-        {"judge": Shared(torch.tensor(judge))},
-        what=Kind.CONTROL,
-        key=key.fold("train", t),
-        to=chosen,
-        reduce=WeightedMean("nodes"),
-    )
-    loss = float(reply["loss"].t) if "loss" in reply else None
-    return state, RoundReport(tuple(chosen), loss)
+    _, report = local_round(fed, cfg, train_own, {}, Kind.CONTROL, t, key)
+    return state, report
 
 
 LOCAL = Method(

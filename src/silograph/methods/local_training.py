@@ -1,13 +1,13 @@
 """Local training: what FedAvg and most methods do between two messages.
 
 Each client starts from given weights and takes full-batch steps on its own training nodes, on
-its internal edges. The ops here are shared by the methods of this folder.
+its internal edges. The ops and the round here are shared by the methods of this folder.
 
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate, B = infinity).
 
-State of a client: `optimizer/*` if kept between rounds, `judged/*` counts of its own model.
-C: clients.
+State of a client: `optimizer/*` if kept between rounds, and what judging keeps (see
+`silograph.evaluation.judge`). C: clients.
 """
 
 from collections.abc import Mapping
@@ -17,34 +17,29 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
 from silograph.core.work import report_rows, work_of
-from silograph.evaluation.counts import count, no_counts
-from silograph.federation.base import Federation
+from silograph.evaluation.judge import no_logits, remember_own
+from silograph.federation.base import Federation, Op, WeightedMean
 from silograph.graph.block import ClientBlock
-from silograph.methods.base import MethodConfig
+from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.conv import Params
 from silograph.nn.loss import node_loss
 from silograph.nn.model import forward, weight_shapes
 from silograph.nn.segment import segment_sum
+from silograph.selection.uniform import select_uniform
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
+def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
     """Return client tensors (C, ...) as fields `prefix/name`."""
-    return {f"{prefix}/{name}": Stacked(t) for name, t in tensors.items()}
-
-
-def with_prefix(prefix: str, fields: Payload) -> Params:
-    """Return the tensors of the fields `prefix/name`, by name."""
-    start = f"{prefix}/"
-    return {k.removeprefix(start): f.t for k, f in fields.items() if k.startswith(start)}
+    return {name: Stacked(t) for name, t in named(prefix, tensors).items()}
 
 
 def shared_weights(weights: Mapping[str, Tensor]) -> dict[str, Shared]:
     """Return the server's weights as fields `weights/name`."""
-    return {f"weights/{name}": Shared(w) for name, w in weights.items()}
+    return {name: Shared(w) for name, w in named("weights", weights).items()}
 
 
 def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
@@ -56,7 +51,7 @@ def mean_loss(cfg: MethodConfig, block: ClientBlock, weights: Params, key: Key |
     """Return every client's mean training loss, (C,); each client needs a training node."""
     train = block.split.train
     logits = forward(cfg.model, weights, block, key)
-    off = torch.cat([block.off.new_zeros(1), block.num_train.cumsum(0)])
+    off = offsets(block.num_train)
     report_rows(off, LOSS_FLOPS * cfg.model.outputs)
     total = segment_sum(node_loss(logits[train], block.y[train], cfg.model.task), off)
     return total / block.num_train
@@ -83,8 +78,7 @@ def fit(
     active = (block.num_train > 0).nonzero()[:, 0]
     if len(active) == block.num_clients:
         return _fit(cfg, block, weights, memory, key)
-    loss = torch.zeros(block.num_clients, dtype=next(iter(weights.values())).dtype)
-    loss = loss.to(block.off.device)
+    loss = next(iter(weights.values())).new_zeros(block.num_clients)
     if len(active) == 0:
         return weights, memory, loss
     part = [{k: t[active] for k, t in tensors.items()} for tensors in (weights, memory)]
@@ -116,13 +110,12 @@ def begin(
 ) -> tuple[State, Payload]:
     """Set up the state of every client. In: nothing. Out: nothing."""
     del state, inbox, key
-    judged = no_counts(cfg.model, block.num_clients, block.off.device)
-    new: dict[str, Stacked] = {f"judged/{name}": field for name, field in judged.items()}
+    new: dict[str, Stacked | Ragged] = {**no_logits(cfg.model, block)}
     if cfg.keep_optimizer:
         assert block.adj.values is not None  # blocks carry values of the run's dtype
         shapes = weight_shapes(cfg.model).items()
         like = {k: block.adj.values.new_zeros(block.num_clients, *shape) for k, shape in shapes}
-        new |= prefixed("optimizer", cfg.optimizer.init(like))
+        new |= stacked("optimizer", cfg.optimizer.init(like))
     return new, {}
 
 
@@ -131,61 +124,46 @@ def train(
 ) -> tuple[State, Payload]:
     """Train from the server's weights.
 
-    In: `weights/*` shared; `judge` () bool, whether to judge the trained model on own nodes.
-    Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
+    In: `weights/*` shared. Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
     """
-    start = stacked_copies(with_prefix("weights", inbox), block.num_clients)
-    weights, new_state, loss = train_from(cfg, block, state, start, inbox, key)
-    reply = prefixed("weights", weights)
-    return new_state, reply | {"nodes": Stacked(block.num_train), "loss": Stacked(loss)}
+    start = stacked_copies(under("weights", inbox), block.num_clients)
+    weights, new, loss = train_from(cfg, block, state, start, key)
+    reply = stacked("weights", weights)
+    return new, reply | {"nodes": Stacked(block.num_train), "loss": Stacked(loss)}
 
 
 def train_from(
-    cfg: MethodConfig,
-    block: ClientBlock,
-    state: State,
-    start: Params,
-    inbox: Payload,
-    key: Key,
+    cfg: MethodConfig, block: ClientBlock, state: State, start: Params, key: Key
 ) -> tuple[Params, State, Tensor]:
-    """Train from weights (C, ...), a copy; return weights, new state with counts, losses."""
+    """Train from weights (C, ...), a copy; return weights, new state, losses (C,).
+
+    What the trained model says of the judged rows stays in the state, as the client's own view.
+    """
     if cfg.keep_optimizer:
-        memory = {k: m.clone() for k, m in with_prefix("optimizer", state).items()}
+        memory = {k: m.clone() for k, m in under("optimizer", state).items()}
     else:
         memory = cfg.optimizer.init(start)
     weights, memory, loss = fit(cfg, block, start, memory, key)
-    new = dict(state)
+    new = {**state, **remember_own(cfg.model, weights, block)}
     if cfg.keep_optimizer:
-        new |= prefixed("optimizer", memory)
-    if bool(inbox["judge"].t):
-        new |= {f"judged/{k}": field for k, field in count(cfg.model, weights, block).items()}
+        new |= stacked("optimizer", memory)
     return weights, new, loss
 
 
-def judge_own(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Report the counts of each client's own model. In: nothing. Out: see `counts.count`."""
-    del cfg, block, inbox, key
-    counts = {k: Stacked(t) for k, t in with_prefix("judged", state).items()}
-    return state, counts
+def local_round(
+    fed: Federation, cfg: MethodConfig, op: Op, inbox: Payload, what: Kind, t: int, key: Key
+) -> tuple[Params | None, RoundReport]:
+    """Let the selected clients run a training op once.
 
-
-def judge_server(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Judge the server's model on own nodes. In: `weights/*`. Out: see `counts.count`."""
-    del key
-    return state, count(cfg.model, with_prefix("weights", inbox), block)
-
-
-def own_counts(fed: Federation, key: Key) -> Params:
-    """Return all clients' counts of their own models."""
-    reply = fed.call(judge_own, {}, what=Kind.EVALUATION, key=key)
-    return {name: field.t for name, field in reply.items()}
-
-
-def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> Params:
-    """Return all clients' counts of the server's model."""
-    reply = fed.call(judge_server, shared_weights(weights), what=Kind.EVALUATION, key=key)
-    return {name: field.t for name, field in reply.items()}
+    Returns:
+        The mean of the fields `weights/*` of the replies, weighted by `nodes`, without the
+        prefix (empty if the op sends none), or None if nobody could train; and the report.
+    """
+    chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
+    reply = fed.call(
+        op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=WeightedMean("nodes")
+    )
+    if "loss" not in reply:  # no selected client has a training node
+        return None, RoundReport(tuple(chosen), None)
+    report = RoundReport(tuple(chosen), float(reply["loss"].t))
+    return under("weights", reply), report

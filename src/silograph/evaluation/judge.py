@@ -1,0 +1,129 @@
+"""Judging models at the clients: ops, and the server's two steps through them.
+
+A client keeps the logits of its judged rows as state; they never leave. `server/logits` are those
+of the server's model, `own/logits` those of the client's own model, which training leaves there
+(`remember_own`).
+
+`cfg` is whatever the method's ops are given; it has a `model`. C: clients. j: judged rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
+from silograph.core.work import work_for
+from silograph.evaluation.counts import (
+    JudgedRows,
+    histogram,
+    judged_mask,
+    judged_rows,
+    score_scale,
+    tally,
+)
+from silograph.federation.base import Federation, Op, Sum
+from silograph.graph.block import ClientBlock
+from silograph.nn.model import Model, forward
+
+HISTOGRAM = "test.histogram"
+
+
+def no_logits(model: Model, block: ClientBlock) -> dict[str, Ragged]:
+    """Return the state of clients that have no model yet: for them all classes are alike."""
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    counts = block.count(judged_mask(block))
+    zeros = block.adj.values.new_zeros(int(counts.sum()), model.outputs)
+    empty = Ragged(zeros, offsets(counts))
+    return {"server/logits": empty, "own/logits": empty}
+
+
+def _logits(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Ragged:
+    with torch.no_grad():
+        mask = judged_mask(block)
+        return Ragged(forward(model, weights, block)[mask], offsets(block.count(mask)))
+
+
+def remember_own(
+    model: Model, weights: Mapping[str, Tensor], block: ClientBlock
+) -> dict[str, Ragged]:
+    """Return the state field that tells what each client's own model (C, ...) says."""
+    with work_for(Kind.EVALUATION):
+        logits = _logits(model, weights, block)
+    return {"own/logits": logits}
+
+
+def _rows(block: ClientBlock, state: State, whose: str) -> JudgedRows:
+    return judged_rows(block, state[f"{whose}/logits"].t, block.client, block.num_clients)
+
+
+def judge_server(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge the server's model on own nodes. In: `weights/*`. Out: see `counts.tally`."""
+    del key
+    new = {**state, "server/logits": _logits(cfg.model, under("weights", inbox), block)}
+    return new, _stacked(tally(_rows(block, new, "server")))
+
+
+def judge_own(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge each client's own model on its own nodes. In: nothing. Out: see `counts.tally`."""
+    del cfg, inbox, key
+    return state, _stacked(tally(_rows(block, state, "own")))
+
+
+def bin_server(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Sort the scores just judged into bins. In: `mean`, `deviation` (K,). Out: the histogram."""
+    del cfg, key
+    counts = histogram(_rows(block, state, "server"), inbox["mean"].t, inbox["deviation"].t)
+    return state, {HISTOGRAM: Stacked(counts)}
+
+
+def bin_own(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: the histogram."""
+    del cfg, key
+    counts = histogram(_rows(block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
+    return state, {HISTOGRAM: Stacked(counts)}
+
+
+def _stacked(fields: Mapping[str, Tensor]) -> dict[str, Stacked]:
+    return {name: Stacked(t) for name, t in fields.items()}
+
+
+def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
+    """Ask all clients for counts, then for histograms on the scale that the counts give."""
+    reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
+    fields = {name: field.t for name, field in reply.items()}
+    mean, deviation = score_scale(fields)
+    scale = {"mean": Shared(mean), "deviation": Shared(deviation)}
+    bins = fed.call(sort, scale, what=Kind.EVALUATION, key=key, reduce=Sum())
+    return {**fields, HISTOGRAM: bins[HISTOGRAM].t}
+
+
+def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
+    """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
+    inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+    return _ask(fed, judge_server, bin_server, inbox, key)
+
+
+def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
+    """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
+    return _ask(fed, judge_own, bin_own, {}, key)
+
+
+def counts_here(
+    model: Model, weights: Mapping[str, Tensor], block: ClientBlock, group: Tensor, groups: int
+) -> dict[str, Tensor]:
+    """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
+    rows = judged_rows(block, _logits(model, weights, block).t, group, groups)
+    fields = tally(rows)
+    return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}

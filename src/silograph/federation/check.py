@@ -1,0 +1,50 @@
+"""What may cross: every payload and state is held to the same rules, encoded or not.
+
+Without this, an op that breaks a rule would be noticed on some block sizes and engines only.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
+
+
+def check_fields(fields: Mapping[str, Field], clients: int, where: str, *, shared: bool) -> None:
+    """Raise `ProtocolError` unless every field has a part for each client, and frames carry it.
+
+    Args:
+        fields: a payload or a state.
+        clients: C.
+        where: what it is, for the message: `reply of train`.
+        shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
+    """
+    if len(fields) > MAX_FIELDS:
+        raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
+    for name, field in fields.items():
+        problem = _problem(name, field, clients, shared)
+        if problem:
+            raise ProtocolError(f"expected {problem} for {name!r} in {where}")
+
+
+def _problem(name: str, field: Field, clients: int, shared: bool) -> str | None:
+    """Return what was expected and what came, or None."""
+    t = field.t
+    if t.dtype not in DTYPES:
+        return f"a dtype that frames carry, got {t.dtype},"
+    if len(name.encode()) > MAX_NAME or t.dim() > MAX_DIMENSIONS:
+        return f"a name of at most {MAX_NAME} bytes and {MAX_DIMENSIONS} dimensions"
+    match field:
+        case Shared():
+            return None if shared else "Stacked or Ragged, got Shared"
+        case Stacked():
+            if t.dim() == 0 or len(t) != clients:
+                return f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
+        case Ragged(_, off):
+            ends = off.tolist()
+            if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != len(t):
+                return f"runs of {len(t)} rows for {clients} clients, got offsets {ends[:9]}"
+            if any(a > b for a, b in itertools.pairwise(ends)):
+                return f"ascending offsets, got {ends[:9]}"
+    return None
