@@ -2,17 +2,17 @@
 
     python benchmarks/engine/overhead.py --data-dir ../shared/data
 
-FedAvg, GCN of width 128, one local epoch, every round judged. Rounds are timed in turn with
-nothing, with the ledger, and with ledger and checkpoint, in one process on one thread, by CPU time
-of the process; the figure is the median over blocks of the ratio within a block.
+FedAvg, GCN of width 128, one local epoch, every round judged. Single rounds are timed in turn with
+nothing, with the ledger, and with ledger and checkpoint, in one process on one thread, by CPU time of
+the process; the figure is the median of the ratios of neighboring rounds.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,9 +25,11 @@ from silograph.core.work import Meter
 from silograph.experiment import loop
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.setup import Setup, prepare
-from silograph.experiment.snapshot import Snapshot, identity, to_checkpoint
+from silograph.experiment.snapshot import to_checkpoint
 from silograph.graph.datasets import load
 
+VARIANTS = ("neither", "ledger", "ledger + checkpoint")
+WARM_UP = 3
 CELLS = (("cora", 10), ("cora", 100), ("pubmed", 10), ("pubmed", 100))
 
 
@@ -54,39 +56,28 @@ def without_ledger() -> Iterator[None]:
         yield
 
 
-def timed(action: Callable[[], Snapshot]) -> tuple[float, Snapshot]:
-    """Return the CPU seconds of an action, and what it returned."""
-    begin = time.process_time()
-    done = action()
-    return time.process_time() - begin, done
-
-
-def measure(setup: Setup, folder: ResultFolder, blocks: int, rounds: int) -> dict[str, list[float]]:
-    """Return CPU seconds of a round for each variant, one figure a block."""
-    same = identity(setup)
+def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[float]]:
+    """Return CPU seconds of single rounds for each variant; variants take turns, in changing order."""
     snapshot = loop.first_snapshot(setup)
-    seconds: dict[str, list[float]] = {"neither": [], "ledger": [], "ledger + checkpoint": []}
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
 
-    def go(checkpoint: bool) -> Snapshot:
-        now = snapshot
-        for _ in range(rounds):
-            now, row = loop._round(setup, now, 0.0)
-            if checkpoint:
-                assert row is not None
-                folder.add_round(row)
-                folder.add_records(setup.federation.ledger)
-                folder.checkpoints.write(to_checkpoint(setup, now, same, folder.sizes()))
-        return now
+    def one(variant: str) -> None:
+        nonlocal snapshot
+        begin = time.process_time()
+        snapshot, row = loop._round(setup, snapshot, 0.0)
+        if variant == "ledger + checkpoint":
+            assert row is not None
+            folder.add_round(row)
+            folder.add_records(setup.federation.ledger)
+            folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
+        seconds[variant].append(time.process_time() - begin)
 
-    go(True)  # warm up
-    for _ in range(blocks):
-        with without_ledger():
-            taken, _ = timed(lambda: go(False))
-        seconds["neither"].append(taken / rounds)
-        for name in ("ledger", "ledger + checkpoint"):
-            taken, _ = timed(lambda name=name: go(name != "ledger"))  # type: ignore[misc]
-            seconds[name].append(taken / rounds)
-    return seconds
+    for turn in range(rounds + WARM_UP):
+        for place in range(len(VARIANTS)):
+            variant = VARIANTS[(turn + place) % len(VARIANTS)]
+            with without_ledger() if variant == "neither" else nullcontext():
+                one(variant)
+    return {name: values[WARM_UP:] for name, values in seconds.items()}
 
 
 def main() -> None:
@@ -94,6 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir")
     parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| graph | clients | ms a round, neither | ledger | ledger + checkpoint |")
@@ -104,13 +96,13 @@ def main() -> None:
         )
         setup = prepare(resolve_seeds(config), load(dataset, data_dir=arguments.data_dir))
         with tempfile.TemporaryDirectory() as place:
-            folder = ResultFolder.create(str(Path(place) / "run"), setup, identity(setup))
-            seconds = measure(setup, folder, blocks=9, rounds=6)
+            folder = ResultFolder.create(str(Path(place) / "run"), setup, config, None)
+            seconds = measure(setup, folder, arguments.rounds)
             folder.close()
-        base = seconds["neither"]
-        cells = [f"{1000 * statistics.median(base):.1f}"]
-        for name in ("ledger", "ledger + checkpoint"):
-            ratios = [b / a for a, b in zip(base, seconds[name], strict=True)]
+        base = statistics.median(seconds["neither"])
+        cells = [f"{1000 * base:.1f}"]
+        for name in VARIANTS[1:]:
+            ratios = [b / a for a, b in zip(seconds["neither"], seconds[name], strict=True)]
             cells.append(f"{100 * (statistics.median(ratios) - 1):+.1f} %")
         print(f"| {dataset} | {clients} | " + " | ".join(cells) + " |", flush=True)
 

@@ -23,7 +23,12 @@ PAPER = {
     "local": {5: "80.10 ± 0.76", 10: "77.43 ± 0.49", 20: "72.75 ± 0.89"},
     "fedavg": {5: "79.63 ± 4.37", 10: "72.06 ± 2.18", 20: "69.50 ± 3.58"},
 }
-PROTOCOL = {"dataset": "cora", "largest_component": True, "partition": "metis", "rounds": 100}
+PROTOCOL: dict[str, Any] = {
+    "dataset": "cora",
+    "largest_component": True,
+    "partition": "metis",
+    "rounds": 100,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "local": {"method": "local"},
     "local, no weight decay": {"method": "local", "weight_decay": 0.0},

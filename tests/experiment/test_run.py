@@ -341,6 +341,10 @@ def test_progress_goes_to_standard_error(
         ({"split": "0.5/0/0.5"}, "expected a finite test loss, got nan in round 1: training"),
         ({"eval_every": 9}, "expected a finite training loss, got nan in round 2: training"),
         ({"method": "local"}, "expected a finite validation loss, got nan in round 1: training"),
+        (
+            {"eval_every": 9, "max_bytes": 1},
+            "expected a finite validation loss, got nan in round 1",
+        ),
     ],
 )
 def test_a_run_that_diverges_says_so(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.evaluation.judge import counts_here, own_counts, server_counts
-from silograph.evaluation.scores import Part, Scores, Views, score
+from silograph.evaluation.scores import PARTS, Scores, Views, score
 from silograph.experiment.result import Row
 from silograph.experiment.setup import Setup, uncut_block
 from silograph.graph.graph import Split
@@ -16,6 +16,9 @@ from silograph.nn.conv import Params
 
 Counts = Mapping[str, Tensor]
 ROW_SCORES = ("accuracy", "accuracy_client_mean", "f1_macro", "auc", "loss")
+
+
+ViewScores = Mapping[str, Scores | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +30,31 @@ class Judged:
         server: counts of the server's model, or None where there is none.
         personalised: counts of the clients' own models.
         weights: the server's model.
+        val: validation scores by view, the two views that clients can tell.
+        test: test scores, likewise.
     """
 
     round: int
     server: Counts | None
     personalised: Counts
     weights: Params | None
+    val: ViewScores
+    test: ViewScores
+
+
+def judged(
+    setup: Setup, t: int, server: Counts | None, own: Counts, weights: Params | None
+) -> Judged:
+    """Return a round with the scores of its counts."""
+    task = setup.cut.graph.task
+    val, test = (
+        {
+            "server": None if server is None else score(server, part, task),
+            "personalised": score(own, part, task),
+        }
+        for part in PARTS
+    )
+    return Judged(t, server, own, weights, val, test)
 
 
 def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
@@ -41,26 +63,13 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     server = None
     if state.weights is not None:
         server = server_counts(fed, state.weights, key.fold("judge server", t))
-    return Judged(t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
-
-
-def scores_of(setup: Setup, judged: Judged, part: Part) -> dict[str, Scores | None]:
-    """Return the scores of the two views that clients can tell."""
-    task = setup.cut.graph.task
-    server = None if judged.server is None else score(judged.server, part, task)
-    return {"server": server, "personalised": score(judged.personalised, part, task)}
-
-
-def validation(setup: Setup, judged: Judged) -> Scores | None:
-    """Return the validation scores that pick the round; None without validation nodes."""
-    return scores_of(setup, judged, "val")[setup.method.judge]
+    return judged(setup, t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
 
 
 def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
     """Whether `new` is chosen over `old`: by validation accuracy, then loss; the later if none."""
-    if old is None:
-        return True
-    ours, theirs = validation(setup, new), validation(setup, old)
+    view = setup.method.judge
+    ours, theirs = new.val[view], None if old is None else old.val[view]
     if ours is None or theirs is None:
         return True
     assert ours.accuracy is not None  # both are of judged nodes
@@ -78,8 +87,8 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
         "participants": len(report.participants),
         "train_loss": report.train_loss,
     }
-    for part in ("val", "test"):
-        for view, scores in scores_of(setup, judged, part).items():
+    for part, views in (("val", judged.val), ("test", judged.test)):
+        for view, scores in views.items():
             for name in ROW_SCORES:
                 if (part, name) != ("val", "auc"):
                     value = None if scores is None else getattr(scores, name)
@@ -117,8 +126,8 @@ def views_of(setup: Setup, best: Judged) -> tuple[Views, Views]:
     val, test = (
         Views(
             uncut=None if uncut is None else score(uncut, part, task),
-            **scores_of(setup, best, part),
+            **(best.val if part == "val" else best.test),
         )
-        for part in ("val", "test")
+        for part in PARTS
     )
     return val, test

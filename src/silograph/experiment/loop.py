@@ -4,11 +4,12 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
-from silograph.evaluation.scores import PARTS
+from silograph.evaluation.scores import Part, Scores
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.judging import (
     Judged,
@@ -16,8 +17,6 @@ from silograph.experiment.judging import (
     judge,
     metric_of,
     row_of,
-    scores_of,
-    validation,
     views_of,
 )
 from silograph.experiment.progress import Progress
@@ -26,6 +25,7 @@ from silograph.experiment.setup import DTYPES, Setup
 from silograph.experiment.snapshot import Snapshot, to_checkpoint
 from silograph.experiment.stopping import reason_to_stop
 from silograph.experiment.trained import TrainedModel
+from silograph.methods.base import ServerState
 from silograph.nn.model import init_weights
 
 
@@ -95,10 +95,9 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         raise diverged("training", report.train_loss, t)
     best, row, scores = before.best, None, None
     if judged:
-        now = judge(setup, state, t, key)
-        check_loss(setup, now, t)
+        now = judge_finite(setup, state, t)
         best = now if is_better(setup, now, best) else best
-        scores = validation(setup, now)
+        scores = now.val[setup.method.judge]
         row = row_of(setup, now, report, time.monotonic() - began)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
@@ -110,7 +109,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         seconds=seconds,
     )
     if stopped is not None and best is None:  # a limit before the first evaluation: judge now
-        best = judge(setup, state, t, key)
+        best = judge_finite(setup, state, t)
         row = row_of(setup, best, report, time.monotonic() - began)
     return Snapshot(t, state, best, seconds, stopped), row
 
@@ -123,12 +122,19 @@ def diverged(what: str, loss: float, t: int) -> TrainingError:
     )
 
 
-def check_loss(setup: Setup, now: Judged, t: int) -> None:
+def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
     """Raise `TrainingError` where a judged model's loss is NaN or infinite."""
-    for part in PARTS:
-        for scores in scores_of(setup, now, part).values():
-            if scores is not None and scores.loss is not None and not math.isfinite(scores.loss):
-                raise diverged({"val": "validation", "test": "test"}[part], scores.loss, t)
+    for judged in scores:
+        if judged is not None and judged.loss is not None and not math.isfinite(judged.loss):
+            raise diverged({"val": "validation", "test": "test"}[part], judged.loss, t)
+
+
+def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
+    """Judge a round; raise `TrainingError` where training diverged."""
+    now = judge(setup, state, t, training_key(setup))
+    check_loss(now.val.values(), "val", t)
+    check_loss(now.test.values(), "test", t)
+    return now
 
 
 def peak_memory_bytes() -> int:
@@ -148,6 +154,8 @@ def _result(
     if best.weights is not None:
         model = TrainedModel(shape, best.weights, graph.class_names, config.normalize)
     val, test = views_of(setup, best)
+    check_loss([val.uncut], "val", best.round)
+    check_loss([test.uncut], "test", best.round)
     return Result(
         config=replace(config, out=path),
         test=test,

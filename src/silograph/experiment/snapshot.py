@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import Ragged, Stacked, State, named
-from silograph.experiment.judging import Judged
+from silograph.experiment.judging import Judged, judged
 from silograph.experiment.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import fingerprint
@@ -58,7 +58,7 @@ def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
     Raises:
         CheckpointError: names what differs, and both values.
     """
-    for name in ours.keys() | theirs.keys():
+    for name in sorted(ours.keys() | theirs.keys()):
         if theirs.get(name) != ours.get(name):
             raise CheckpointError(
                 f"expected a run with {name} {ours.get(name)}, got one with {theirs.get(name)}: "
@@ -122,11 +122,12 @@ def from_checkpoint(setup: Setup, checkpoint: Checkpoint) -> tuple[Snapshot, lis
         best, best_round = None, facts["best_round"]
         if best_round is not None:
             now = best_round == checkpoint.round
-            best = Judged(
-                round=best_round,
-                server=group("best/server"),
-                personalised=_below("best/personalised", parts),
-                weights=state.weights if now else group("best/weights"),
+            best = judged(
+                setup,
+                best_round,
+                group("best/server"),
+                _below("best/personalised", parts),
+                state.weights if now else group("best/weights"),
             )
         seconds, stopped = facts["seconds"], facts["stopped"]
     except KeyError as error:

@@ -15,7 +15,6 @@ not exactly this is refused before anything is allocated for it.
 
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,34 +71,28 @@ def _part(field: Field, position: int) -> Tensor:
             return t[int(off[position]) : int(off[position + 1])]
 
 
-def _head_bytes(op: str, payload: Mapping[str, Field]) -> int:
-    """Return the bytes of everything but the buffers."""
-    size = HEADER.size + len(op.encode())
-    for name, field in payload.items():
-        dims = field.t.dim() - isinstance(field, Stacked)
-        size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
-    return size
-
-
 def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
     """Return the length of each client's frame without making it, (C,) int64 bytes.
 
     Args:
         op: name of the op.
         payload: fields for C clients.
-        clients: C.
+        clients: C, at least 1.
     """
-    sizes = np.full(clients, _head_bytes(op, payload), dtype=np.int64)
-    for field in payload.values():
-        item = field.t.element_size()
-        match field:
-            case Shared(t):
-                sizes += item * t.numel()
-            case Stacked(t):
-                sizes += item * math.prod(t.shape[1:])
-            case Ragged(t, off):
-                sizes += item * math.prod(t.shape[1:]) * off.diff().cpu().numpy()
-    return sizes
+    size = HEADER.size + len(op.encode())
+    rows = np.zeros(clients, dtype=np.int64)
+    for name, field in payload.items():
+        t = field.t
+        dims, values = t.dim(), t.numel()
+        if isinstance(field, Stacked):
+            dims, values = dims - 1, values // clients
+        size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
+        if isinstance(field, Ragged):
+            row = t.element_size() * math.prod(t.shape[1:])
+            rows += row * field.off.diff().cpu().numpy()
+        else:
+            size += t.element_size() * values
+    return rows + size
 
 
 def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
