@@ -3,8 +3,8 @@
     python benchmarks/engine/overhead.py --data-dir ../shared/data
 
 FedAvg, GCN of width 128, one local epoch, every round judged. Single rounds are timed in turn with
-nothing, with the ledger, and with ledger and checkpoint, in one process on one thread, by CPU time of
-the process; the figure is the median of the ratios of neighboring rounds.
+nothing, with the ledger, and with ledger and checkpoint, in one process on one thread, by CPU time
+of the process; the figure is the median of the ratios of neighboring rounds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from silograph.core.work import Meter
 from silograph.experiment import loop
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.setup import Setup, prepare
-from silograph.experiment.snapshot import to_checkpoint
+from silograph.experiment.snapshot import best_apart, to_checkpoint
 from silograph.graph.datasets import load
 
 VARIANTS = ("neither", "ledger", "ledger + checkpoint")
@@ -57,7 +57,7 @@ def without_ledger() -> Iterator[None]:
 
 
 def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[float]]:
-    """Return CPU seconds of single rounds for each variant; variants take turns, in changing order."""
+    """Return CPU seconds of single rounds by variant; variants take turns in changing order."""
     snapshot = loop.first_snapshot(setup)
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
 
@@ -69,6 +69,9 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
             assert row is not None
             folder.add_round(row)
             folder.add_records(setup.federation.ledger)
+            apart = best_apart(snapshot)
+            if apart is not None and snapshot.best is not None:
+                folder.checkpoints.keep_best(snapshot.best.round, apart)
             folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
         seconds[variant].append(time.process_time() - begin)
 

@@ -160,6 +160,32 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(
     assert files_of(folder) == expected
 
 
+def test_damaged_best_weights_fall_back(
+    make_graph: Callable[..., Graph],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The weights of the best round stand in a file of their own once another round follows."""
+    graph, options = make_graph(), {"rounds": 40, "lr": 0.05}
+    sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
+    rounds = list(csv.DictReader((tmp_path / "whole" / "rounds.csv").read_text().splitlines()))
+    keys = [(float(r["val_server_accuracy"]), -float(r["val_server_loss"])) for r in rounds]
+    best = [max(range(t + 1), key=lambda i: (keys[i], -i)) + 1 for t in range(len(keys))]
+    # The first round whose best was found two rounds before, and which is followed by others.
+    last = next(t for t in range(3, 40) if best[t - 2] == t - 1 and best[t - 1] == t - 1)
+    run_until(monkeypatch, graph, last + 1, tmp_path / "cut", **options)
+    weights = tmp_path / "cut" / "checkpoints" / f"best-{last - 1:09d}.checkpoint"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, logger="silograph"):
+        sg.resume(tmp_path / "cut", graph=graph)
+    assert f"round-{last:09d}.checkpoint cannot be used" in caplog.text
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+    caplog.clear()
+    sg.resume(tmp_path / "cut", graph=graph)  # what was damaged has been written again
+    assert caplog.text == ""
+
+
 def test_no_whole_checkpoint_left(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
     folder, graph, _ = stopped
     for number in (3, 4):

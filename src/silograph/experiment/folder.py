@@ -155,13 +155,19 @@ class ResultFolder:
         self.run = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def fits(self, checkpoint: Checkpoint) -> str | None:
-        """Return why a checkpoint is not of this folder as it is, or None."""
+        """Return why a checkpoint is not of this folder as it is, or None.
+
+        Raises:
+            CheckpointError: the weights of its best round are missing or damaged.
+        """
         if checkpoint.facts.get("run") != self.run:
             return "it belongs to another run"
         have = self.sizes()
         for name, size in checkpoint.facts["sizes"].items():
             if have[name] < size:
                 return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
+        if checkpoint.facts["best_apart"]:
+            self.checkpoints.best(checkpoint.facts["best_round"])  # raises where it is unusable
         return None
 
     def close(self) -> None:

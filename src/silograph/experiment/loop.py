@@ -22,7 +22,7 @@ from silograph.experiment.judging import (
 from silograph.experiment.progress import Progress
 from silograph.experiment.result import Result, Row
 from silograph.experiment.setup import DTYPES, Setup
-from silograph.experiment.snapshot import Snapshot, to_checkpoint
+from silograph.experiment.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.stopping import reason_to_stop
 from silograph.experiment.trained import TrainedModel
 from silograph.methods.base import ServerState
@@ -76,6 +76,9 @@ def train(
         due = config.checkpoint_every and (over or snapshot.round % config.checkpoint_every == 0)
         if folder is not None and due:
             folder.add_records(fed.ledger)
+            apart = best_apart(snapshot)
+            if apart is not None and snapshot.best is not None:
+                folder.checkpoints.keep_best(snapshot.best.round, apart)
             folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
         display.update(snapshot.round, metric)
     result = _result(setup, snapshot, rows, folder)

@@ -169,8 +169,10 @@ def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
             )
         folder.cut_back(dict.fromkeys(folder.sizes(), 0))
         return first_snapshot(setup), []
-    snapshot, states = from_checkpoint(setup, checkpoint)
-    rows, records = folder.cut_back(checkpoint.facts["sizes"])
+    facts = checkpoint.facts
+    apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
+    snapshot, states = from_checkpoint(setup, checkpoint, apart)
+    rows, records = folder.cut_back(facts["sizes"])
     setup.federation.restore(states, records)
     return snapshot, rows
 

@@ -16,6 +16,7 @@ from silograph.experiment.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState
+from silograph.nn.conv import Params
 
 NUMERIC = ("silograph", "torch", "numpy")  # packages whose version decides the bits of a result
 
@@ -84,8 +85,6 @@ def to_checkpoint(
     }
     if best is not None:
         groups |= {"best/personalised": best.personalised, "best/server": best.server}
-        # The weights of a round that was just judged are the server's.
-        groups["best/weights"] = None if best.round == snapshot.round else best.weights
     tensors: dict[str, Tensor] = {}
     for prefix, group in groups.items():
         tensors |= named(prefix, group or {})
@@ -99,14 +98,28 @@ def to_checkpoint(
         "sizes": dict(sizes),
         "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
+        "best_apart": best_apart(snapshot) is not None,
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
     return Checkpoint(snapshot.round, tensors, facts)
 
 
-def from_checkpoint(setup: Setup, checkpoint: Checkpoint) -> tuple[Snapshot, list[State]]:
+def best_apart(snapshot: Snapshot) -> Params | None:
+    """Return the best round's weights where they are not the server's current ones."""
+    best = snapshot.best
+    return None if best is None or best.round == snapshot.round else best.weights
+
+
+def from_checkpoint(
+    setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
+) -> tuple[Snapshot, list[State]]:
     """Return the snapshot and the clients' states by block.
+
+    Args:
+        setup: the run.
+        checkpoint: what `to_checkpoint` made.
+        apart: weights of the best round where the facts say that they are kept apart.
 
     Raises:
         CheckpointError: something that every checkpoint has is missing.
@@ -121,13 +134,13 @@ def from_checkpoint(setup: Setup, checkpoint: Checkpoint) -> tuple[Snapshot, lis
         state = ServerState(group("server/weights"), _below("server/memory", parts))
         best, best_round = None, facts["best_round"]
         if best_round is not None:
-            now = best_round == checkpoint.round
+            apart_here = apart and {name: w.to(setup.device) for name, w in apart.items()}
             best = judged(
                 setup,
                 best_round,
                 group("best/server"),
                 _below("best/personalised", parts),
-                state.weights if now else group("best/weights"),
+                dict(apart_here) if apart_here else state.weights,
             )
         seconds, stopped = facts["seconds"], facts["stopped"]
     except KeyError as error:

@@ -26,7 +26,7 @@ from silograph.core.errors import CheckpointError
 
 MAGIC = b"SGC1"
 HEAD = struct.Struct("<4sII")
-NAME = re.compile(r"round-(\d{9})\.checkpoint")
+NAME = re.compile(r"(round|best)-\d{9}\.checkpoint")
 KEPT = 2
 
 
@@ -79,28 +79,59 @@ def from_bytes(data: bytes) -> Checkpoint:
     return Checkpoint(number, {name: torch.from_numpy(a) for name, a in arrays.items()}, facts)
 
 
+def file_name(what: str, number: int) -> str:
+    """Return the name of a checkpoint's file; sorting names sorts rounds."""
+    return f"{what}-{number:09d}.checkpoint"
+
+
 class CheckpointFolder:
     """The checkpoints of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._best: int | None = None  # whose weights this process has written
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint whole, then drop all but the two latest."""
+        self._write("round", checkpoint)
+
+    def keep_best(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights of the best round, once: checkpoints after it need not repeat them.
+
+        Two are kept: the two latest checkpoints know at most two best rounds.
+        """
+        if self._best != number:
+            self._write("best", Checkpoint(number, weights, {}))
+            self._best = number
+
+    def best(self, number: int) -> Mapping[str, Tensor]:
+        """Return the weights that `keep_best` wrote.
+
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        path = self.path / file_name("best", number)
+        try:
+            return from_bytes(path.read_bytes()).tensors
+        except OSError as error:
+            raise CheckpointError(f"expected {path.name}, got: {error.strerror}") from None
+
+    def _write(self, what: str, checkpoint: Checkpoint) -> None:
         self.path.mkdir(exist_ok=True)
-        target = self.path / f"round-{checkpoint.round:09d}.checkpoint"
+        target = self.path / file_name(what, checkpoint.round)
         partial = target.with_suffix(".partial")
         with partial.open("wb") as file:
             for part in to_bytes(checkpoint):
                 file.write(part)
         partial.replace(target)
-        for old in self._files()[KEPT:]:
+        for old in self._files(what)[KEPT:]:
             old.unlink()
 
-    def _files(self) -> list[Path]:
-        """Return the files of checkpoints, the latest first."""
+    def _files(self, what: str) -> list[Path]:
+        """Return the files of one sort, the latest first."""
         files = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted((f for f in files if NAME.fullmatch(f.name)), reverse=True)
+        found = ((f, NAME.fullmatch(f.name)) for f in files)
+        return sorted((f for f, m in found if m is not None and m[1] == what), reverse=True)
 
     def latest(
         self, misfit: Callable[[Checkpoint], str | None] = lambda _: None
@@ -114,7 +145,7 @@ class CheckpointFolder:
             CheckpointError: there are checkpoints, but none can be used.
         """
         problems: list[str] = []
-        for file in self._files():
+        for file in self._files("round"):
             try:
                 checkpoint = from_bytes(file.read_bytes())
                 reason = misfit(checkpoint)
