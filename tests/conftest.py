@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from commands import save
+from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.experiment.setup import Setup, prepare
 from silograph.graph.block import ClientBlock, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
@@ -107,3 +109,16 @@ def work(tmp_path: Path, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "80")
     save("g.npz", make_graph())
     return folder
+
+
+@pytest.fixture
+def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
+    """Every set-up that runs make while the test goes."""
+    seen: list[Setup] = []
+
+    def spy(config: RunConfig, graph: Graph) -> Setup:
+        seen.append(prepare(config, graph))
+        return seen[-1]
+
+    monkeypatch.setattr("silograph.experiment.run.prepare", spy)
+    return seen

@@ -26,20 +26,6 @@ from silograph.methods import METHODS
 from silograph.nn import model as model_module
 from silograph.nn.conv import Params
 
-
-@pytest.fixture
-def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
-    """Every set-up that runs make while the test goes."""
-    seen: list[Setup] = []
-
-    def spy(config: RunConfig, graph: Graph) -> Setup:
-        seen.append(prepare(config, graph))
-        return seen[-1]
-
-    monkeypatch.setattr("silograph.experiment.run.prepare", spy)
-    return seen
-
-
 # --- the same again, and grouping -----------------------------------------------------------------
 
 

@@ -11,14 +11,13 @@ from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 from runs import MakeGraph, assert_close, go, of, rows_of, weights_of
-from silograph.core.config import RunConfig
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, under
 from silograph.evaluation.scores import Scores, score
 from silograph.experiment.judging import uncut_counts
-from silograph.experiment.setup import Setup, prepare
+from silograph.experiment.setup import Setup
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
 from silograph.graph.partition import Partition
 from silograph.methods import METHODS
@@ -27,19 +26,6 @@ from silograph.nn.conv import Params
 from silograph.nn.model import init_weights
 
 NO_VALIDATION = "0.5/0/0.5"
-
-
-@pytest.fixture
-def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
-    """Every set-up that runs make while the test goes."""
-    seen: list[Setup] = []
-
-    def spy(config: RunConfig, graph: Graph) -> Setup:
-        seen.append(prepare(config, graph))
-        return seen[-1]
-
-    monkeypatch.setattr("silograph.experiment.run.prepare", spy)
-    return seen
 
 
 # --- what the views mean --------------------------------------------------------------------------
