@@ -88,11 +88,12 @@ class Record:
 
 def _pack(values: np.ndarray) -> dict[str, Any] | list[Any]:
     """Equal values or consecutive numbers take a few characters instead of k."""
-    if len(values) > 1 and (values == values[0]).all():
-        return {"all": values[0].item(), "times": len(values)}
-    if len(values) > 1 and values.dtype == np.int64 and (np.diff(values) == 1).all():
-        return {"from": values[0].item(), "times": len(values)}
-    packed: list[Any] = values.tolist()
+    packed: list[Any] = values.tolist()  # lists compare faster than short arrays
+    size, first = len(packed), packed[0] if packed else None
+    if size > 1 and packed.count(first) == size:
+        return {"all": first, "times": size}
+    if size > 1 and isinstance(first, int) and packed == list(range(first, first + size)):
+        return {"from": first, "times": size}
     return packed
 
 
