@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("work")
 FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "dataset": (["cora"], 'dataset = "cora"', "cora"),
     "data_dir": (["--data-dir", "d"], 'data_dir = "d"', "d"),
+    "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
     "largest_component": (["--largest-component"], "largest_component = true", True),
     "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),
     "split": (["--split", "public"], 'split = "public"', "public"),
@@ -49,6 +50,8 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     ),
     "rounds": (["--rounds", "9"], "rounds = 9", 9),
     "local_epochs": (["--local-epochs", "5"], "local_epochs = 5", 5),
+    "batch_size": (["--batch-size", "32"], "batch_size = 32", 32),
+    "fanout": (["--fanout", "10,5"], 'fanout = "10,5"', "10,5"),
     "optimizer": (["--optimizer", "sgd"], 'optimizer = "sgd"', "sgd"),
     "lr": (["--lr", "1e-3"], "lr = 1e-3", 0.001),
     "weight_decay": (["--weight-decay", "0"], "weight_decay = 0.0", 0.0),
@@ -68,6 +71,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "dtype": (["--dtype", "float64"], 'dtype = "float64"', "float64"),
     "device": (["--device", "cuda:1"], 'device = "cuda:1"', "cuda:1"),
     "threads": (["--threads", "2"], "threads = 2", 2),
+    "kernels": (["--kernels", "torch"], 'kernels = "torch"', "torch"),
     "block_size": (["--block-size", "8"], "block_size = 8", 8),
     "out": (["--out", "o"], 'out = "o"', "o"),
 }

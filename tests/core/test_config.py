@@ -42,6 +42,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "clients": st.none() | COUNTS,
     "alpha": POSITIVE,
     "participation": st.floats(0, 1, exclude_min=True),
+    "scale": POSITIVE,
     "model": st.text(),
     "layers": COUNTS,
     "hidden": COUNTS,
@@ -50,6 +51,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "options": st.dictionaries(OPTION_NAME, SCALARS, max_size=4),
     "rounds": COUNTS,
     "local_epochs": COUNTS,
+    "batch_size": st.none() | COUNTS,
+    "fanout": st.none() | st.text(),
     "optimizer": st.sampled_from(["adam", "sgd"]),
     "lr": POSITIVE,
     "weight_decay": st.floats(min_value=0, allow_infinity=False),
@@ -67,6 +70,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "dtype": st.sampled_from(["float32", "float64"]),
     "device": st.text(),
     "threads": COUNTS,
+    "kernels": st.sampled_from(["auto", "compiled", "torch"]),
     "block_size": st.none() | COUNTS,
     "strict": st.booleans(),
     "checkpoint_every": st.integers(0, 10**6),
@@ -139,7 +143,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     message = one_line(lambda: make_config({"seed": 1, key: 3}, source="run.toml"))
     assert message.startswith(f"unknown key in run.toml '{key}': did you mean '{near}'? Choices: ")
-    assert "alpha, block_size, checkpoint_every, clients" in message
+    assert "alpha, batch_size, block_size, checkpoint_every, clients" in message
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from silograph.evaluation.judge import (
     judge_server,
     no_logits,
     own_counts,
-    remember_own,
+    remembered,
     server_counts,
 )
 from silograph.evaluation.scores import auc_of
@@ -48,6 +48,7 @@ from silograph.graph.halo import Route
 from silograph.graph.partition import Partition
 from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, forward, init_weights
+from silograph.nn.tiers import predict
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -103,7 +104,7 @@ def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def config(model: Model) -> SimpleNamespace:
-    return SimpleNamespace(model=model)
+    return SimpleNamespace(model=model, kernels="torch")
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -233,7 +234,9 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
         scale = {"mean": Shared(torch.zeros(K)), "deviation": Shared(torch.ones(K))}
         after: State = state
         if personal:
-            after, reply = judge_own(cfg, part, state | remember_own(model, tensors, part), {}, key)
+            after, reply = judge_own(
+                cfg, part, state | remembered(forward(model, tensors, part), part), {}, key
+            )
             _, bins = bin_own(cfg, part, after, scale, key)
         else:
             inbox = {name: Shared(w) for name, w in named("weights", tensors).items()}
@@ -289,7 +292,7 @@ def test_what_clients_return_is_what_one_process_counts(
     fed.call(begin, {}, what=Kind.CONTROL, key=Key.of(0))
     same(
         server_counts(fed, weights, Key.of(0)),
-        counts_here(model, weights, block, block.client, CLIENTS),
+        counts_here("torch", model, weights, block, block.client, CLIENTS),
     )
     # Nobody has trained: to them all classes are alike.
     zeros = torch.zeros(int(judged_mask(block).sum()), K, dtype=torch.float64)
@@ -312,7 +315,7 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
     for n in (20, 60, 300):
         block, _ = case(make_graph, cut_block, task, n)
         untrained: State = no_logits(model, block)
-        trained: State = {**untrained, **remember_own(model, weights, block)}
+        trained: State = {**untrained, **remembered(forward(model, weights, block), block)}
         for state in (untrained, trained):
             for judge, sort in ((judge_server, bin_server), (judge_own, bin_own)):
                 after, reply = judge(cfg, block, state, inbox, key)
@@ -346,8 +349,8 @@ def test_training_nodes_and_features_do_not_count(
     assert unjudged.any()
     x = torch.where(unjudged[:, None], 100 * block.x, block.x)
     y = torch.where(unjudged, (block.y + 1) % K, block.y)
-    changed = counts_here(model, weights, replace(block, x=x, y=y), block.client, CLIENTS)
-    got = counts_here(model, weights, block, block.client, CLIENTS)
+    changed = counts_here("torch", model, weights, replace(block, x=x, y=y), block.client, CLIENTS)
+    got = counts_here("torch", model, weights, block, block.client, CLIENTS)
     for name, value in pooled(rows_of(block)).items():
         assert torch.equal(changed[name], value)
         assert torch.equal(got[name], value)
@@ -449,8 +452,8 @@ def test_counting_uses_no_dropout_and_no_gradient(
         name: w.requires_grad_()
         for name, w in init_weights(model, Key.of(0), torch.float64).items()
     }
-    got = counts_here(model, weights, block, block.client, CLIENTS)
-    own = remember_own(model, weights, block)["own/logits"]
+    got = counts_here("torch", model, weights, block, block.client, CLIENTS)
+    own = remembered(predict("torch", model, weights, block), block)["own/logits"]
     assert not own.t.requires_grad
     assert not any(t.requires_grad for t in got.values())
     with torch.no_grad():

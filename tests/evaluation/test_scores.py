@@ -92,7 +92,7 @@ def make_case(
     model = Model("mlp", classes, 1, classes, 1, 0.0, task)
     eye = torch.eye(classes, dtype=torch.float64)
     weights = {"0.weight": eye, "0.bias": torch.zeros(classes, dtype=torch.float64)}
-    return Case(block, counts_here(model, weights, block, block.client, CLIENTS), task)
+    return Case(block, counts_here("torch", model, weights, block, block.client, CLIENTS), task)
 
 
 def class_scores(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:

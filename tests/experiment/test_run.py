@@ -109,7 +109,7 @@ def draws(
 
     def drawn(graph: Graph, **options: Any) -> tuple[Draws, Result]:
         keys.clear()
-        result = go(graph, **options)
+        result = go(graph, kernels="torch", **options)  # compiled draws cannot be watched
         split = setups[-1].cut.split
         masks = tuple(tuple(mask.tolist()) for mask in (split.train, split.val, split.test))
         start = {k: w.tolist() for k, w in starts[-1].items()}

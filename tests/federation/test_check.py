@@ -10,8 +10,9 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, join
-from silograph.federation.base import Fold, Op, Sum, WeightedMean
+from silograph.federation.base import Op, Sum, WeightedMean
 from silograph.federation.check import check_fields
+from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
 from silograph.graph.block import ClientBlock
 from silograph.graph.graph import Graph

@@ -9,7 +9,8 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
-from silograph.federation.base import Fold, Sum, WeightedMean, positions_of
+from silograph.federation.base import Sum, WeightedMean, positions_of
+from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
 from silograph.federation.lift import per_client
 from silograph.graph.block import ClientBlock

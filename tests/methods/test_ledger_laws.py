@@ -18,7 +18,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.methods.local_training import LOSS_FLOPS
+from silograph.nn.fit import LOSS_FLOPS, Schedule
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam
 from silograph.selection.uniform import select_uniform
@@ -33,7 +33,7 @@ def config(graph: Graph, name: str, participation: float = 1.0) -> MethodConfig:
     return MethodConfig(
         model=Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task),
         optimizer=Adam(lr=0.01, weight_decay=5e-4),
-        local_epochs=2,
+        schedule=Schedule(2),
         keep_optimizer=method.keep_optimizer,
         participation=participation,
         options=method.options(),
@@ -174,7 +174,7 @@ def test_work_is_the_closed_form(
         loss = LOSS_FLOPS * k * train
         parameters = f * h + h + h * k + k
         step = (12 if optimizer == "adam" else 4) * parameters
-        expected = cfg.local_epochs * (first + second + loss + step)
+        expected = cfg.schedule.epochs * (first + second + loss + step)
         assert only(fed, "train", "up")[0].flops[c] == expected
         # Judging the trained model is evaluation, with its own record: one forward pass.
         judged = only(fed, "train", "up", Kind.EVALUATION)[0]

@@ -22,6 +22,7 @@ from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions
 from silograph.nn.conv import CONVS, Params
+from silograph.nn.fit import Schedule
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam, Optimizer
 
@@ -39,7 +40,7 @@ def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
     cfg = MethodConfig(
         model=replace(model, conv=changes.pop("conv", "gcn")),
         optimizer=OPTIMIZERS[changes.pop("optimizer", "adam")],
-        local_epochs=2,
+        schedule=Schedule(2),
         keep_optimizer=method.keep_optimizer,
         participation=1.0,
         options=method.options(),
@@ -167,7 +168,7 @@ def test_missing_labels_and_clients_without_them(
     assert all(bool(w.isfinite().all()) for w in many.weights.values())
     assert all(bool(t.isfinite().all()) for own in many.own.values() for t in own.values())
     assert many.own[cut.ids[1]]["optimizer/steps"] == 0
-    assert many.own[cut.ids[0]]["optimizer/steps"] == ROUNDS * cfg.local_epochs
+    assert many.own[cut.ids[0]]["optimizer/steps"] == ROUNDS * cfg.schedule.epochs
     alone, _ = make_block(graph, cut, split, torch.float64)
     assert built[0].num_train.tolist()[1] == 0 < alone.num_train.tolist()[1]
     dropped = built[0].take(torch.tensor([0, 2, 4]))
@@ -252,7 +253,7 @@ def test_one_client_with_kept_optimizer_is_centralized_training(
         else torch.optim.SGD(parameters, lr=0.1, weight_decay=5e-4, momentum=0.9)
     )
     x, edges = graph.x.double(), () if conv == "mlp" else (graph.edge_index,)  # type: ignore[union-attr]
-    for _ in range(ROUNDS * cfg.local_epochs):
+    for _ in range(ROUNDS * cfg.schedule.epochs):
         step.zero_grad()
         logits = layers[1](torch.relu(layers[0](x, *edges)), *edges)
         torch.nn.functional.cross_entropy(logits[split.train], graph.y[split.train]).backward()
@@ -302,7 +303,7 @@ def test_fedavg_is_the_loop_over_clients(
             if not keep:
                 optimizers[c] = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=5e-4)
             edges = torch.stack([part.adj.row, part.adj.indices.long()])
-            for _ in range(cfg.local_epochs):
+            for _ in range(cfg.schedule.epochs):
                 optimizers[c].zero_grad()
                 logits = net(part.x, edges)[part.split.train]
                 torch.nn.functional.cross_entropy(logits, part.y[part.split.train]).backward()

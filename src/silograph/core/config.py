@@ -38,6 +38,10 @@ class RunConfig:
     data_dir: str | None = field(
         default=None, metadata=option("folder in which datasets are looked for first", "Data")
     )
+    scale: Annotated[float, Field(gt=0)] = field(
+        default=1.0,
+        metadata=option("factor of nodes and edges, of a generated dataset only", "Data"),
+    )
     largest_component: bool = field(
         default=False,
         metadata=option(
@@ -88,7 +92,15 @@ class RunConfig:
         default=100, metadata=option("number of rounds", "Training")
     )
     local_epochs: Annotated[int, Field(ge=1)] = field(
-        default=1, metadata=option("full-batch steps of a client in a round", "Training")
+        default=1, metadata=option("passes of a client over its nodes in a round", "Training")
+    )
+    batch_size: Annotated[int, Field(ge=1)] | None = field(
+        default=None,
+        metadata=option("training nodes in a local step (default: all of a client)", "Training"),
+    )
+    fanout: str | None = field(
+        default=None,
+        metadata=option("neighbors drawn of a node, hop by hop: 10,5 (default: all)", "Training"),
     )
     optimizer: Literal["adam", "sgd"] = field(
         default="adam", metadata=option("the clients' optimizer", "Training")
@@ -140,8 +152,13 @@ class RunConfig:
     threads: Annotated[int, Field(ge=1)] = field(
         default=1, metadata=option("torch threads; part of what makes runs equal", "Machine")
     )
+    kernels: Literal["auto", "compiled", "torch"] = field(
+        default="auto",
+        metadata=option("compiled (numba, CPU), torch, or auto: compiled if possible", "Machine"),
+    )
     block_size: Annotated[int, Field(ge=1)] | None = field(
-        default=None, metadata=option("most clients in one computation (default: all)", "Machine")
+        default=None,
+        metadata=option("most clients in one computation (default: by memory)", "Machine"),
     )
     strict: bool = field(
         default=False,

@@ -4,11 +4,13 @@ A field of a payload is `Shared` (one tensor for all clients), `Stacked` (one sl
 or `Ragged` (a run of rows a client). A client's state has the last two only. There is no other
 way to hand anything to a client or back: scalars are tensors too.
 
+A reply may also have `Patched` fields: `Stacked` ones, held in less memory.
+
 C: clients in the block. n_c: rows of client c.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,7 +40,41 @@ class Ragged:
     off: Tensor
 
 
-Field = Shared | Stacked | Ragged
+@dataclass(frozen=True, eq=False)
+class Patched:
+    """A slice (R, ...) a client that is one of G bases except in some rows.
+
+    Attributes:
+        base: (G, R, ...).
+        which: (C,) int64 base of each client.
+        t: (U, ...) rows of all clients that differ.
+        index: (U,) int64 where they belong in the base, each once for a client.
+        off: (C + 1,) int64; client c has t[off[c]:off[c + 1]].
+    """
+
+    base: Tensor
+    which: Tensor
+    t: Tensor
+    index: Tensor
+    off: Tensor
+
+    def slice(self, position: int) -> Tensor:
+        """Return the whole slice (R, ...) of one client."""
+        whole = self.base[int(self.which[position])].clone()
+        mine = slice(int(self.off[position]), int(self.off[position + 1]))
+        whole[self.index[mine]] = self.t[mine]
+        return whole
+
+    def stacked(self) -> Stacked:
+        """Return the same as a `Stacked` field."""
+        return Stacked(torch.stack([self.slice(c) for c in range(len(self.which))]))
+
+    def like(self, whole: Stacked) -> "Patched":
+        """Return slices (C, R, ...) that have the bases of this field in this form."""
+        return replace(self, t=whole.t[owners(self.off), self.index])
+
+
+Field = Shared | Stacked | Ragged | Patched
 Payload = Mapping[str, Field]
 State = Mapping[str, Stacked | Ragged]
 
@@ -75,6 +111,8 @@ def take(field: Field, positions: Tensor) -> Field:
         case Ragged():
             lengths = field.off.diff()[positions]
             return Ragged(field.t[rows_of(field.off, positions)], offsets(lengths))
+        case Patched():
+            return take(field.stacked(), positions)
 
 
 def take_all(payload: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
@@ -98,6 +136,8 @@ def concatenate(fields: Sequence[Field]) -> Field:
         case Ragged():
             lengths = [field.off.diff() for field in fields if isinstance(field, Ragged)]
             return Ragged(torch.cat([field.t for field in fields]), offsets(torch.cat(lengths)))
+        case Patched():
+            return concatenate([f.stacked() for f in fields if isinstance(f, Patched)])
 
 
 def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> Stacked | Ragged:
@@ -148,9 +188,9 @@ def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
     """Return the payload as state; raise `ProtocolError` where a field is `Shared`."""
     state: dict[str, Stacked | Ragged] = {}
     for name, field in payload.items():
-        if isinstance(field, Shared):
+        if not isinstance(field, Stacked | Ragged):
             raise ProtocolError(
-                f"expected a Stacked or Ragged state field {name!r}, got Shared: "
+                f"expected a Stacked or Ragged state field {name!r}, got {type(field).__name__}: "
                 "state belongs to one client each"
             )
         state[name] = field

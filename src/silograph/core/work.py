@@ -118,6 +118,13 @@ def report_each(flops: float) -> None:
         meter.add_each(flops)
 
 
+def report_clients(flops: Tensor) -> None:
+    """Report operations of each client, (C,) float64."""
+    meter = _METER.get()
+    if meter is not None:
+        meter.add_at(torch.arange(len(flops)), flops)
+
+
 def report_rows(off: Tensor, flops: float) -> None:
     """Report operations for each row of the clients, rows off[c]:off[c + 1] of client c."""
     meter = _METER.get()

@@ -9,6 +9,7 @@ C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class JudgedRows:
         group: (j,) int64 client of the row.
         groups: C.
         task: what the labels mean.
+        compiled: whether counting uses compiled kernels.
     """
 
     logits: Tensor
@@ -40,6 +42,7 @@ class JudgedRows:
     group: Tensor
     groups: int
     task: Task
+    compiled: bool = False
 
     def summed(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return the sum of values (r, ...) of the chosen rows by client, (C, ...)."""
@@ -52,7 +55,9 @@ def judged_mask(block: ClientBlock) -> Tensor:
     return block.split.val | block.split.test
 
 
-def judged_rows(block: ClientBlock, logits: Tensor, group: Tensor, groups: int) -> JudgedRows:
+def judged_rows(
+    block: ClientBlock, logits: Tensor, group: Tensor, groups: int, *, compiled: bool = False
+) -> JudgedRows:
     """Return the judged rows of a block from logits of those rows (j, K).
 
     Args:
@@ -60,10 +65,12 @@ def judged_rows(block: ClientBlock, logits: Tensor, group: Tensor, groups: int) 
         logits: (j, K), rows of `judged_mask`.
         group: (n,) int64 client that every row of the block counts for.
         groups: number of clients.
+        compiled: whether counting uses compiled kernels.
     """
     mask = judged_mask(block)
     task: Task = "multiclass" if block.y.dim() == 1 else "multilabel"
-    return JudgedRows(logits, block.y[mask], block.split.val[mask], group[mask], groups, task)
+    val = block.split.val[mask]
+    return JudgedRows(logits, block.y[mask], val, group[mask], groups, task, compiled)
 
 
 def log_odds(logits: Tensor, task: Task) -> Tensor:
@@ -97,6 +104,8 @@ def tally(rows: JudgedRows) -> dict[str, Tensor]:
     `score.sum` and `score.square` (C, K) float64, sums of log-odds of known labels and of their
     squared distances from the client's own mean. Integers are int32.
     """
+    if rows.compiled:
+        return _compiled_tally(rows)
     predicted, true, known = _decisions(rows)
     loss = node_loss(rows.logits, rows.y, rows.task).double()
     tallies = {
@@ -121,6 +130,32 @@ def tally(rows: JudgedRows) -> dict[str, Tensor]:
     return fields
 
 
+def _arrays(rows: JudgedRows) -> tuple[Any, ...]:
+    """Return the rows as the kernels take them."""
+    y = rows.y if rows.y.dim() == 2 else rows.y[:, None]
+    tensors = rows.logits, y, rows.val, rows.group
+    return *(t.contiguous().numpy() for t in tensors), rows.task == "multilabel"
+
+
+def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
+    from silograph.evaluation import kernels  # numba takes a while to import
+
+    parts, c, k = 2, rows.groups, rows.logits.shape[1]
+    nodes = torch.zeros(parts, c, dtype=torch.int32)
+    loss = torch.zeros(parts, c, dtype=torch.float64)
+    hits = torch.zeros(parts, 4, c, k, dtype=torch.int32)
+    score = torch.zeros(2, c, k, dtype=torch.float64)
+    outputs = [t.numpy() for t in (nodes, loss, hits, score)]
+    logits, y, val, group, bits = _arrays(rows)
+    kernels.tally(logits, y, val, group, bits, CLIP, *outputs)
+    fields: dict[str, Tensor] = {}
+    for number, part in enumerate(("val", "test")):
+        fields |= {f"{part}.nodes": nodes[number], f"{part}.loss": loss[number]}
+        names = ("known", "tp", "fp", "fn")
+        fields |= {f"{part}.{name}": hits[number, i] for i, name in enumerate(names)}
+    return fields | {"score.sum": score[0], "score.square": score[1]}
+
+
 def score_scale(fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
     known, total = fields["test.known"].double(), fields["score.sum"]
@@ -137,6 +172,8 @@ def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
     The scale is u = (1 + z / (1 + |z|)) / 2 with z = (score - mean) / deviation: increasing, so
     ranks stay, and equal bins of u are narrow where scores are many.
     """
+    if rows.compiled:
+        return _compiled_histogram(rows, mean, deviation)
     test = ~rows.val
     _, true, known = (part[test] for part in _decisions(rows))
     z = (log_odds(rows.logits[test], rows.task) - mean) / deviation
@@ -147,3 +184,13 @@ def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
     cell = (rows.group[test][:, None] * k + classes) * 2 + true.long()
     counts = torch.bincount((cell * BINS + bins)[known], minlength=rows.groups * k * 2 * BINS)
     return counts.view(rows.groups, k, 2, BINS).int()
+
+
+def _compiled_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
+    from silograph.evaluation import kernels
+
+    counts = torch.zeros(rows.groups, rows.logits.shape[1], 2, BINS, dtype=torch.int32)
+    logits, y, val, group, bits = _arrays(rows)
+    scale = mean.numpy(), deviation.numpy()
+    kernels.histogram(logits, y, val, group, bits, CLIP, *scale, counts.numpy())
+    return counts

@@ -2,21 +2,21 @@
 
 A client keeps the logits of its judged rows as state; they never leave. `server/logits` are those
 of the server's model, `own/logits` those of the client's own model, which training leaves there
-(`remember_own`).
+(`remembered`).
 
-`cfg` is whatever the method's ops are given; it has a `model`. C: clients. j: judged rows.
+`cfg` is whatever the method's ops are given; it has `model` and `kernels`.
+
+C: clients. n: rows. j: judged rows.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
-from silograph.core.work import work_for
 from silograph.evaluation.counts import (
     JudgedRows,
     histogram,
@@ -27,7 +27,8 @@ from silograph.evaluation.counts import (
 )
 from silograph.federation.base import Federation, Op, Sum
 from silograph.graph.block import ClientBlock
-from silograph.nn.model import Model, forward
+from silograph.nn.model import Model
+from silograph.nn.tiers import Kernels, predict
 
 HISTOGRAM = "test.histogram"
 
@@ -41,23 +42,20 @@ def no_logits(model: Model, block: ClientBlock) -> dict[str, Ragged]:
     return {"server/logits": empty, "own/logits": empty}
 
 
-def _logits(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Ragged:
-    with torch.no_grad():
-        mask = judged_mask(block)
-        return Ragged(forward(model, weights, block)[mask], offsets(block.count(mask)))
+def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
+    """Return the judged rows of logits (n, K)."""
+    mask = judged_mask(block)
+    return Ragged(logits[mask], offsets(block.count(mask)))
 
 
-def remember_own(
-    model: Model, weights: Mapping[str, Tensor], block: ClientBlock
-) -> dict[str, Ragged]:
-    """Return the state field that tells what each client's own model (C, ...) says."""
-    with work_for(Kind.EVALUATION):
-        logits = _logits(model, weights, block)
-    return {"own/logits": logits}
+def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
+    """Return the state field that tells what clients' own models say of their rows (n, K)."""
+    return {"own/logits": _judged(logits, block)}
 
 
-def _rows(block: ClientBlock, state: State, whose: str) -> JudgedRows:
-    return judged_rows(block, state[f"{whose}/logits"].t, block.client, block.num_clients)
+def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
+    logits, compiled = state[f"{whose}/logits"].t, cfg.kernels == "compiled"
+    return judged_rows(block, logits, block.client, block.num_clients, compiled=compiled)
 
 
 def judge_server(
@@ -65,24 +63,25 @@ def judge_server(
 ) -> tuple[State, Payload]:
     """Judge the server's model on own nodes. In: `weights/*`. Out: see `counts.tally`."""
     del key
-    new = {**state, "server/logits": _logits(cfg.model, under("weights", inbox), block)}
-    return new, _stacked(tally(_rows(block, new, "server")))
+    logits = predict(cfg.kernels, cfg.model, under("weights", inbox), block)
+    new = {**state, "server/logits": _judged(logits, block)}
+    return new, _stacked(tally(_rows(cfg, block, new, "server")))
 
 
 def judge_own(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Judge each client's own model on its own nodes. In: nothing. Out: see `counts.tally`."""
-    del cfg, inbox, key
-    return state, _stacked(tally(_rows(block, state, "own")))
+    del inbox, key
+    return state, _stacked(tally(_rows(cfg, block, state, "own")))
 
 
 def bin_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Sort the scores just judged into bins. In: `mean`, `deviation` (K,). Out: the histogram."""
-    del cfg, key
-    counts = histogram(_rows(block, state, "server"), inbox["mean"].t, inbox["deviation"].t)
+    del key
+    counts = histogram(_rows(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t)
     return state, {HISTOGRAM: Stacked(counts)}
 
 
@@ -90,8 +89,8 @@ def bin_own(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: the histogram."""
-    del cfg, key
-    counts = histogram(_rows(block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
+    del key
+    counts = histogram(_rows(cfg, block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
     return state, {HISTOGRAM: Stacked(counts)}
 
 
@@ -121,9 +120,17 @@ def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
 
 
 def counts_here(
-    model: Model, weights: Mapping[str, Tensor], block: ClientBlock, group: Tensor, groups: int
+    kernels: Kernels,
+    model: Model,
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    group: Tensor,
+    groups: int,
 ) -> dict[str, Tensor]:
     """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
-    rows = judged_rows(block, _logits(model, weights, block).t, group, groups)
+    logits = predict(kernels, model, weights, block)
+    rows = judged_rows(
+        block, _judged(logits, block).t, group, groups, compiled=kernels == "compiled"
+    )
     fields = tally(rows)
     return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}

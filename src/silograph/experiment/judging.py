@@ -116,7 +116,8 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     held = owner >= 0
     split = Split(block.split.train & held, block.split.val & held, block.split.test & held)
     judged = replace(block, split=split)
-    return counts_here(setup.method_config.model, weights, judged, owner, len(partition.ids))
+    cfg = setup.method_config
+    return counts_here(cfg.kernels, cfg.model, weights, judged, owner, len(partition.ids))
 
 
 def views_of(setup: Setup, best: Judged) -> tuple[Views, Views]:

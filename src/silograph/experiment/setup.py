@@ -9,6 +9,7 @@ import torch
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
+from silograph.experiment.plan import plan
 from silograph.experiment.stopping import parse_target
 from silograph.federation.in_process import InProcess
 from silograph.graph.block import ClientBlock, make_block, whole
@@ -18,6 +19,7 @@ from silograph.graph.split import choose_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.nn.conv import CONVS
+from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 
@@ -120,6 +122,28 @@ def _optimizer(config: RunConfig) -> Optimizer:
     return Adam(config.lr, config.weight_decay)
 
 
+def parse_fanout(config: RunConfig) -> tuple[int, ...] | None:
+    """Return neighbors drawn by hop, (L,); a single number holds for every hop, 0 is all.
+
+    Raises:
+        ConfigError: not a list of numbers, or not one for each layer.
+    """
+    if config.fanout is None:
+        return None
+    words = config.fanout.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ConfigError(f"expected a fanout of numbers like 10,5, got {config.fanout!r}")
+    counts = tuple(int(word) for word in words)
+    if len(counts) == 1:
+        counts *= config.layers
+    if len(counts) != config.layers:
+        raise ConfigError(
+            f"expected a fanout of one number or {config.layers} (one for each layer), got "
+            f"{config.fanout!r}"
+        )
+    return counts
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -141,38 +165,39 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
     method, options = choose_method(config)
     parse_target(config.target)
     optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
+    schedule = Schedule(config.local_epochs, config.batch_size, parse_fanout(config))
     cut = cut_graph(config, graph)
     partition = whole(cut.graph) if method.uncut else cut.partition
     block, route = make_block(cut.graph, partition, cut.split, dtype)
     keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
-    config = replace(
-        config,
-        clients=len(cut.partition.ids),
-        keep_optimizer=keep,
-        block_size=config.block_size or block.num_clients,
+    model = Model(
+        conv=config.model,
+        features=cut.graph.num_features,
+        hidden=config.hidden,
+        outputs=cut.graph.num_classes,
+        layers=config.layers,
+        dropout=config.dropout,
+        task=cut.graph.task,
     )
+    config = replace(config, clients=len(cut.partition.ids), keep_optimizer=keep)
+    config = plan(config, model, optimizer, block, device)
+    assert config.kernels != "auto"  # planned
+    assert config.block_size is not None
     method_config = MethodConfig(
-        model=Model(
-            conv=config.model,
-            features=cut.graph.num_features,
-            hidden=config.hidden,
-            outputs=cut.graph.num_classes,
-            layers=config.layers,
-            dropout=config.dropout,
-            task=cut.graph.task,
-        ),
+        model=model,
         optimizer=optimizer,
-        local_epochs=config.local_epochs,
+        schedule=schedule,
         keep_optimizer=keep,
         participation=config.participation,
         options=options,
+        kernels=config.kernels,
     )
-    assert config.block_size is not None  # set above
     federation = InProcess(
         method_config,
         block.to(device, dtype),
         route,
         block_size=config.block_size,
         strict=config.strict,
+        compiled=config.kernels == "compiled",
     )
     return Setup(config, cut, method, method_config, federation, device)

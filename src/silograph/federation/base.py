@@ -9,8 +9,8 @@ Nothing else crosses: no closure, no global, no object.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.core.payload import Payload, State
 from silograph.federation.ledger import Ledger
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
@@ -33,9 +33,15 @@ class WeightedMean:
 
     A client of weight 0 takes no part, whatever it sent. If none has a weight, the result has
     the field `by` only.
+
+    Attributes:
+        by: the field with the weights.
+        around: tensors that most rows of a field equal: the mean is that of the differences from
+            them, so rows that do not differ cost nothing. They change no more than rounding.
     """
 
     by: str
+    around: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,76 +94,6 @@ class Federation(Protocol):
         Raises:
             ProtocolError: unknown, repeated or unordered ids, or a reply that breaks the rules.
         """
-
-
-class Fold:
-    """Folds replies client by client, in client order, so that blocks of any size agree."""
-
-    def __init__(self, reduce: Reduce) -> None:
-        self._reduce = reduce
-        self._total: dict[str, Tensor] = {}
-        self._weight = 0.0
-        self._fields: set[str] | None = None
-
-    def add(self, reply: Payload) -> None:
-        """Add the reply of a block, one client after the other.
-
-        Raises:
-            ProtocolError: a field is not `Stacked`, or the weights are missing or negative.
-        """
-        fields: dict[str, Tensor] = {}
-        if not reply or (self._fields is not None and reply.keys() != self._fields):
-            raise ProtocolError(
-                f"expected the same fields from every block to reduce, got {sorted(reply)} after "
-                f"{sorted(self._fields or ())}"
-            )
-        self._fields = set(reply)
-        for name, field in reply.items():
-            if not isinstance(field, Stacked):
-                raise ProtocolError(
-                    f"expected Stacked fields in a reply that is reduced, got "
-                    f"{type(field).__name__} for {name!r}"
-                )
-            fields[name] = field.t
-        for position, weight in enumerate(self._weights(fields)):
-            if weight != 0:
-                self._weight += weight
-                for name, t in fields.items():
-                    self._fold(name, t[position], weight)
-
-    def _weights(self, fields: dict[str, Tensor]) -> list[float] | list[int]:
-        match self._reduce:
-            case Sum():
-                return [1] * len(next(iter(fields.values())))
-            case WeightedMean(by):
-                if by not in fields or not bool((fields[by] >= 0).all()):
-                    raise ProtocolError(
-                        f"expected weights >= 0 in field {by!r} of the reply, got fields "
-                        f"{sorted(fields)}"
-                    )
-                weights: list[float] | list[int] = fields[by].tolist()
-                return weights
-
-    def _fold(self, name: str, t: Tensor, weight: float) -> None:
-        by = self._reduce.by if isinstance(self._reduce, WeightedMean) else None
-        factor = 1 if name == by else weight
-        if name in self._total:
-            self._total[name].add_(t, alpha=factor)
-        else:
-            self._total[name] = t * factor
-
-    def result(self) -> dict[str, Shared]:
-        """Return the folded reply; of a mean without any weight, only the weight: 0."""
-        match self._reduce:
-            case Sum():
-                return {name: Shared(t) for name, t in self._total.items()}
-            case WeightedMean(by) if not self._total:
-                return {by: Shared(torch.zeros(()))}
-            case WeightedMean(by):
-                return {
-                    name: Shared(t if name == by else t / self._weight)
-                    for name, t in self._total.items()
-                }
 
 
 def positions_of(ids: Sequence[str], to: Sequence[str] | None) -> Tensor:

@@ -7,11 +7,18 @@ import itertools
 from collections.abc import Mapping
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.core.payload import Field, Patched, Ragged, Shared, Stacked
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 
 
-def check_fields(fields: Mapping[str, Field], clients: int, where: str, *, shared: bool) -> None:
+def check_fields(
+    fields: Mapping[str, Field],
+    clients: int,
+    where: str,
+    *,
+    shared: bool = False,
+    patched: bool = False,
+) -> None:
     """Raise `ProtocolError` unless every field has a part for each client, and frames carry it.
 
     Args:
@@ -19,16 +26,17 @@ def check_fields(fields: Mapping[str, Field], clients: int, where: str, *, share
         clients: C.
         where: what it is, for the message: `reply of train`.
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
+        patched: whether `Patched` fields are allowed: in replies.
     """
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
     for name, field in fields.items():
-        problem = _problem(name, field, clients, shared)
+        problem = _problem(name, field, clients, shared, patched)
         if problem:
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
 
-def _problem(name: str, field: Field, clients: int, shared: bool) -> str | None:
+def _problem(name: str, field: Field, clients: int, shared: bool, patched: bool) -> str | None:
     """Return what was expected and what came, or None."""
     t = field.t
     if t.dtype not in DTYPES:
@@ -41,6 +49,11 @@ def _problem(name: str, field: Field, clients: int, shared: bool) -> str | None:
         case Stacked():
             if t.dim() == 0 or len(t) != clients:
                 return f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
+        case Patched():
+            if not patched:
+                return "Stacked or Ragged, got Patched"
+            if len(field.which) != clients or len(field.off) != clients + 1:
+                return f"a part for each of {clients} clients, got {len(field.which)}"
         case Ragged(_, off):
             ends = off.tolist()
             if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != len(t):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from silograph.core.errors import FrameError
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked
+from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked
 
 MAGIC = b"SGF1"
 HEADER = struct.Struct("<4sBHHII")
@@ -69,6 +69,8 @@ def _part(field: Field, position: int) -> Tensor:
             return t[position]
         case Ragged(t, off):
             return t[int(off[position]) : int(off[position + 1])]
+        case Patched():
+            return field.slice(position)
 
 
 def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
@@ -86,6 +88,8 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
         dims, values = t.dim(), t.numel()
         if isinstance(field, Stacked):
             dims, values = dims - 1, values // clients
+        elif isinstance(field, Patched):  # travels whole
+            values = field.base[0].numel()
         size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
         if isinstance(field, Ragged):
             row = t.element_size() * math.prod(t.shape[1:])
@@ -126,7 +130,8 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
                 f"expected a name of at most {MAX_NAME} bytes and at most {MAX_DIMENSIONS} "
                 f"dimensions, got {name!r} with {part.dim()}"
             )
-        form, dtype = FORMS.index(type(field)), _DTYPE_LIST.index(part.dtype)
+        kind = Stacked if isinstance(field, Patched) else type(field)
+        form, dtype = FORMS.index(kind), _DTYPE_LIST.index(part.dtype)
         head += [FIELD.pack(form, dtype, part.dim(), len(encoded)), encoded]
         head += [DIMENSION.pack(n) for n in part.shape]
         buffers.append(

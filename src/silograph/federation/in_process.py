@@ -13,8 +13,10 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
     Field,
+    Patched,
     Payload,
     Shared,
+    Stacked,
     State,
     concatenate,
     join,
@@ -23,8 +25,9 @@ from silograph.core.payload import (
     take_all,
 )
 from silograph.core.work import Meter, metered
-from silograph.federation.base import Fold, Op, Reduce, positions_of
+from silograph.federation.base import Op, Reduce, positions_of
 from silograph.federation.check import check_fields
+from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
 from silograph.federation.ledger import Direction, Ledger, Record
 from silograph.graph.block import ClientBlock
@@ -41,6 +44,7 @@ class InProcess:
         block_size: most clients in one block; results do not depend on it beyond rounding.
         strict: send every payload through `encode` and `decode`, as a network would. Otherwise
             nothing is encoded, and sizes come from shapes; results and ledger are the same.
+        compiled: fold replies with the compiled kernel, to the same bits.
     """
 
     def __init__(
@@ -51,11 +55,13 @@ class InProcess:
         block_size: int,
         *,
         strict: bool = False,
+        compiled: bool = False,
     ) -> None:
         self._cfg = cfg
         self._ids = clients.ids
         self._route = route
         self._strict = strict
+        self._compiled = compiled
         everyone = torch.arange(clients.num_clients)
         self._members = everyone.split(block_size)
         whole = block_size >= clients.num_clients
@@ -111,7 +117,7 @@ class InProcess:
         self._record(envelope, "down", positions, frame_sizes(op.__name__, inbox, len(positions)))
         everyone = len(positions) == len(self._ids)
         device = self._blocks[0].off.device
-        fold = Fold(reduce) if reduce is not None else None
+        fold = Fold(reduce, compiled=self._compiled) if reduce is not None else None
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
         meters: list[Meter] = []
@@ -167,9 +173,8 @@ class InProcess:
         device = self._blocks[0].off.device
         frames = [encode(envelope, payload, position) for position in range(clients)]
         arrived = [decode(frame)[1] for frame in frames]
-        return {
-            name: _to(concatenate([part[name] for part in arrived]), device) for name in arrived[0]
-        }
+        joined = {name: concatenate([part[name] for part in arrived]) for name in arrived[0]}
+        return {name: _to(_as_sent(payload[name], f), device) for name, f in joined.items()}
 
     def _run(
         self, index: int, op: Op, inbox: Payload, local: Tensor, key: Key, *, everyone: bool
@@ -179,8 +184,8 @@ class InProcess:
         whole = len(local) == block.num_clients
         old = state if whole else state_of(take_all(state, local))
         new, reply = op(self._cfg, block if whole else block.take(local), old, inbox, key)
-        check_fields(reply, len(local), f"reply of {op.__name__}", shared=False)
-        check_fields(new, len(local), f"state after {op.__name__}", shared=False)
+        check_fields(reply, len(local), f"reply of {op.__name__}", patched=True)
+        check_fields(new, len(local), f"state after {op.__name__}")
         if not everyone and new.keys() != state.keys():
             raise ProtocolError(
                 f"expected state fields {sorted(state)} after {op.__name__}, got {sorted(new)}: "
@@ -193,8 +198,15 @@ class InProcess:
         return reply
 
 
+def _as_sent(sent: Field, arrived: Field) -> Field:
+    """Return what arrived in the form that the op gave it: frames carry `Patched` slices whole."""
+    if isinstance(sent, Patched) and isinstance(arrived, Stacked):
+        return sent.like(Stacked(arrived.t.to(sent.t.device)))
+    return arrived
+
+
 def _to(field: Field, device: torch.device) -> Field:
-    if device.type == "cpu":
+    if device.type == "cpu" or isinstance(field, Patched):
         return field
     if isinstance(field, Shared):
         return Shared(field.t.to(device))

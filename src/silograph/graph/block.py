@@ -6,7 +6,7 @@ one. All client code acts on blocks, so both run the same code.
 C: clients. n: rows of all clients together. F: features. S: halo slots. B: boundary rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -19,6 +19,21 @@ from silograph.graph.graph import Graph, Split
 from silograph.graph.halo import Halo, Route, connect
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition import Partition
+
+
+@dataclass(frozen=True, eq=False)
+class UsedRows:
+    """Sparse features of a block, with a column only for what occurs at a client.
+
+    Attributes:
+        csr: (n, U) with values; U features that occur, of every client, in client order.
+        feature: (U,) int64 which feature a column is.
+        off: (C + 1,) int64 columns of each client.
+    """
+
+    csr: CSR
+    feature: Tensor
+    off: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +55,19 @@ class SparseRows:
         columns = self.csr.indices.long() + shift
         return self.csr.with_columns(columns, (len(self.off) - 1) * self.csr.num_cols)
 
+    @cached_property
+    def used(self) -> UsedRows:
+        """The same without columns of features that do not occur: most of them, in small clients.
+
+        A weight that meets no feature gets no gradient from data.
+        """
+        width, clients = self.csr.num_cols, len(self.off) - 1
+        wide = owners(self.off)[self.csr.row] * width + self.csr.indices
+        column, inverse = torch.unique(wide, return_inverse=True)
+        starts = torch.arange(clients + 1, device=wide.device) * width
+        off = torch.searchsorted(column, starts)
+        return UsedRows(self.csr.with_columns(inverse, len(column)), column % width, off)
+
 
 Rows = Tensor | SparseRows
 
@@ -57,6 +85,7 @@ class ClientBlock:
         adj: (n, n) internal edges: both end points at the same client; symmetric, values 1.
         row_key: (n,) int64, the counter of every draw for a row.
         halo: the remote end points of cross-client edges.
+        memo: what others have worked out from the block alone and want to find again.
     """
 
     ids: tuple[str, ...]
@@ -67,6 +96,7 @@ class ClientBlock:
     adj: CSR
     row_key: Tensor
     halo: Halo
+    memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_clients(self) -> int:

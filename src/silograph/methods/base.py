@@ -7,8 +7,10 @@ from typing import Any, Literal
 from silograph.core.key import Key
 from silograph.federation.base import Federation
 from silograph.nn.conv import Params
+from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Optimizer
+from silograph.nn.tiers import Kernels
 
 
 @dataclass(frozen=True)
@@ -18,18 +20,20 @@ class MethodConfig:
     Attributes:
         model: shape of the model.
         optimizer: the clients' optimizer.
-        local_epochs: full-batch steps of a client in a round.
+        schedule: a client's steps in a round.
         keep_optimizer: whether a client's optimizer state outlives the round.
         participation: share of clients that train in a round.
         options: the method's own options, of its `Method.options` type.
+        kernels: what trains and judges: compiled kernels or torch.
     """
 
     model: Model
     optimizer: Optimizer
-    local_epochs: int
+    schedule: Schedule
     keep_optimizer: bool
     participation: float
     options: Any
+    kernels: Kernels = "torch"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.local_training import begin, local_round, shared_weights, train
+from silograph.methods.local_training import begin, local_round, rests, shared_weights, train
 from silograph.nn.conv import Params
 
 
@@ -81,8 +81,8 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
-    inbox = shared_weights(state.weights)
-    mean, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key)
+    inbox, around = shared_weights(state.weights), rests(cfg, state.weights)
+    mean, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key, around)
     if mean is None:
         return state, report
     weights, memory = server_step(cfg.options)(state.weights, mean, state.memory)

@@ -9,20 +9,23 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Stacked, State, under
-from silograph.evaluation.judge import remember_own
+from silograph.core.payload import Payload, Stacked, State, state_of, under
+from silograph.core.work import work_for
+from silograph.evaluation.judge import remembered
 from silograph.federation.base import Federation
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
+    named_fields,
     shared_weights,
     stacked,
-    stacked_copies,
     train_from,
 )
 from silograph.nn.conv import Params
+from silograph.nn.fit import stacked_copies
+from silograph.nn.tiers import predict
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,7 +39,9 @@ def begin_own(
     """Set up the state and keep the initial weights as own. In: `weights/*`. Out: nothing."""
     new, reply = begin(cfg, block, state, inbox, key)
     own = stacked_copies(under("weights", inbox), block.num_clients)
-    return {**new, **stacked("weights", own), **remember_own(cfg.model, own, block)}, reply
+    with work_for(Kind.EVALUATION):
+        said = remembered(predict(cfg.kernels, cfg.model, under("weights", inbox), block), block)
+    return {**new, **stacked("weights", own), **said}, reply
 
 
 def train_own(
@@ -44,10 +49,9 @@ def train_own(
 ) -> tuple[State, Payload]:
     """Go on training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
-    own = {k: w.clone() for k, w in under("weights", state).items()}
-    weights, new, loss = train_from(cfg, block, state, own, key)
-    reply = {"nodes": Stacked(block.num_train), "loss": Stacked(loss)}
-    return {**new, **stacked("weights", weights)}, reply
+    fitted, new = train_from(cfg, block, state, under("weights", state), key)
+    reply = {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
+    return {**new, **state_of(named_fields("weights", fitted.weights))}, reply
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

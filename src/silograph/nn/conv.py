@@ -21,7 +21,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.work import report_entries, report_rows
-from silograph.graph.block import ClientBlock, Rows
+from silograph.graph.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.segment import gradients, segment_bias, segment_linear, sparse_product
 
@@ -30,22 +30,41 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Who hears whom in one layer.
+    """Who hears whom in one layer; r rows hear s rows, of which they are some.
 
     Attributes:
-        adj: (n, n) symmetric, values 1, no self loops.
-        degree: (n, 1) floating point, number of neighbors of each row.
-        off: (C + 1,) rows of each client.
+        adj: (r, s), no self loops. Values are 1, or how many edges a drawn one stands for.
+        symmetric: whether `adj` is.
+        sender: (s, 1) floating point, number of neighbors of each row that sends.
+        receiver: (r, 1) the same of each row that hears.
+        own: (r,) int64 where a row that hears is among those that send; None: the same rows.
+        sender_off: (C + 1,) rows of each client that send.
+        off: (C + 1,) rows of each client that hear.
     """
 
     adj: CSR
-    degree: Tensor
+    symmetric: bool
+    sender: Tensor
+    receiver: Tensor
+    own: Tensor | None
+    sender_off: Tensor
     off: Tensor
+
+    def own_of(self, z: Tensor) -> Tensor:
+        """Return the rows of z (s, D) that hear, (r, D)."""
+        return z if self.own is None else z[self.own]
+
+    def own_rows(self, x: Rows) -> Rows:
+        """Return the same of features."""
+        if isinstance(x, Tensor):
+            return self.own_of(x)
+        return x if self.own is None else SparseRows(x.csr.select_rows(self.own), self.off)
 
 
 def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     """Return the messages along internal edges: cross-client edges are dropped."""
-    return Messages(block.adj, block.adj.degree.to(dtype)[:, None], block.off)
+    degree = block.adj.degree.to(dtype)[:, None]
+    return Messages(block.adj, True, degree, degree, None, block.off, block.off)
 
 
 class Conv(Protocol):
@@ -54,6 +73,10 @@ class Conv(Protocol):
     @property
     def sums(self) -> bool:
         """Whether neighbors are summed at all."""
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """Names of the weights (I, O) that meet x, and meet it linearly."""
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Return initial weights in float64, shared form."""
@@ -75,17 +98,19 @@ class Conv(Protocol):
 
 def propagate(conv: Conv, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z)), (n, O)."""
-    pre, post = conv.pre(messages.degree), conv.post(messages.degree)
+    pre, post = conv.pre(messages.sender), conv.post(messages.receiver)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
-    report_rows(messages.off, width * passes * ((pre is not None) + (post is not None)))
-    s = sparse_product(messages.adj, z if pre is None else pre * z, symmetric=True)
+    report_rows(messages.sender_off, width * passes * (pre is not None))
+    report_rows(messages.off, width * passes * (post is not None))
+    scaled = z if pre is None else pre * z
+    s = sparse_product(messages.adj, scaled, symmetric=messages.symmetric)
     return s if post is None else post * s
 
 
 def convolve(conv: Conv, p: Mapping[str, Tensor], x: Rows, messages: Messages) -> Tensor:
     """Return one convolution of x (n, I), (n, O)."""
-    z = conv.map(p, x, messages.off)
+    z = conv.map(p, x, messages.sender_off)
     s = propagate(conv, z, messages) if conv.sums else None
     return conv.finish(p, x, z, s, messages)
 
@@ -104,6 +129,7 @@ class GCN:
     """
 
     sums = True
+    maps = ("weight",)
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Glorot weight, zero bias, as in PyG's GCNConv."""
@@ -129,7 +155,7 @@ class GCN:
         del x
         assert s is not None  # `sums` is True
         report_rows(m.off, 2 * z.shape[1] * (1 + gradients(z)))
-        return segment_bias(s + z / (m.degree + 1), p["bias"], m.off)
+        return segment_bias(s + m.own_of(z) / (m.receiver + 1), p["bias"], m.off)
 
 
 class SAGE:
@@ -141,6 +167,7 @@ class SAGE:
     """
 
     sums = True
+    maps = ("weight", "root")
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Uniform in +-1/sqrt(I) for all, as in PyG's SAGEConv."""
@@ -170,13 +197,15 @@ class SAGE:
         del z
         assert s is not None  # `sums` is True
         report_rows(m.off, s.shape[1])
-        return segment_bias(s + segment_linear(x, p["root"], m.off), p["bias"], m.off)
+        own = segment_linear(m.own_rows(x), p["root"], m.off)
+        return segment_bias(s + own, p["bias"], m.off)
 
 
 class MLP:
     """A linear layer that ignores the graph: X W + b. Weights: weight (I, O), bias (O,)."""
 
     sums = False
+    maps = ("weight",)
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Glorot weight, zero bias."""
@@ -199,7 +228,7 @@ class MLP:
     ) -> Tensor:
         """Add the bias."""
         del x, s
-        return segment_bias(z, p["bias"], m.off)
+        return segment_bias(m.own_of(z), p["bias"], m.off)
 
 
 CONVS: dict[str, Conv] = {"gcn": GCN(), "sage": SAGE(), "mlp": MLP()}

@@ -15,14 +15,9 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from silograph.core.work import report_each
 from silograph.nn.conv import Params
 
 ADAM_FLOPS = 12  # a parameter: two moments 3 + 4, root, division by the correction, eps, step 3
-
-
-def _report(weights: Mapping[str, Tensor], per_parameter: int) -> None:
-    report_each(float(per_parameter * sum(w[0].numel() for w in weights.values())))
 
 
 class Optimizer(Protocol):
@@ -30,6 +25,14 @@ class Optimizer(Protocol):
 
     Weights are contiguous: the fused kernels would misread strided ones.
     """
+
+    @property
+    def weight_decay(self) -> float:
+        """L2 penalty added to the gradient."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a step for one parameter."""
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Return the state before the first step, for weights (C, ...)."""
@@ -49,6 +52,11 @@ class SGD:
     weight_decay: float = 0.0
     momentum: float = 0.0
 
+    @property
+    def flops(self) -> int:
+        """A step, weight decay and momentum: 2 each."""
+        return 2 + 2 * (self.weight_decay > 0) + 2 * (self.momentum > 0)
+
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Zero velocity; torch's first step, v = g, is the same."""
         if self.momentum == 0:
@@ -57,7 +65,6 @@ class SGD:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients."""
-        _report(weights, 2 + 2 * (self.weight_decay > 0) + 2 * (self.momentum > 0))
         sgd(
             list(weights.values()),
             [grads[name].contiguous() for name in weights],
@@ -86,6 +93,11 @@ class Adam:
     beta2: float = 0.999
     eps: float = 1e-8
 
+    @property
+    def flops(self) -> int:
+        """A step, and 2 for weight decay."""
+        return ADAM_FLOPS + 2 * (self.weight_decay > 0)
+
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Zero moments, no steps."""
         clients = len(next(iter(weights.values())))
@@ -96,7 +108,6 @@ class Adam:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients, as one call where all have taken equally many."""
-        _report(weights, ADAM_FLOPS + 2 * (self.weight_decay > 0))
         # The fused kernel reads memory as contiguous: a strided gradient would be misread.
         lists = (
             list(weights.values()),
@@ -136,3 +147,12 @@ class Adam:
             eps=self.eps,
             maximize=False,
         )
+
+
+def rest(optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
+    """Return where a weight is after some steps of a fresh optimizer if data gives no gradient."""
+    weights = {"": start[None].clone()}
+    state = optimizer.init(weights)
+    for _ in range(steps):
+        optimizer.step_(weights, {"": torch.zeros_like(start)[None]}, state)
+    return weights[""][0]

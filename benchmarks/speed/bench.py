@@ -1,0 +1,329 @@
+"""How fast rounds are: silograph beside a plain loop over torch_geometric models.
+
+    python benchmarks/speed/bench.py --data-dir ../shared/data
+
+measures the cells that `bench.jsonl` does not hold yet, one line each, and rewrites the tables in
+`bench.md`; it can be stopped and continued. A race times rounds of the loops of `loop.py` and of
+silograph in turn, in one process on one thread, every round judged on all sides; its figures are
+medians of the ratios of neighboring turns. All sides first show that they train the same weights.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from cells import EPOCHS, FASTEST, RACES, THREADS, VARIANTS, Row, Shape
+from loop import PlainLoop, TunedLoop, best_form
+from page import lines_of, tables
+from timing import Plan, commands, medians, ratios, take_turns
+
+from silograph.experiment import loop as rounds
+from silograph.experiment.run import torch_threads
+from silograph.experiment.setup import DTYPES, Setup, prepare, versions
+from silograph.graph.block import make_block
+from silograph.graph.datasets import load
+from silograph.graph.graph import Graph
+from silograph.nn.conv import Params
+from silograph.nn.model import forward
+
+HERE = Path(__file__).parent
+LINES, PAGE = HERE / "bench.jsonl", HERE / "bench.md"
+MARK = "<!-- table -->"
+GUARD_ROUNDS = 2
+# Most that logits may be apart. In float32 Adam turns the rounding of a gradient near 0 into a
+# step, so that float64 has to tell whether the same is computed.
+TOLERANCE = {"float64": 1e-8, "float32": 1e-2}
+ADDRESS_SPACE = 8 << 30  # B; a run that wants more fails by itself instead of by the system
+
+
+class Side(Protocol):
+    """A runner of a race."""
+
+    @property
+    def weights(self) -> Params:
+        """The averaged model."""
+
+    def round(self) -> object:
+        """Run one round and judge it."""
+
+
+class Ours:
+    """Silograph's side: a set-up, and the run so far."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshot = setup, rounds.first_snapshot(setup)
+
+    @property
+    def weights(self) -> Params:
+        """The averaged model."""
+        weights = self.snapshot.state.weights
+        assert weights is not None  # FedAvg and centralized have them
+        return weights
+
+    def round(self) -> object:
+        """Run one round and judge it, as `silograph run` does."""
+        with torch_threads(self.setup.config.threads):
+            self.snapshot, row = rounds._round(self.setup, self.snapshot, 0.0)
+        return row
+
+    def train(self) -> object:
+        """Run one round that nobody judges."""
+        setup, state, t = self.setup, self.snapshot.state, self.snapshot.round + 1
+        fed, key = setup.federation, rounds.training_key(setup)
+        with torch_threads(setup.config.threads):
+            fed.start_round(t)
+            state, report = setup.method.round(fed, setup.method_config, state, t, key)
+        self.snapshot = replace(self.snapshot, round=t, state=state)
+        return report
+
+
+@lru_cache(maxsize=1)
+def graph_of(dataset: str, data_dir: str | None) -> Graph:
+    """Return a graph; the last one is kept, as neighboring cells share it."""
+    return load(dataset, data_dir=data_dir)
+
+
+def ours(shape: Shape, plan: Plan, **options: Any) -> Ours:
+    """Return silograph's side of a shape."""
+    return Ours(prepare(shape.config(**options), graph_of(shape.dataset, plan.data_dir)))
+
+
+def sides_of(
+    shape: Shape, plan: Plan, form: str | None, dtype: str = "float32"
+) -> tuple[dict[str, Side], str, Setup]:
+    """Return all sides with the same first weights, the tuned loop's form, and a set-up of ours.
+
+    Args:
+        shape: the federation.
+        plan: where the data are.
+        form: how the tuned loop holds features; None tries all forms.
+        dtype: precision of all sides.
+    """
+    mine = {name: ours(shape, plan, dtype=dtype, **own) for name, own in VARIANTS.items()}
+    setup, weights = mine[FASTEST].setup, mine[FASTEST].weights
+    form = form or best_form(setup.cut, setup.config, weights)
+    plain = PlainLoop(setup.cut, setup.config, weights)
+    tuned = TunedLoop(setup.cut, setup.config, weights, form)
+    return {"loop": plain, "tuned": tuned, **mine}, form, setup
+
+
+def agreement(shape: Shape, plan: Plan, form: str, dtype: str) -> dict[str, float]:
+    """Return how far each side's logits are from the loop's after some rounds without dropout.
+
+    Raises:
+        RuntimeError: a side does other work than the loop.
+    """
+    sides, _, setup = sides_of(replace(shape, dropout=0.0), plan, form, dtype)
+    block, _ = make_block(setup.cut.graph, setup.cut.partition, setup.cut.split, DTYPES[dtype])
+    logits = {}
+    for name, side in sides.items():
+        for _ in range(GUARD_ROUNDS):
+            side.round()
+        with torch.no_grad():
+            logits[name] = forward(setup.method_config.model, side.weights, block)
+    plain = logits.pop("loop")
+    apart = {name: float((out - plain).abs().max()) for name, out in logits.items()}
+    if not all(gap <= TOLERANCE[dtype] for gap in apart.values()):  # NaN fails too
+        raise RuntimeError(
+            f"expected {dtype} logits within {TOLERANCE[dtype]:g} of the loop's after "
+            f"{GUARD_ROUNDS} rounds, got {apart}: the sides do not do the same work"
+        )
+    return {name: float(f"{gap:.2g}") for name, gap in apart.items()}
+
+
+def race(shape: Shape, plan: Plan) -> Row:
+    """Race the loops and every variant of ours."""
+    sides, form, setup = sides_of(shape, plan, None)
+    apart = {dtype: agreement(shape, plan, form, dtype) for dtype in TOLERANCE}
+    spent = take_turns({name: side.round for name, side in sides.items()}, plan)
+    return {
+        "apart": apart,
+        "form": form,
+        "turns": len(spent["loop"]),
+        "seconds_a_round": {name: medians(turns) for name, turns in spent.items()},
+        "over_loop": {name: ratios(spent, "loop", name) for name in ("tuned", *VARIANTS)},
+        "over_tuned": {name: ratios(spent, "tuned", name) for name in VARIANTS},
+        "partition": setup.cut.partition.hash,
+    }
+
+
+def pair(one: Callable[[], object], other: Callable[[], object], plan: Plan) -> Row:
+    """Time rounds of two sides; return the ratio of the first to the second."""
+    spent = take_turns({"one": one, "other": other}, plan)
+    return {
+        "turns": len(spent["one"]),
+        "seconds_a_round": [medians(spent["one"]), medians(spent["other"])],
+        "ratio": ratios(spent, "one", "other"),
+    }
+
+
+def epoch(shape: Shape, plan: Plan) -> Row:
+    """Time federated rounds over as many centralized epochs, both with our fastest kernels."""
+    row: Row = {}
+    for epochs in (1, 3):
+        own = replace(shape, epochs=epochs)
+        fed, center = (
+            ours(own, plan, method=method, **VARIANTS[FASTEST])
+            for method in ("fedavg", "centralized")
+        )
+        plural = "s" if epochs > 1 else ""
+        row[f"{epochs} epoch{plural}, not judged"] = pair(fed.train, center.train, plan)
+        row[f"{epochs} epoch{plural}, judged"] = pair(fed.round, center.round, plan)
+    return {"epochs": row}
+
+
+def threads(shape: Shape, plan: Plan) -> Row:
+    """Time rounds on one thread over rounds on two, with our fastest kernels."""
+    one, two = (ours(shape, plan, threads=n, **VARIANTS[FASTEST]).round for n in (1, 2))
+    return pair(one, two, plan)
+
+
+def show_help(_plan: Plan) -> Row:
+    """Time the help page."""
+    return {"seconds_a_call": commands(lambda _: ["--help"], 9)}
+
+
+def first_round(plan: Plan) -> Row:
+    """Time a whole run of one round, default config: an upper bound of the way to that round."""
+    place = [] if plan.data_dir is None else ["--data-dir", plan.data_dir]
+    start = ["run", "cora", "--rounds", "1", "--quiet", *place, "--out"]
+    return {"seconds_a_call": commands(lambda out: [*start, out], 5)}
+
+
+CHILD = """
+import json, resource, sys
+import silograph as sg
+limit, options = json.loads(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+sg.run(**options)
+# Not ru_maxrss: on Linux a process inherits it from the one that started it.
+print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
+"""
+
+
+def memory(plan: Plan) -> Row:
+    """Return the peak resident memory of a run of 1,000 clients in GB, by variant (Linux)."""
+    run = {"dataset": "coauthor_cs", "clients": 1000, "hidden": 256, "rounds": 3}
+    peaks: dict[str, float | str] = {}
+    for name, options in VARIANTS.items():
+        given = json.dumps([ADDRESS_SPACE, {**run, "data_dir": plan.data_dir, **options}])
+        child = [sys.executable, "-c", CHILD, given]
+        done = subprocess.run(child, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            peaks[name] = round(int(done.stdout) * 1024 / 1e9, 3)
+        else:
+            why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            peaks[name] = f"failed: {why[0][:120].replace('|', '/')}"
+    return {"peak_gb": peaks}
+
+
+CELLS: dict[str, Callable[[Plan], Row]] = {
+    **{name: partial(race, shape) for name, shape in RACES.items()},
+    **{name: partial(epoch, shape) for name, (shape, _) in EPOCHS.items()},
+    **{name: partial(threads, shape) for name, shape in THREADS.items()},
+    "help": show_help,
+    "first-round": first_round,
+    "memory": memory,
+}
+
+
+def machine() -> Row:
+    """Return what seconds depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = versions()
+    with suppress(metadata.PackageNotFoundError):
+        found["numba"] = metadata.version("numba")
+    commit = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        "versions": found,
+    }
+
+
+def measure(name: str, plan: Plan) -> Row:
+    """Return one line of `bench.jsonl`."""
+    before, began = os.getloadavg()[0], time.monotonic()
+    figures = CELLS[name](plan)
+    return {
+        "cell": name,
+        "kernels": list(VARIANTS),
+        **figures,
+        "took": round(time.monotonic() - began, 1),
+        "load": [round(load, 2) for load in (before, os.getloadavg()[0])],
+        **machine(),
+    }
+
+
+def latest() -> dict[str, Row]:
+    """Return the last line of each cell."""
+    lines = LINES.read_text().splitlines() if LINES.exists() else []
+    return {row["cell"]: row for row in map(json.loads, lines)}
+
+
+def write_page(rows: dict[str, Row]) -> None:
+    """Put the tables between the page's two marks."""
+    before, _, after = PAGE.read_text().split(MARK)
+    PAGE.write_text(f"{before}{MARK}\n{tables(rows)}\n{MARK}{after}")
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--data-dir", help="folder in which graphs are looked for first")
+    parser.add_argument(
+        "--cells",
+        nargs="*",
+        choices=CELLS,
+        default=list(CELLS),
+        metavar="CELL",
+        help="which cells (default: all); none only rewrites the page; one of " + ", ".join(CELLS),
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="most turns of a side")
+    parser.add_argument("--seconds", type=float, default=60, help="no new turn after this long")
+    parser.add_argument("--force", action="store_true", help="measure again what is there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure what is missing; write line and page after every cell."""
+    given = arguments()
+    plan = Plan(given.data_dir, max(2, given.rounds), given.seconds)
+    torch.set_num_threads(1)
+    rows, failed = latest(), []
+    write_page(rows)
+    for name in given.cells:
+        if not given.force and name in rows and rows[name]["kernels"] == list(VARIANTS):
+            continue
+        try:
+            rows[name] = measure(name, plan)
+        except RuntimeError as error:  # the other cells do not depend on it
+            failed.append(name)
+            print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
+            continue
+        with LINES.open("a") as file:
+            file.write(json.dumps(rows[name]) + "\n")
+        write_page(rows)
+        print(*lines_of(name, rows[name]), f"({rows[name]['took']} s)", sep="\n  ", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

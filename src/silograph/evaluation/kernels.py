@@ -1,0 +1,134 @@
+"""Counts of `silograph.evaluation.counts`, compiled: one pass over the judged rows.
+
+j: judged rows. C: clients. K: classes or label bits. B: bins.
+"""
+
+import numpy as np
+from numba import njit
+
+Array = np.ndarray
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def bounded(odds: float, clip: float) -> float:
+    """Return log-odds within +-clip; NaN, of a model that diverged, ranks lowest."""
+    if np.isnan(odds):
+        return -clip
+    return float(min(max(odds, -clip), clip))
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def odds_of(logits: Array, i: int, multilabel: bool, clip: float, odds: Array) -> float:
+    """Fill `odds` (K,) with the log-odds of row i; return log(sum(exp(logits))) if multi-class."""
+    classes = logits.shape[1]
+    if multilabel:
+        for c in range(classes):
+            odds[c] = bounded(logits[i, c], clip)
+        return 0.0
+    largest, top = np.finfo(np.float64).max, -np.inf
+    for c in range(classes):  # an infinite logit is certain; a finite one keeps NaN away
+        odds[c] = min(max(np.float64(logits[i, c]), -largest), largest)
+        if odds[c] > top or np.isnan(odds[c]):
+            top = odds[c]
+    total = 0.0
+    for c in range(classes):
+        total += np.exp(odds[c] - top)
+    log_total = top + np.log(total)
+    for c in range(classes):
+        log_p = odds[c] - log_total
+        odds[c] = bounded(log_p - np.log1p(-np.exp(log_p)), clip)
+    return float(log_total)
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def tally(
+    logits: Array,
+    y: Array,
+    val: Array,
+    group: Array,
+    multilabel: bool,
+    clip: float,
+    nodes: Array,
+    loss: Array,
+    hits: Array,
+    score: Array,
+) -> None:
+    """Add up what judged rows tell of each client.
+
+    Args:
+        logits: (j, K).
+        y: (j, 1) classes or (j, K) bits.
+        val: (j,) bool.
+        group: (j,) client.
+        multilabel: what `y` is.
+        clip: largest log-odds.
+        nodes: (2, C) int32, for validation and test; the outputs are zero at first.
+        loss: (2, C) float64.
+        hits: (2, 4, C, K) int32: known, true and false positives, false negatives.
+        score: (2, C, K) float64: sums of known test scores, and of squared distances from the
+            client's mean.
+    """
+    classes = logits.shape[1]
+    odds = np.empty((logits.shape[0], classes))
+    for i in range(logits.shape[0]):
+        part, g = 0 if val[i] else 1, group[i]
+        log_total = odds_of(logits, i, multilabel, clip, odds[i])
+        nodes[part, g] += 1
+        best, known, bits = 0, 0, 0.0
+        for c in range(1, classes):
+            if logits[i, c] > logits[i, best] or np.isnan(logits[i, c]):
+                best = c
+        for c in range(classes):
+            if multilabel and y[i, c] < 0:
+                continue
+            true = y[i, c] == 1 if multilabel else y[i, 0] == c
+            positive = logits[i, c] > 0 if multilabel else best == c
+            known += 1
+            if multilabel:
+                v = np.float64(logits[i, c])
+                bits += max(v, 0.0) - v * true + np.log1p(np.exp(-abs(v)))
+            hits[part, 0, g, c] += 1
+            hits[part, 1, g, c] += positive and true
+            hits[part, 2, g, c] += positive and not true
+            hits[part, 3, g, c] += true and not positive
+            if part == 1:
+                score[0, g, c] += odds[i, c]
+        if multilabel:
+            loss[part, g] += bits / max(known, 1)
+        else:
+            loss[part, g] += log_total - np.float64(logits[i, y[i, 0]])
+    for i in range(logits.shape[0]):
+        if not val[i]:
+            for c in range(classes):
+                if not multilabel or y[i, c] >= 0:
+                    g = group[i]
+                    away = odds[i, c] - score[0, g, c] / max(hits[1, 0, g, c], 1)
+                    score[1, g, c] += away * away
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def histogram(
+    logits: Array,
+    y: Array,
+    val: Array,
+    group: Array,
+    multilabel: bool,
+    clip: float,
+    mean: Array,
+    deviation: Array,
+    counts: Array,
+) -> None:
+    """Add test scores to `counts` (C, K, 2, B) int32, zero at first; see `counts.histogram`."""
+    classes, bins = logits.shape[1], counts.shape[3]
+    odds = np.empty(classes)
+    for i in range(logits.shape[0]):
+        if val[i]:
+            continue
+        odds_of(logits, i, multilabel, clip, odds)
+        for c in range(classes):
+            if multilabel and y[i, c] < 0:
+                continue
+            true = y[i, c] == 1 if multilabel else y[i, 0] == c
+            z = (odds[c] - mean[c]) / deviation[c]
+            u = (1 + z / (1 + abs(z))) / 2
+            counts[group[i], c, int(true), min(int(u * bins), bins - 1)] += 1

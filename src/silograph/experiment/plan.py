@@ -1,0 +1,82 @@
+"""How a run is computed: which kernels, and how many clients at once.
+
+Results do not depend on it beyond rounding; the choice is written into the run's config, so that
+a resumed or repeated run makes the same one.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.graph.block import ClientBlock, SparseRows
+from silograph.nn.model import Model, first_maps, weight_shapes
+from silograph.nn.optim import Optimizer
+from silograph.nn.tiers import Kernels, why_not_compiled
+
+# Weights of the clients of a block, with gradients and moments where torch holds them. Measured in
+# benchmarks/speed: larger blocks leave the cache, much smaller ones pay for Python.
+BLOCK_BYTES: dict[Kernels, int] = {"compiled": 2**24, "torch": 2**26}
+COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
+
+
+def choose_kernels(
+    config: RunConfig, model: Model, optimizer: Optimizer, device: torch.device
+) -> Kernels:
+    """Return the kernels of a run.
+
+    Raises:
+        ConfigError: compiled ones were asked for and cannot be used.
+    """
+    if config.kernels == "torch":
+        return "torch"
+    reason = why_not_compiled(model, optimizer, device)
+    if reason is None:
+        return "compiled"
+    if config.kernels == "compiled":
+        raise ConfigError(f"expected a run for compiled kernels, got: {reason}; use kernels=torch")
+    return "torch"
+
+
+def client_bytes(
+    model: Model, block: ClientBlock, kernels: Kernels, itemsize: int, *, compact: bool
+) -> int:
+    """Return the bytes of one client's weights in training, on the mean over clients."""
+    maps, total = first_maps(model), 0
+    for name, shape in weight_shapes(model).items():
+        size = torch.Size(shape).numel()
+        if name in maps and compact and isinstance(block.x, SparseRows):
+            size = len(block.x.used.feature) * shape[1] // block.num_clients
+        total += size
+    return total * itemsize * COPIES[kernels]
+
+
+def choose_block_size(model: Model, block: ClientBlock, kernels: Kernels, *, keep: bool) -> int:
+    """Return how many clients are computed at once.
+
+    Args:
+        model: the shape.
+        block: all clients.
+        kernels: what computes.
+        keep: whether optimizers are kept; then no weight is left out.
+    """
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    itemsize = block.adj.values.element_size()
+    needed = client_bytes(model, block, kernels, itemsize, compact=not keep)
+    return max(1, min(block.num_clients, BLOCK_BYTES[kernels] // max(needed, 1)))
+
+
+def plan(
+    config: RunConfig,
+    model: Model,
+    optimizer: Optimizer,
+    block: ClientBlock,
+    device: torch.device,
+) -> RunConfig:
+    """Return the config with kernels and block size written out."""
+    kernels = choose_kernels(config, model, optimizer, device)
+    size = config.block_size
+    if size is None:
+        size = choose_block_size(model, block, kernels, keep=bool(config.keep_optimizer))
+    return replace(config, kernels=kernels, block_size=size)

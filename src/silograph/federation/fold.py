@@ -1,0 +1,140 @@
+"""Folding replies into a sum or a mean, client by client, without holding them all.
+
+Every client's part is added in client order, with the same rounding whether it comes as one slice
+or as the rows that differ from what the mean is taken around. So the result does not depend on how
+clients are grouped into blocks, nor on whether a reply crossed a network.
+"""
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Patched, Payload, Shared, Stacked
+from silograph.federation.base import Reduce, Sum, WeightedMean
+
+LARGE = 2**20  # values of slices that are folded in one call
+
+
+class Fold:
+    """Folds replies of blocks, in client order.
+
+    Args:
+        reduce: sum or mean.
+        compiled: whether rows are added by the compiled kernel, to the same bits.
+    """
+
+    def __init__(self, reduce: Reduce, *, compiled: bool = False) -> None:
+        self._reduce = reduce
+        self._compiled = compiled
+        self._around = reduce.around if isinstance(reduce, WeightedMean) else {}
+        self._by = reduce.by if isinstance(reduce, WeightedMean) else None
+        self._total: dict[str, Tensor] = {}
+        self._weight = 0.0
+        self._fields: set[str] | None = None
+
+    def add(self, reply: Payload) -> None:
+        """Add the reply of a block, one client after the other.
+
+        Raises:
+            ProtocolError: a field is neither `Stacked` nor `Patched`, or the weights are missing
+                or negative.
+        """
+        if not reply or (self._fields is not None and reply.keys() != self._fields):
+            raise ProtocolError(
+                f"expected the same fields from every block to reduce, got {sorted(reply)} after "
+                f"{sorted(self._fields or ())}"
+            )
+        self._fields = set(reply)
+        for name, field in reply.items():
+            if not isinstance(field, Stacked | Patched):
+                raise ProtocolError(
+                    f"expected Stacked fields in a reply that is reduced, got "
+                    f"{type(field).__name__} for {name!r}"
+                )
+        weights = self._weights(reply)
+        self._weight += sum(weights.tolist())
+        for name, field in reply.items():
+            match field:
+                case Stacked(t):
+                    self._add_slices(name, t, weights)
+                case Patched():
+                    self._add_patched(name, field, weights)
+
+    def _weights(self, reply: Payload) -> Tensor:
+        """Return the weight of every client, (C,)."""
+        if self._by is None:
+            first = next(iter(reply.values()))
+            clients = len(first.which if isinstance(first, Patched) else first.t)
+            return torch.ones(clients, dtype=torch.int64)
+        by = reply.get(self._by)
+        if not isinstance(by, Stacked) or not bool((by.t >= 0).all()):
+            raise ProtocolError(
+                f"expected weights >= 0 in field {self._by!r} of the reply, got fields "
+                f"{sorted(reply)}"
+            )
+        return by.t
+
+    def _start(self, name: str, like: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum so far; a mean of integers is a fraction."""
+        if name not in self._total:
+            dtype = like.dtype
+            if name != self._by and not isinstance(self._reduce, Sum):
+                dtype = torch.result_type(like, weights)
+            self._total[name] = torch.zeros_like(like, dtype=dtype)
+        return self._total[name]
+
+    def _add_slices(self, name: str, t: Tensor, weights: Tensor) -> None:
+        if len(t) == 0:
+            return
+        total = self._start(name, t[0], weights)
+        around = self._around.get(name, torch.zeros_like(t[0]))
+        factors = torch.ones_like(weights) if name == self._by else weights
+        # Many small slices in one call; large ones one by one, as they are held twice meanwhile.
+        few = max(1, LARGE // max(t[0].numel(), 1))
+        for part, by in zip(t.split(few), factors.split(few), strict=True):
+            index = torch.zeros(len(part), dtype=torch.int64, device=t.device)
+            rows = part.reshape(len(part), -1)
+            self._add_rows(total.view(1, -1), index, rows, around.reshape(1, -1), by)
+
+    def _add_patched(self, name: str, field: Patched, weights: Tensor) -> None:
+        """Add rows where the rest is what the mean is taken around, else whole slices."""
+        around = self._around.get(name)
+        if around is not None:
+            rests = torch.tensor([torch.equal(base, around) for base in field.base])
+            if bool((rests[field.which] | (weights == 0)).all()):
+                factors = weights.repeat_interleave(field.off.diff())
+                total = self._start(name, around, weights)
+                self._add_rows(total, field.index, field.t, around, factors)
+                return
+        for position in range(len(weights)):
+            whole = field.slice(position)[None]
+            self._add_slices(name, whole, weights[position : position + 1])
+
+    def _add_rows(
+        self, total: Tensor, index: Tensor, rows: Tensor, around: Tensor, factors: Tensor
+    ) -> None:
+        """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
+        if not bool((factors != 0).all()):  # weight 0 is out, even where a row is NaN
+            index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
+        if self._compiled and total.dtype == rows.dtype == around.dtype:
+            from silograph.federation.fold_kernel import add_rows
+
+            add_rows(*(t.numpy() for t in (total, index, rows, around, factors.to(rows.dtype))))
+        else:
+            change = around[index]
+            change = rows - change
+            total.index_add_(0, index, (change * factors[:, None]).to(total.dtype))
+
+    def result(self) -> dict[str, Shared]:
+        """Return the folded reply; of a mean without any weight, only the weight: 0."""
+        if self._by is None:
+            return {name: Shared(t) for name, t in self._total.items()}
+        if self._weight == 0:
+            return {self._by: Shared(torch.zeros(()))}
+        mean = {
+            name: t if name == self._by else t / self._weight for name, t in self._total.items()
+        }
+        return {
+            name: Shared(self._around[name] + t if name in self._around else t)
+            for name, t in mean.items()
+        }

@@ -1,0 +1,16 @@
+"""The inner loop of `silograph.federation.fold`, compiled."""
+
+import numpy as np
+from numba import njit
+
+
+# No contraction: a product is rounded before it is added, as torch does it.
+@njit(error_model="numpy", cache=True, nogil=True)
+def add_rows(
+    total: np.ndarray, index: np.ndarray, rows: np.ndarray, around: np.ndarray, factors: np.ndarray
+) -> None:
+    """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
+    for i in range(rows.shape[0]):
+        j, factor = index[i], factors[i]
+        for h in range(rows.shape[1]):
+            total[j, h] += (rows[i, h] - around[j, h]) * factor

@@ -1,0 +1,421 @@
+"""Hands blocks to the compiled kernels: arrays in, tensors out, work counted.
+
+C: clients. n: rows. F: features. U: used rows of the first weights. H: hidden width. K: outputs.
+L: layers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from threadpoolctl import ThreadpoolController
+from torch import Tensor
+
+from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
+from silograph.core.kinds import Kind
+from silograph.core.payload import Patched, Stacked, offsets
+from silograph.core.work import report_clients, work_for
+from silograph.graph.block import ClientBlock, SparseRows
+from silograph.nn.conv import CONVS, Params
+from silograph.nn.fit import LOSS_FLOPS, Fitted, Schedule, patched
+from silograph.nn.kernels import arrays, training
+from silograph.nn.kernels import optim as kernels_optim
+from silograph.nn.model import Model, first_maps, weight_shapes
+from silograph.nn.optim import SGD, Adam, Optimizer
+
+NO_DRAW = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A block as the kernels want it."""
+
+    rows: arrays.Rows
+    inputs: arrays.Inputs  # columns: used rows of the client
+    features: np.ndarray  # feature of every sparse entry; empty if dense
+
+
+def fit(
+    model: Model,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    block: ClientBlock,
+    start: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+    key: Key,
+) -> Fitted:
+    """Train every client of a block; see `silograph.nn.fit.fit`."""
+    shared = start["0.weight"].dim() == 2
+    sparse = isinstance(block.x, SparseRows)
+    compact = shared and memory is None and sparse
+    data = _prepared(model, block, compact=compact)
+    shape = _shape(model, schedule)
+    params = _params(model, block, start, memory, used=len(data.inputs.used), shared=shared)
+    clients, rows = block.num_clients, int(block.off[-1])
+    loss = np.zeros(clients)
+    logits = np.empty((rows, model.outputs), params.flat.dtype)
+    work = np.zeros((clients, 2 * model.layers + 4), np.int64)
+    before = params.steps.copy()
+
+    def train(first: int, end: int) -> None:
+        training.train(
+            first,
+            end,
+            data.rows,
+            data.inputs,
+            shape,
+            _steps(optimizer),
+            params,
+            np.uint64(key.value),
+            loss,
+            logits,
+            work,
+        )
+
+    _share_out(block, train)
+    _report(model, optimizer, schedule, block, work)
+    weights = _weights(model, optimizer, block, start, params, before if compact else None)
+    kept = {} if memory is None else _memory(model, optimizer, block, params)
+    dtype = start["0.weight"].dtype
+    return Fitted(weights, kept, torch.from_numpy(loss).to(dtype), torch.from_numpy(logits))
+
+
+def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    """Return logits (n, K) of one model for all clients."""
+    data = _prepared(model, block, compact=isinstance(block.x, SparseRows))
+    first = [weights[name].contiguous().numpy() for name in first_maps(model)]
+    w = arrays.Weights(
+        first[0], first[-1], _flat(model, {k: t[None] for k, t in weights.items()})[0]
+    )
+    logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
+    shape = _shape(model, Schedule(0))
+
+    def run(start: int, end: int) -> None:
+        training.predict(start, end, data.rows, data.inputs, data.features, shape, w, logits)
+
+    _share_out(block, run)
+    _report_pass(model, block)
+    return torch.from_numpy(logits)
+
+
+def rest(optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
+    """Return where a weight (R, D) is after steps of a fresh optimizer with gradient 0."""
+    if optimizer.weight_decay == 0 or steps == 0:
+        return start
+    weight = start.clone()
+    kernels_optim.rest(weight.numpy(), _steps(optimizer), steps)
+    return weight
+
+
+@lru_cache(maxsize=1)
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()  # looking for the libraries takes milliseconds
+
+
+def _share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
+    """Run ranges of clients, with about as many rows each, on torch's number of threads."""
+    threads = min(torch.get_num_threads(), block.num_clients)
+    with _blas().limit(limits=1, user_api="blas"):
+        if threads == 1:
+            run(0, block.num_clients)
+            return
+        goals = torch.linspace(0, float(block.off[-1]), threads + 1, dtype=torch.float64)
+        ends = torch.searchsorted(block.off.double(), goals).tolist()
+        ends[0], ends[-1] = 0, block.num_clients
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run, ends[:-1], ends[1:]))
+
+
+def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
+    """Return the block's arrays, worked out once for each convolution."""
+    name = ("kernels", model.conv, compact)
+    if name not in block.memo:
+        rows = _rows(model, block)
+        inputs, features = _inputs(block, compact=compact)
+        block.memo[name] = _Prepared(rows, inputs, features)
+    found = block.memo[name]
+    assert isinstance(found, _Prepared)
+    return found
+
+
+def _rows(model: Model, block: ClientBlock) -> arrays.Rows:
+    conv, adj, values = CONVS[model.conv], block.adj, block.adj.values
+    assert values is not None  # blocks carry values of the run's dtype
+    degree = adj.degree.to(values.dtype)[:, None]
+    one = torch.ones_like(degree)
+    pre, post = conv.pre(degree), conv.post(degree)
+    pre, post = (one if scale is None else scale for scale in (pre, post))
+    neighbor = adj.indices.long()
+    train = block.split.train.nonzero()[:, 0]
+    first = block.off[block.client]
+    own = 1 / (degree + 1) if model.conv == "gcn" else one
+    return arrays.Rows(
+        off=_array(block.off, np.int64),
+        row_key=_array(block.row_key, np.int64).view(np.uint64),
+        ptr=_array(adj.indptr * conv.sums, np.int64),
+        col=_array(neighbor - first[adj.row], np.int32),
+        value=_array((post[adj.row] * pre[neighbor])[:, 0]),
+        back=_array((post[neighbor] * pre[adj.row])[:, 0]),
+        own=_array(own[:, 0]),
+        train=_array(train - first[train], np.int64),
+        train_off=_array(offsets(block.num_train), np.int64),
+        y=_array(block.y if block.y.dim() == 2 else block.y[:, None], np.int64),
+    )
+
+
+def _array(t: Tensor, dtype: "np.typing.DTypeLike | None" = None) -> np.ndarray:
+    """Return a contiguous array of a fixed dtype: every other one would be compiled anew."""
+    return np.ascontiguousarray(t.numpy(), dtype=dtype)
+
+
+def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.Inputs, np.ndarray]:
+    """Return features; `compact`: weights of a client are its used rows, else all F."""
+    clients, width = block.num_clients, block.num_features
+    if isinstance(block.x, Tensor) or not compact:
+        used, off = torch.arange(width).repeat(clients), torch.arange(clients + 1) * width
+    else:
+        used, off = block.x.used.feature, block.x.used.off
+    numbers = {"used_off": _array(off, np.int64), "used": _array(used, np.int64)}
+    if isinstance(block.x, Tensor):
+        dense = _array(block.x)
+        ptr, col, value = np.empty(0, np.int64), np.empty(0, np.int32), dense.reshape(-1)[:0]
+        return arrays.Inputs(dense, ptr, col, value, ptr, col, value, **numbers), col
+    csr = block.x.csr
+    columns = block.x.used.csr if compact else block.x.stacked
+    back, first = columns.transposed, block.off[block.client]
+    assert csr.values is not None  # features carry values
+    assert back.values is not None
+    inputs = arrays.Inputs(
+        dense=np.empty((0, 0), csr.values.numpy().dtype),
+        ptr=_array(csr.indptr, np.int64),
+        col=_array(columns.indices.long() - off[block.client[csr.row]], np.int32),
+        value=_array(csr.values),
+        t_ptr=_array(back.indptr, np.int64),
+        t_row=_array(back.indices.long() - first[back.indices.long()], np.int32),
+        t_value=_array(back.values),
+        **numbers,
+    )
+    return inputs, _array(csr.indices, np.int32)
+
+
+def _shape(model: Model, schedule: Schedule) -> arrays.Shape:
+    fanout = schedule.drawn(model.layers)
+    keep = keep_probability(model.dropout)
+    return arrays.Shape(
+        layers=model.layers,
+        hidden=model.hidden,
+        outputs=model.outputs,
+        sage=model.conv == "sage",
+        multilabel=model.task == "multilabel",
+        threshold=round((1 - keep) * DROPOUT_LEVELS),
+        scale=1 / keep,
+        epochs=schedule.epochs,
+        batch=schedule.batch_size or 0,
+        fanout=NO_DRAW if fanout is None else np.array(fanout[::-1], np.int64),
+    )
+
+
+def _steps(optimizer: Optimizer) -> arrays.Steps:
+    match optimizer:
+        case Adam(lr, decay, beta1, beta2, eps):
+            return arrays.Steps(True, lr, decay, beta1, beta2, eps)
+        case SGD(lr, decay, momentum):
+            return arrays.Steps(False, lr, decay, momentum, 0.0, 0.0)
+    raise AssertionError(f"{optimizer} is not compiled: see why_not_compiled")
+
+
+def _rest(model: Model) -> Iterator[str]:
+    """Names of the weights after the first matrices, in the kernels' order."""
+    yield "0.bias"
+    for layer in range(1, model.layers):
+        yield from (f"{layer}.{name}" for name in CONVS[model.conv].maps)
+        yield f"{layer}.bias"
+
+
+def _flat(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """Return tensors (C, ...) of the weights after the first matrices side by side, (C, P)."""
+    flat: np.ndarray = torch.cat([tensors[name].flatten(1) for name in _rest(model)], dim=1).numpy()
+    return flat
+
+
+def _unflat(model: Model, flat: np.ndarray) -> Params:
+    """Return what `_flat` put side by side."""
+    shapes = weight_shapes(model)
+    names = list(_rest(model))
+    parts = torch.from_numpy(flat).split([torch.Size(shapes[n]).numel() for n in names], dim=1)
+    return {n: part.reshape(len(flat), *shapes[n]) for n, part in zip(names, parts, strict=True)}
+
+
+def _matrices(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """Return first matrices (C, F, D) as rows of all clients, (M, C * F, D), a copy."""
+    rows: np.ndarray = torch.stack([tensors[n].flatten(0, 1) for n in first_maps(model)]).numpy()
+    return rows
+
+
+def _params(
+    model: Model,
+    block: ClientBlock,
+    start: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+    *,
+    used: int,
+    shared: bool,
+) -> arrays.Params:
+    clients, maps = block.num_clients, first_maps(model)
+    like = start[maps[0]].numpy()
+    none3, none2 = np.empty((0, 0, 0), like.dtype), np.empty((0, 0), like.dtype)
+    if shared:
+        given = torch.stack([start[name] for name in maps]).numpy()
+        rows = np.empty((len(maps), used, like.shape[-1]), like.dtype)
+        copies = {n: w.expand(clients, *w.shape) for n, w in start.items() if n not in maps}
+        flat = _flat(model, copies)
+    else:
+        given, rows, flat = none3, _matrices(model, start), _flat(model, start)
+    moments = [none3, none3, none2, none2]
+    steps = np.zeros(clients, np.int64)
+    if memory is not None:
+        moments = _moments(model, memory, rows, flat)
+        if "steps" in memory:
+            steps = memory["steps"].to(torch.int64).numpy()
+    first_rows, second_rows, first_flat, second_flat = moments
+    return arrays.Params(given, rows, flat, first_rows, second_rows, first_flat, second_flat, steps)
+
+
+def _moments(
+    model: Model, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
+) -> list[np.ndarray]:
+    """Return copies of the optimizer's state: of the matrices, then of the rest."""
+    found: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
+    for name, m in memory.items():
+        kind, slash, weight = name.partition("/")
+        if slash:
+            found[kind][weight] = m
+    pairs = [found["first"] or found["momentum"], found["second"]]
+    by_rows = [_matrices(model, m) if m else np.zeros_like(rows) for m in pairs]
+    by_flat = [_flat(model, m) if m else np.zeros_like(flat) for m in pairs]
+    return by_rows + by_flat
+
+
+def _memory(
+    model: Model, optimizer: Optimizer, block: ClientBlock, params: arrays.Params
+) -> Params:
+    """Return the optimizer's state after training, as `Optimizer.init` names it."""
+    moments = {
+        "first": (params.first_rows, params.first_flat),
+        "second": (params.second_rows, params.second_flat),
+    }
+    if isinstance(optimizer, SGD):
+        moments = {"momentum": moments["first"]} if optimizer.momentum else {}
+    state: Params = {}
+    for kind, (rows, flat) in moments.items():
+        tensors = _unflat(model, flat) | _split(model, block, rows)
+        state |= {f"{kind}/{name}": tensors[name] for name in weight_shapes(model)}
+    if isinstance(optimizer, Adam):
+        state["steps"] = torch.from_numpy(params.steps).float()
+    return state
+
+
+def _split(model: Model, block: ClientBlock, rows: np.ndarray) -> Params:
+    """Return the first matrices (C, F, D) from rows of all clients."""
+    shape = block.num_clients, block.num_features, rows.shape[2]
+    return {
+        name: torch.from_numpy(part).view(shape)
+        for name, part in zip(first_maps(model), rows, strict=True)
+    }
+
+
+def _weights(
+    model: Model,
+    optimizer: Optimizer,
+    block: ClientBlock,
+    start: Mapping[str, Tensor],
+    params: arrays.Params,
+    before: np.ndarray | None,
+) -> dict[str, Stacked | Patched]:
+    """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
+    found: dict[str, Stacked | Patched] = {
+        name: Stacked(t) for name, t in _unflat(model, params.flat).items()
+    }
+    if before is None:
+        found |= {n: Stacked(t) for n, t in _split(model, block, params.rows).items()}
+    else:
+        steps = torch.from_numpy(params.steps - before)
+        for name, rows in zip(first_maps(model), params.rows, strict=True):
+            assert isinstance(block.x, SparseRows)  # only then are there used rows
+            t = torch.from_numpy(rows)
+            found[name] = patched(partial(rest, optimizer), start[name], t, block.x, steps)
+    return {name: found[name] for name in weight_shapes(model)}
+
+
+def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:
+    """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
+    name = ("counts", model.layers, model.conv)
+    if name not in block.memo:
+        rows = block.off.diff()
+        edges = block.adj.indptr[block.off].diff() * CONVS[model.conv].sums
+        entries = torch.zeros_like(rows)
+        if isinstance(block.x, SparseRows):
+            entries = block.x.csr.indptr[block.off].diff()
+        columns = [rows] * (model.layers + 1) + [edges] * model.layers + [entries] * 2
+        block.memo[name] = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
+    found = block.memo[name]
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+def _pass_flops(model: Model, counts: np.ndarray, *, sparse: bool, passes: int) -> np.ndarray:
+    """Return operations of passes through the model, (C,): what the torch layers report.
+
+    Args:
+        model: the shape.
+        counts: (C, 2 L + 4), see `training.count`.
+        sparse: whether features are.
+        passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
+    """
+    layers, sage = model.layers, model.conv == "sage"
+    work = counts.astype(np.float64).T
+    rows, edges = work[: layers + 1], work[layers + 1 : 2 * layers + 1]
+    entries, own_entries = work[2 * layers + 1], work[2 * layers + 2]
+    total = np.zeros(len(counts))
+    for layer, (width, out) in enumerate(zip(model.widths[:-1], model.widths[1:], strict=True)):
+        into, left = rows[layer], rows[layer + 1]
+        products = passes + (passes > 1 and layer > 0)
+        if layer == 0 and sparse:
+            total += 2 * out * passes * (entries + own_entries * sage)
+        else:
+            total += 2 * width * out * products * (into + left * sage)
+        if model.conv == "gcn":
+            total += out * passes * (2 * edges[layer] + into + 3 * left)
+        elif sage:
+            total += out * passes * (2 * edges[layer] + left) + out * left
+        total += out * passes * left  # bias
+        if layer and passes > 1 and model.dropout > 0:
+            total += 2 * width * passes * into
+        if layer < layers - 1:
+            total += out * passes * left  # ReLU
+    return total
+
+
+def _report_pass(model: Model, block: ClientBlock) -> None:
+    """Report one pass of all rows without the way back."""
+    sparse = isinstance(block.x, SparseRows)
+    flops = _pass_flops(model, _whole_counts(model, block), sparse=sparse, passes=1)
+    report_clients(torch.from_numpy(flops))
+
+
+def _report(
+    model: Model, optimizer: Optimizer, schedule: Schedule, block: ClientBlock, work: np.ndarray
+) -> None:
+    """Report training, and apart from it what the clients' models say of their rows."""
+    sparse = isinstance(block.x, SparseRows)
+    flops = _pass_flops(model, work, sparse=sparse, passes=2)
+    size = sum(torch.Size(shape).numel() for shape in weight_shapes(model).values())
+    flops += work[:, -1] * float(optimizer.flops * size)
+    # Every epoch has a loss of every training node, however they are grouped into steps.
+    flops += LOSS_FLOPS * model.outputs * schedule.epochs * block.num_train.numpy()
+    report_clients(torch.from_numpy(flops))
+    with work_for(Kind.EVALUATION):
+        _report_pass(model, block)

@@ -1,0 +1,123 @@
+"""What the kernels are given, and how they are compiled."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Array = np.ndarray
+
+# Sums may be reordered and contracted for speed; NaN and infinity keep their meaning. Division is
+# NumPy's: numba's own check for zero would keep loops from being vectorized. numba's cache notices
+# changes in the file of the function that is called, not in those of functions that it calls:
+# whoever edits a kernel clears __pycache__.
+FAST = {"contract", "reassoc", "nsz", "arcp"}
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function at its first call, and keep the machine code on disk."""
+    settings = njit(fastmath=FAST, error_model="numpy", cache=True, nogil=True)
+    return cast(Function, settings(function))
+
+
+class Rows(NamedTuple):
+    """The rows of a block; columns and rows within a client are numbered from 0."""
+
+    off: Array  # (C + 1,)
+    row_key: Array  # (n,) uint64
+    ptr: Array  # (n + 1,) edges of every row
+    col: Array  # (E,) neighbor
+    value: Array  # (E,) both scales of the convolution
+    back: Array  # (E,) the same of the edge in the other direction
+    own: Array  # (n,) weight of a row's own z (GCN)
+    train: Array  # training rows, ascending in a client
+    train_off: Array  # (C + 1,)
+    y: Array  # labels, (n, 1) or (n, K)
+
+
+class Inputs(NamedTuple):
+    """Features: `dense` (n, F); or sparse, and `dense` is empty."""
+
+    dense: Array
+    ptr: Array  # (n + 1,) entries of every row
+    col: Array  # used row of the client
+    value: Array
+    t_ptr: Array  # (U + 1,) the same entries by used row
+    t_row: Array  # row of the client
+    t_value: Array
+    used_off: Array  # (C + 1,) used rows of each client
+    used: Array  # (U,) which row of the shared first matrices it is
+
+
+class Shape(NamedTuple):
+    """Model and schedule."""
+
+    layers: int
+    hidden: int
+    outputs: int
+    sage: bool
+    multilabel: bool
+    threshold: int  # levels of 2^16 that dropout drops
+    scale: float  # 1 / share that it keeps
+    epochs: int
+    batch: int  # training rows in a step, 0 for all
+    fanout: Array  # (L,) neighbors drawn by layer, 0 for all; empty: no sampling
+
+
+class Steps(NamedTuple):
+    """The optimizer: Adam, or SGD with momentum `beta1`."""
+
+    adam: bool
+    lr: float
+    decay: float
+    beta1: float
+    beta2: float
+    eps: float
+
+
+class Params(NamedTuple):
+    """Weights and moments of all clients, changed in place."""
+
+    start: Array  # (M, F, D) what `rows` start from; empty if they hold their start already
+    rows: Array  # (M, U, D) first matrices
+    flat: Array  # (C, P) the other weights
+    first_rows: Array  # moments, of the same shapes; empty if they do not outlive the call
+    second_rows: Array
+    first_flat: Array
+    second_flat: Array
+    steps: Array  # (C,) steps taken so far
+
+
+class Weights(NamedTuple):
+    """One client's weights, or moments of them."""
+
+    first: Array  # (u, D)
+    second: Array  # (u, D), the first again where there is only one
+    flat: Array  # (P,)
+
+
+class Scratch(NamedTuple):
+    """Memory of one thread, large enough for its largest client."""
+
+    nodes: Array  # (n,) rows that take part, seeds first
+    place: Array  # (n,) where a row stands among them, -1 if it does not
+    m: Array  # (L + 1,) rows before each layer, and after the last
+    ptr: Array  # (L, n + 1) drawn edges of each layer
+    col: Array
+    value: Array
+    x: Array  # (n, F) drawn dense features
+    x_start: Array  # (n,) entries of drawn sparse features
+    x_end: Array
+    act: Array  # (L - 1, n, H) what enters layers 1 and up
+    z: Array  # (n, H) mapped rows, and their gradient
+    z_out: Array  # (n, K) likewise in the last layer
+    self_z: Array  # (n, H) rows mapped by the second matrix
+    self_out: Array  # (n, K)
+    out: Array  # (n, K) logits, then their gradient
+    grad: Array  # (2, n, H)
+    flat: Array  # (P,) gradient
+    rows: Array  # (u, D) gradient
+    words: Array  # (H / 4,) uint64 random words
+    levels: Array  # the same memory as uint16

@@ -1,0 +1,240 @@
+"""A pass through the model, and the way back with a step of the optimizer."""
+
+from typing import Any
+
+import numpy as np
+
+from silograph.core.key import hash_text
+from silograph.nn.kernels.arrays import (
+    Array,
+    Inputs,
+    Rows,
+    Scratch,
+    Shape,
+    Steps,
+    Weights,
+    compiled,
+)
+from silograph.nn.kernels.draws import drop, fold
+from silograph.nn.kernels.optim import step
+
+_DROPOUT = np.uint64(hash_text("dropout"))
+CHUNK = 16  # rows of a gradient that stay in the first cache until their step
+
+
+@compiled
+def add_sum(start: Array, end: Array, col: Array, value: Array, z: Array, out: Array) -> None:
+    """out[i] += the sum of value[e] z[col[e]] over entries e from start[i] to end[i]."""
+    width = out.shape[1]
+    for i in range(out.shape[0]):
+        e, last = start[i], end[i]
+        while e + 2 <= last:  # two at a time: the output is loaded and stored once for both
+            j0, j1, a0, a1 = col[e], col[e + 1], value[e], value[e + 1]
+            for h in range(width):
+                out[i, h] += a0 * z[j0, h] + a1 * z[j1, h]
+            e += 2
+        if e < last:
+            j, a = col[e], value[e]
+            for h in range(width):
+                out[i, h] += a * z[j, h]
+
+
+@compiled
+def add_back(start: Array, end: Array, col: Array, value: Array, g: Array, out: Array) -> None:
+    """out[col[e]] += value[e] g[i] over entries e from start[i] to end[i]: the transpose."""
+    width = out.shape[1]
+    for i in range(g.shape[0]):
+        for e in range(start[i], end[i]):
+            j, a = col[e], value[e]
+            for h in range(width):
+                out[j, h] += a * g[i, h]
+
+
+@compiled
+def place_of(shape: Shape, layer: int) -> tuple[int, int, int, int]:
+    """Return the width of a layer, and where its matrix, second matrix and bias are in `flat`."""
+    last, copies = shape.layers - 1, 2 if shape.sage else 1
+    width = shape.outputs if layer == last else shape.hidden
+    if layer == 0:
+        return width, 0, 0, 0
+    at = shape.hidden + (layer - 1) * (copies * shape.hidden * shape.hidden + shape.hidden)
+    size = shape.hidden * width
+    return width, at, at + (copies - 1) * size, at + copies * size
+
+
+@compiled
+def map_first(
+    rows: Rows, x: Inputs, k: int, drawn: bool, col: Array, w: Array, out: Array, s: Scratch
+) -> None:
+    """Fill `out` with the features of the first rows that take part, times w."""
+    a, m = rows.off[k], out.shape[0]
+    if x.dense.shape[0] > 0:
+        np.dot(s.x[:m] if drawn else x.dense[a : a + m], w, out)
+    else:
+        out[:] = 0
+        add_sum(s.x_start[:m], s.x_end[:m], col, x.value, w, out)
+
+
+@compiled
+def gather(rows: Rows, x: Inputs, k: int, drawn: bool, s: Scratch) -> None:
+    """Look up the features of the rows that take part."""
+    a = rows.off[k]
+    if x.dense.shape[0] == 0:
+        for i in range(s.m[0]):
+            row = a + s.nodes[i]
+            s.x_start[i], s.x_end[i] = x.ptr[row], x.ptr[row + 1]
+    elif drawn:
+        for i in range(s.m[0]):
+            s.x[i] = x.dense[a + s.nodes[i]]
+
+
+@compiled
+def forward(
+    rows: Rows,
+    x: Inputs,
+    shape: Shape,
+    k: int,
+    drawn: bool,
+    x_col: Array,
+    w: Weights,
+    key: Any,
+    dropping: bool,
+    s: Scratch,
+) -> None:
+    """Fill `s.out` with logits of the last layer's rows, and `s.act` with what led to them.
+
+    Args:
+        rows: the block's rows.
+        x: its features.
+        shape: the model.
+        k: the client.
+        drawn: whether the edges are those that `sample` drew; else all.
+        x_col: row of the first matrices of every sparse entry.
+        w: the client's weights.
+        key: key of the step.
+        dropping: whether hidden activations are dropped.
+        s: the thread's memory.
+    """
+    a, last = rows.off[k], shape.layers - 1
+    gather(rows, x, k, drawn, s)
+    for layer in range(shape.layers):
+        width, at, at_self, at_bias = place_of(shape, layer)
+        m, left = s.m[layer], s.m[layer + 1]
+        z = s.z_out[:m] if layer == last else s.z[:m]
+        own = s.self_out[:left] if layer == last else s.self_z[:left]
+        out = s.out[:left] if layer == last else s.act[layer, :left]
+        if layer == 0:
+            map_first(rows, x, k, drawn, x_col, w.first, z, s)
+            if shape.sage:
+                map_first(rows, x, k, drawn, x_col, w.second, own, s)
+        else:
+            h, size = s.act[layer - 1, :m], shape.hidden * width
+            np.dot(h, w.flat[at : at + size].reshape(shape.hidden, width), z)
+            if shape.sage:
+                second = w.flat[at_self : at_self + size].reshape(shape.hidden, width)
+                np.dot(h[:left], second, own)
+        for i in range(left):
+            weight = rows.own[a + s.nodes[i]]
+            for j in range(width):
+                r = own[i, j] if shape.sage else z[i, j]
+                out[i, j] = w.flat[at_bias + j] + weight * r
+        if drawn:
+            ptr = s.ptr[layer]
+            add_sum(ptr[:left], ptr[1 : left + 1], s.col, s.value, z, out)
+        else:
+            add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.value, z, out)
+        if layer < last:
+            zero, layer_key = out.dtype.type(0), fold(fold(key, _DROPOUT), layer + 1)
+            for i in range(left):
+                for j in range(width):
+                    out[i, j] = max(out[i, j], zero)
+                if dropping:
+                    drop(out, i, rows.row_key[a + s.nodes[i]], layer_key, shape, s)
+
+
+@compiled
+def step_first(
+    rows: Rows,
+    x: Inputs,
+    k: int,
+    drawn: bool,
+    gz: Array,
+    w: Array,
+    m: Array,
+    v: Array,
+    steps: Steps,
+    t: int,
+    s: Scratch,
+) -> None:
+    """Step a first matrix w (u, D) along its gradient, X^T gz."""
+    a, used, width = rows.off[k], w.shape[0], w.shape[1]
+    many, sparse = gz.shape[0], x.dense.shape[0] == 0
+    if not sparse:
+        np.dot((s.x[:many] if drawn else x.dense[a : a + many]).T, gz, s.rows[:used])
+    elif drawn:
+        s.rows[:used] = 0
+        add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
+    chunk = CHUNK if sparse and not drawn else used
+    p, p1, p2, g = w.reshape(-1), m.reshape(-1), v.reshape(-1), s.rows.reshape(-1)
+    for i in range(0, used, max(chunk, 1)):
+        lo, hi = i * width, min(i + chunk, used) * width
+        if sparse and not drawn:
+            first, count = x.used_off[k] + i, min(chunk, used - i)
+            s.rows[:count] = 0
+            ends = x.t_ptr[first : first + count + 1]
+            add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
+        step(p[lo:hi], g[: hi - lo], p1[lo:hi], p2[lo:hi], steps, t)
+
+
+@compiled
+def backward_step(
+    rows: Rows,
+    x: Inputs,
+    shape: Shape,
+    k: int,
+    drawn: bool,
+    w: Weights,
+    m1: Weights,
+    m2: Weights,
+    steps: Steps,
+    t: int,
+    s: Scratch,
+) -> None:
+    """Walk from the gradient of the logits in `s.out` to all weights, and step them."""
+    a, last, side = rows.off[k], shape.layers - 1, 0
+    for layer in range(last, -1, -1):
+        width, at, at_self, at_bias = place_of(shape, layer)
+        m, left = s.m[layer], s.m[layer + 1]
+        g = s.out[:left] if layer == last else s.grad[side, :left]
+        gz = s.z_out[:m] if layer == last else s.z[:m]
+        s.flat[at_bias : at_bias + width] = 0
+        gz[:] = 0
+        for i in range(left):
+            weight = w.flat.dtype.type(0) if shape.sage else rows.own[a + s.nodes[i]]
+            for j in range(width):
+                s.flat[at_bias + j] += g[i, j]
+                gz[i, j] = weight * g[i, j]
+        if drawn:
+            ptr = s.ptr[layer]
+            add_back(ptr[:left], ptr[1 : left + 1], s.col, s.value, g, gz)
+        else:
+            add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.back, g, gz)
+        if layer == 0:
+            step_first(rows, x, k, drawn, gz, w.first, m1.first, m2.first, steps, t, s)
+            if shape.sage:
+                step_first(rows, x, k, drawn, g, w.second, m1.second, m2.second, steps, t, s)
+            continue
+        h, below, size = s.act[layer - 1, :m], s.grad[1 - side, :m], shape.hidden * width
+        np.dot(h.T, gz, s.flat[at : at + size].reshape(shape.hidden, width))
+        np.dot(gz, w.flat[at : at + size].reshape(shape.hidden, width).T, below)
+        if shape.sage:
+            second = w.flat[at_self : at_self + size].reshape(shape.hidden, width)
+            np.dot(h[:left].T, g, s.flat[at_self : at_self + size].reshape(shape.hidden, width))
+            below[:left] += np.dot(g, second.T)
+        zero = h.dtype.type(0)
+        factor = h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
+        for i in range(m):  # an activation is above 0 where neither ReLU nor dropout cut it
+            for j in range(shape.hidden):
+                below[i, j] = below[i, j] * factor if h[i, j] > 0 else zero
+        side = 1 - side
+    step(w.flat, s.flat, m1.flat, m2.flat, steps, t)

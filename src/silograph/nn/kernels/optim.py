@@ -1,0 +1,58 @@
+"""Steps of the optimizers on vectors, as torch's fused kernels take them."""
+
+import numpy as np
+
+from silograph.nn.kernels.arrays import Array, Steps, compiled
+
+
+@compiled
+def adam(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
+    """Take step number t of Adam."""
+    b1, b2 = p.dtype.type(steps.beta1), p.dtype.type(steps.beta2)
+    c1, c2 = (
+        p.dtype.type(1 - steps.beta1),
+        p.dtype.type(1 - steps.beta2),
+    )  # not in float32: 5e-5 off
+    decay, eps = p.dtype.type(steps.decay), p.dtype.type(steps.eps)
+    size = p.dtype.type(steps.lr / (1 - steps.beta1**t))
+    root = p.dtype.type(1 / np.sqrt(1 - steps.beta2**t))
+    for h in range(p.shape[0]):
+        grad = g[h] + decay * p[h]
+        first = b1 * m[h] + c1 * grad
+        second = b2 * v[h] + c2 * grad * grad
+        m[h] = first
+        v[h] = second
+        p[h] -= size * first / (np.sqrt(second) * root + eps)
+
+
+@compiled
+def sgd(p: Array, g: Array, m: Array, steps: Steps) -> None:
+    """Take a step of SGD: v = mu v + g."""
+    lr, decay = p.dtype.type(steps.lr), p.dtype.type(steps.decay)
+    if steps.beta1 == 0:
+        for h in range(p.shape[0]):
+            p[h] -= lr * (g[h] + decay * p[h])
+    else:
+        mu = p.dtype.type(steps.beta1)
+        for h in range(p.shape[0]):
+            m[h] = mu * m[h] + g[h] + decay * p[h]
+            p[h] -= lr * m[h]
+
+
+@compiled
+def step(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
+    """Take step number t."""
+    if steps.adam:
+        adam(p, g, m, v, steps, t)
+    else:
+        sgd(p, g, m, steps)
+
+
+@compiled
+def rest(p: Array, steps: Steps, count: int) -> None:
+    """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
+    zero, moments = np.zeros(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)
+    for i in range(p.shape[0]):
+        moments[:] = 0
+        for t in range(count):
+            step(p[i], zero, moments[0], moments[1], steps, t + 1)

@@ -1,0 +1,212 @@
+"""Whole local training of a range of clients, and predictions for them."""
+
+from typing import Any
+
+import numpy as np
+
+from silograph.core.key import hash_text
+from silograph.nn.kernels.arrays import (
+    Array,
+    Inputs,
+    Params,
+    Rows,
+    Scratch,
+    Shape,
+    Steps,
+    Weights,
+    compiled,
+)
+from silograph.nn.kernels.draws import fold, sample, shuffled, whole
+from silograph.nn.kernels.layers import backward_step, forward
+from silograph.nn.kernels.losses import loss_gradient
+
+_EPOCH, _BATCH = np.uint64(hash_text("epoch")), np.uint64(hash_text("batch"))
+
+
+@compiled
+def scratch(
+    rows: Rows, x: Inputs, shape: Shape, k0: int, k1: int, like: Array, flat: int, first: int
+) -> Scratch:
+    """Return memory for clients k0 to k1, in the dtype of `like`; P = `flat`, D = `first`."""
+    n, u, edges, sampled = 1, 1, 1, shape.fanout.shape[0] > 0
+    for k in range(k0, k1):
+        size = rows.off[k + 1] - rows.off[k]
+        between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
+        n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
+        drawn = 0
+        for fanout in shape.fanout:
+            drawn += between if fanout == 0 else min(between, size * fanout)
+        edges = max(edges, drawn)
+    dtype, dense, hidden = like.dtype, x.dense.shape[0] > 0, shape.hidden
+    own = n if shape.sage else 1
+    layers = shape.layers if sampled else 1
+    gathered = n if sampled and dense else 0
+    entries = 0 if dense else n
+    words = np.empty((hidden + 3) // 4, np.uint64)
+    return Scratch(
+        nodes=np.empty(n, np.int64),
+        place=np.full(n, -1, np.int64),
+        m=np.zeros(shape.layers + 1, np.int64),
+        ptr=np.empty((layers, n + 1), np.int64),
+        col=np.empty(edges, np.int64),
+        value=np.empty(edges, dtype),
+        x=np.empty((gathered, x.dense.shape[1]), dtype),
+        x_start=np.empty(entries, np.int64),
+        x_end=np.empty(entries, np.int64),
+        act=np.empty((max(shape.layers - 1, 1), n, hidden), dtype),
+        z=np.empty((n, hidden), dtype),
+        z_out=np.empty((n, shape.outputs), dtype),
+        self_z=np.empty((own, hidden), dtype),
+        self_out=np.empty((own, shape.outputs), dtype),
+        out=np.empty((n, shape.outputs), dtype),
+        grad=np.empty((2, n, hidden), dtype),
+        flat=np.empty(flat, dtype),
+        rows=np.empty((max(u, 16), first), dtype),
+        words=words,
+        levels=words.view(np.uint16),
+    )
+
+
+@compiled
+def count(
+    rows: Rows, x: Inputs, shape: Shape, k: int, drawn: bool, s: Scratch, work: Array
+) -> None:
+    """Add to `work`: rows of each layer (L + 1), edges (L), feature entries (2), one step."""
+    a, layers = rows.off[k], shape.layers
+    for layer in range(layers + 1):
+        work[layer] += s.m[layer]
+    for layer in range(layers):
+        left = s.m[layer + 1]
+        if drawn:
+            work[layers + 1 + layer] += s.ptr[layer, left] - s.ptr[layer, 0]
+        else:
+            work[layers + 1 + layer] += rows.ptr[a + left] - rows.ptr[a]
+    if x.dense.shape[0] == 0:
+        for i in range(s.m[0]):
+            entries = s.x_end[i] - s.x_start[i]
+            work[2 * layers + 1] += entries
+            work[2 * layers + 2] += entries if i < s.m[1] else 0
+    work[2 * layers + 3] += 1
+
+
+@compiled
+def train_client(
+    rows: Rows,
+    x: Inputs,
+    shape: Shape,
+    k: int,
+    w: Weights,
+    m1: Weights,
+    m2: Weights,
+    taken: int,
+    steps: Steps,
+    key: Any,
+    s: Scratch,
+    work: Array,
+) -> tuple[float, int]:
+    """Train client k in place; return its mean loss in the last epoch, and steps taken in all."""
+    drawn = shape.fanout.shape[0] > 0
+    train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
+    keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
+    batch = size if shape.batch == 0 else min(shape.batch, size)
+    loss = 0.0
+    for epoch in range(shape.epochs):
+        epoch_key = fold(fold(key, _EPOCH), epoch)
+        order = shuffled(train, keys, epoch_key) if batch < size else train
+        loss = 0.0
+        for b in range((size + batch - 1) // batch):
+            step_key = fold(fold(epoch_key, _BATCH), b)
+            seeds = order[b * batch : min((b + 1) * batch, size)]
+            if drawn:
+                sample(rows, k, shape, seeds, step_key, s)
+            else:
+                whole(rows, k, s)
+            forward(rows, x, shape, k, drawn, x.col, w, step_key, shape.threshold > 0, s)
+            loss += seeds.shape[0] / size * loss_gradient(rows, shape, k, drawn, seeds, s)
+            count(rows, x, shape, k, drawn, s, work)
+            taken += 1
+            backward_step(rows, x, shape, k, drawn, w, m1, m2, steps, taken, s)
+    return loss, taken
+
+
+@compiled
+def train(
+    k0: int,
+    k1: int,
+    rows: Rows,
+    x: Inputs,
+    shape: Shape,
+    steps: Steps,
+    params: Params,
+    key: Any,
+    loss: Array,
+    logits: Array,
+    work: Array,
+) -> None:
+    """Train clients k0 to k1, then fill `logits` (n, K) with what their models say.
+
+    Args:
+        k0: first client.
+        k1: end.
+        rows: the block's rows.
+        x: its features.
+        shape: model and schedule.
+        steps: optimizer.
+        params: weights and moments, changed in place.
+        key: key of the call, uint64.
+        loss: (C,) float64, filled.
+        logits: (n, K), filled.
+        work: (C, 2 L + 4) int64 counts, see `count`.
+    """
+    last, first = params.rows.shape[0] - 1, params.rows.shape[2]
+    s = scratch(rows, x, shape, k0, k1, params.flat, params.flat.shape[1], first)
+    kept = params.first_flat.shape[0] > 0
+    used = 0 if kept else s.rows.shape[0]
+    fresh = np.empty((2, last + 1, used, first), params.rows.dtype)
+    fresh_flat = np.empty((2, params.flat.shape[1]), params.rows.dtype)
+    for k in range(k0, k1):
+        lo, hi = x.used_off[k], x.used_off[k + 1]
+        w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
+        if params.start.shape[0] > 0:
+            for i in range(hi - lo):
+                for j in range(first):
+                    w.first[i, j] = params.start[0, x.used[lo + i], j]
+                    w.second[i, j] = params.start[last, x.used[lo + i], j]
+        if kept:
+            one, two = params.first_rows, params.second_rows
+            m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
+            m2 = Weights(two[0, lo:hi], two[last, lo:hi], params.second_flat[k])
+        else:
+            fresh[:, :, : hi - lo] = 0
+            fresh_flat[:] = 0
+            m1 = Weights(fresh[0, 0, : hi - lo], fresh[0, last, : hi - lo], fresh_flat[0])
+            m2 = Weights(fresh[1, 0, : hi - lo], fresh[1, last, : hi - lo], fresh_flat[1])
+        if rows.train_off[k + 1] > rows.train_off[k]:
+            loss[k], params.steps[k] = train_client(
+                rows, x, shape, k, w, m1, m2, params.steps[k], steps, key, s, work[k]
+            )
+        whole(rows, k, s)
+        forward(rows, x, shape, k, False, x.col, w, key, False, s)
+        logits[rows.off[k] : rows.off[k + 1]] = s.out[: rows.off[k + 1] - rows.off[k]]
+
+
+@compiled
+def predict(
+    k0: int,
+    k1: int,
+    rows: Rows,
+    x: Inputs,
+    x_col: Array,
+    shape: Shape,
+    w: Weights,
+    logits: Array,
+) -> None:
+    """Fill `logits` (n, K) for clients k0 to k1 with what one model says, first matrices (F, D).
+
+    `x_col` is the feature of every sparse entry.
+    """
+    s = scratch(rows, x, shape, k0, k1, w.flat, 1, 1)
+    for k in range(k0, k1):
+        whole(rows, k, s)
+        forward(rows, x, shape, k, False, x_col, w, np.uint64(0), False, s)
+        logits[rows.off[k] : rows.off[k + 1]] = s.out[: rows.off[k + 1] - rows.off[k]]

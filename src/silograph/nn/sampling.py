@@ -1,0 +1,114 @@
+"""Mini-batches of training nodes with drawn neighbors, for a block of one client.
+
+Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017,
+algorithm 2. What we changed: neighbors are drawn without replacement, and a drawn edge stands for
+degree / drawn of them, so the sum over neighbors is unbiased for every convolution.
+
+Draws are hashes of the keys of the rows, so they depend on no numbering.
+
+n: rows. L: layers.
+"""
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key, mix_words, signed
+from silograph.core.payload import offsets
+from silograph.graph.block import ClientBlock, SparseRows
+from silograph.graph.csr import CSR
+from silograph.nn.conv import Messages
+from silograph.nn.model import Pass
+
+
+def batches(block: ClientBlock, size: int | None, key: Key) -> list[Tensor]:
+    """Return the training rows of one client in batches, in an order drawn anew for each key."""
+    train = block.split.train.nonzero()[:, 0]
+    if size is None or size >= len(train):
+        return [train]
+    order = key.fold("order").words(block.row_key[train], 1)[:, 0].argsort()
+    return list(train[order].split(size))
+
+
+def draw_edges(
+    block: ClientBlock, rows: Tensor, fanout: int | None, key: Key
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw at most `fanout` neighbors of each row, without replacement; None: all.
+
+    Returns:
+        Position among `rows`, neighbor, and how many edges the drawn one stands for.
+    """
+    edges = block.adj.select_rows(rows)
+    position, neighbor = edges.row, edges.indices.long()
+    share = torch.ones(len(neighbor), dtype=block.adj.values.dtype)  # type: ignore[union-attr]
+    if fanout is None:
+        return position, neighbor, share
+    hashed = mix_words(block.row_key[rows] ^ signed(key.value))
+    score = mix_words(hashed[position] ^ block.row_key[neighbor])
+    order = score.argsort()
+    order = order[position[order].argsort(stable=True)]
+    rank = torch.arange(len(order)) - edges.indptr[:-1].long()[position[order]]
+    kept = order[rank < fanout]
+    degree = edges.degree[position[kept]].to(share.dtype)
+    return position[kept], neighbor[kept], (degree / fanout).clamp(min=1)
+
+
+def sampled_pass(
+    block: ClientBlock,
+    x: Tensor | SparseRows,
+    seeds: Tensor,
+    fanout: tuple[int, ...],
+    key: Key,
+    *,
+    sums: bool,
+) -> Pass:
+    """Return the pass that ends at the seeds, along edges drawn from there.
+
+    Args:
+        block: one client.
+        x: its features, in the form that the weights want.
+        seeds: rows whose logits are wanted.
+        fanout: (L,) neighbors drawn by hop, the seeds' first; 0 for all.
+        key: key of the step.
+        sums: whether the model hears neighbors at all; else none are drawn.
+    """
+    rows = seeds
+    keys: list[Tensor] = []
+    messages: list[Messages] = []
+    degree = block.adj.degree.to(block.adj.values.dtype)[:, None]  # type: ignore[union-attr]
+    for hop, count in enumerate(fanout):
+        layer = len(fanout) - 1 - hop
+        drawn = draw_edges(block, rows, count or None, key.fold("neighbors", layer))
+        position, neighbor, share = drawn if sums else tuple(t[:0] for t in drawn)
+        place = torch.full((block.adj.num_rows,), -1)
+        place[rows] = torch.arange(len(rows))
+        new = neighbor[place[neighbor] < 0].unique()
+        place[new] = torch.arange(len(new)) + len(rows)
+        senders = torch.cat([rows, new])
+        order = (position * len(senders) + place[neighbor]).argsort()
+        adj = CSR(
+            offsets(torch.bincount(position, minlength=len(rows))),
+            place[neighbor][order],
+            share[order],
+            len(senders),
+        )
+        messages.insert(
+            0,
+            Messages(
+                adj=adj,
+                symmetric=False,
+                sender=degree[senders],
+                receiver=degree[rows],
+                own=torch.arange(len(rows)),
+                sender_off=torch.tensor([0, len(senders)]),
+                off=torch.tensor([0, len(rows)]),
+            ),
+        )
+        keys.insert(0, block.row_key[senders])
+        rows = senders
+    if isinstance(x, SparseRows):
+        entering: Tensor | SparseRows = SparseRows(
+            x.csr.select_rows(rows), torch.tensor([0, len(rows)])
+        )
+    else:
+        entering = x[rows]
+    return Pass(entering, tuple(messages), tuple(keys))

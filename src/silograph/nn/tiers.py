@@ -1,0 +1,77 @@
+"""The two forms of training and judging: compiled kernels, and torch for everything else.
+
+They do the same work on the same draws: float64 results differ by rounding (1e-10).
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.graph.block import ClientBlock
+from silograph.nn.fit import Fitted, Schedule
+from silograph.nn.fit import fit as fit_torch
+from silograph.nn.model import Model, forward
+from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.optim import rest as rest_torch
+
+Kernels = Literal["compiled", "torch"]
+COMPILED_CONVS = ("gcn", "sage", "mlp")
+
+
+def why_not_compiled(model: Model, optimizer: Optimizer, device: torch.device) -> str | None:
+    """Return why the compiled kernels cannot be used, or None if they can."""
+    if model.conv not in COMPILED_CONVS:
+        return f"convolution {model.conv} is not compiled"
+    if not isinstance(optimizer, SGD | Adam):
+        return f"optimizer {type(optimizer).__name__} is not compiled"
+    if device.type != "cpu":
+        return f"device {device.type} is not a CPU"
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed (extra `fast`)"
+    return None
+
+
+def fit(
+    kernels: Kernels,
+    model: Model,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    block: ClientBlock,
+    start: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+    key: Key,
+) -> Fitted:
+    """Train every client of a block; see `silograph.nn.fit.fit`."""
+    if kernels == "torch":
+        return fit_torch(model, optimizer, schedule, block, start, memory, key)
+    from silograph.nn import compiled  # numba takes a while to import
+
+    return compiled.fit(model, optimizer, schedule, block, start, memory, key)
+
+
+def rest(kernels: Kernels, optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
+    """Return where a weight is after some steps of a fresh optimizer if data gives no gradient."""
+    if optimizer.weight_decay == 0 or steps == 0:
+        return start
+    if kernels == "torch":
+        return rest_torch(optimizer, start, steps)
+    from silograph.nn import compiled
+
+    return compiled.rest(optimizer, start, steps)
+
+
+def predict(
+    kernels: Kernels, model: Model, weights: Mapping[str, Tensor], block: ClientBlock
+) -> Tensor:
+    """Return logits (n, K) from internal edges, without dropout."""
+    shared = weights["0.weight"].dim() == 2
+    if kernels == "torch" or not shared:
+        with torch.no_grad():
+            return forward(model, weights, block)
+    from silograph.nn import compiled
+
+    return compiled.predict(model, weights, block)

@@ -1,0 +1,164 @@
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "speed"))
+
+import bench
+import timing
+from cells import RACES, VARIANTS, Row, Shape
+from loop import FORMS, PlainLoop, TunedLoop
+from page import tables
+
+from conftest import MakeGraph
+from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.experiment.setup import Cut, prepare
+from silograph.graph.graph import Graph, Split
+
+SHORT = timing.Plan(data_dir=None, turns=2, seconds=0.0)
+
+
+def config_of(**options: object) -> RunConfig:
+    own = {"clients": 4, "partition": "random", "hidden": 8, "local_epochs": 3, "dropout": 0.0}
+    return resolve_seeds(make_config({**own, "dtype": "float64", "rounds": 100, **options}))
+
+
+def without_training_nodes(cut: Cut, client: int) -> Cut:
+    """Return the cut with one client's training nodes out of use."""
+    train = cut.split.train & (cut.partition.owner != client)
+    return replace(cut, split=Split(train, cut.split.val, cut.split.test))
+
+
+@pytest.fixture
+def graph(make_graph: MakeGraph) -> Graph:
+    return make_graph(sparse=True)
+
+
+@pytest.mark.parametrize("form", [None, *FORMS])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_loops_train_the_weights_that_silograph_trains(
+    graph: Graph, form: str | None, epochs: int
+) -> None:
+    ours = bench.Ours(prepare(config_of(local_epochs=epochs), graph))
+    setup = ours.setup
+    loop = (
+        PlainLoop(setup.cut, setup.config, ours.weights)
+        if form is None
+        else TunedLoop(setup.cut, setup.config, ours.weights, form)
+    )
+    for _ in range(2):
+        judged, row = loop.round(), ours.round()
+        assert isinstance(row, dict)
+        for part, accuracies in (("val", judged.val), ("test", judged.test)):
+            mean = sum(accuracies) / len(accuracies)
+            # Accuracies are float32 on the loop's side.
+            assert mean == pytest.approx(row[f"{part}_server_accuracy_client_mean"], abs=1e-6)
+    for name, w in ours.weights.items():
+        torch.testing.assert_close(loop.weights[name], w, rtol=0, atol=1e-10)
+
+
+def test_a_client_without_training_nodes_has_no_say(graph: Graph) -> None:
+    ours = bench.Ours(prepare(config_of(), graph))
+    cut = without_training_nodes(ours.setup.cut, 1)
+    plain = PlainLoop(cut, ours.setup.config, ours.weights)
+    tuned = TunedLoop(cut, ours.setup.config, ours.weights, "dense")
+    assert len(plain.round().val) == len(tuned.round().val) == 4
+    for name, w in plain.weights.items():
+        assert w.isfinite().all()
+        torch.testing.assert_close(tuned.weights[name], w, rtol=0, atol=1e-10)
+
+
+def test_loops_drop_activations_in_training_only(graph: Graph) -> None:
+    setup = prepare(config_of(dropout=0.5), graph)
+    start = bench.Ours(setup).weights
+    with torch.random.fork_rng():
+        one, other = (TunedLoop(setup.cut, setup.config, start, "dense") for _ in range(2))
+        one.round(), other.round()
+        assert not torch.equal(one.weights["1.weight"], other.weights["1.weight"])
+        assert one._judge() == one._judge()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_race_fails_where_a_side_does_other_work(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr(bench, "graph_of", lambda *_: graph)
+    shape = Shape("planted", 4)
+    assert set(bench.agreement(shape, SHORT, "dense", dtype)) == {"tuned", *VARIANTS}
+    monkeypatch.setattr(TunedLoop, "round", lambda _: None)
+    with pytest.raises(RuntimeError, match="the sides do not do the same work"):
+        bench.agreement(shape, SHORT, "dense", dtype)
+
+
+def test_sides_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "timed", lambda act, _rounds: act() or timing.Spent(1.0, 2.0))
+    seen: list[str] = []
+    sides = {name: lambda n=name: seen.append(n) for name in "ab"}
+    spent = timing.take_turns(sides, SHORT)
+    assert "".join(seen) == "aaabbb" + "ab" + "ba"
+    assert [len(turns) for turns in spent.values()] == [2, 2]
+
+
+def test_ratios_are_of_neighbors() -> None:
+    spent = {
+        "loop": [timing.Spent(2.0, 4.0), timing.Spent(6.0, 8.0), timing.Spent(3.0, 3.0)],
+        "ours": [timing.Spent(1.0, 1.0), timing.Spent(2.0, 2.0), timing.Spent(3.0, 1.0)],
+    }
+    # Wall: 2, 3, 1. CPU: 4, 4, 3. Quartiles of three are half way to the median.
+    assert timing.ratios(spent, "loop", "ours") == {"wall": [1.5, 2, 2.5], "cpu": [3.5, 4, 4]}
+
+
+def test_a_cell_is_measured_once_and_shown(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    graph = make_graph(150, sparse=True)
+    monkeypatch.setattr(bench, "graph_of", lambda *_: graph)
+    monkeypatch.setattr(bench, "LINES", tmp_path / "bench.jsonl")
+    monkeypatch.setattr(bench, "PAGE", tmp_path / "bench.md")
+    monkeypatch.setattr(timing, "TURN_SECONDS", 1e-9)
+    bench.PAGE.write_text(f"before\n{bench.MARK}\n{bench.MARK}\nafter\n")
+    argv = ["bench.py", "--rounds", "2", "--seconds", "0", "--cells", "cora-10", "cora-10-e1"]
+    monkeypatch.setattr("sys.argv", argv)
+    bench.main()
+    bench.main()  # nothing is left to do
+    rows = [json.loads(line) for line in bench.LINES.read_text().splitlines()]
+    assert [row["cell"] for row in rows] == ["cora-10", "cora-10-e1"]
+    assert rows[0]["turns"] == 2
+    page = bench.PAGE.read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert page.count("not measured") == len(bench.CELLS) - 2
+    for variant in VARIANTS:
+        assert f"| cora-10 | silograph, {variant} |" in page
+        assert f"at least {RACES['cora-10'].aims[variant]:g}" in page
+    assert "cora-10" in capsys.readouterr().out
+
+
+def test_every_other_cell_has_its_lines() -> None:
+    ratio = {"wall": [1.0, 1.25, 1.5], "cpu": [10.0, 12.34, 20.0]}
+    spent = {"wall": 0.5, "cpu": 0.25}
+    machine = {"processor": "P", "cores": 2, "load": [0.1, 2.0]}
+    rows: dict[str, Row] = {
+        "epoch-cora": {"epochs": {"1 epoch, judged": {"ratio": ratio}}},
+        "threads-cora-100": {"ratio": ratio},
+        "help": {"seconds_a_call": spent},
+        "memory": {"peak_gb": {"compiled": 1.234, "torch": "failed: why"}},
+    }
+    lines = tables({name: row | machine for name, row in rows.items()}).splitlines()
+    assert (
+        "| federated over centralized, cora, 100 clients, 1 epoch, judged "
+        "| CPU 12.3 (10.0 to 20.0), wall clock 1.25 (1.00 to 1.50) | at most 2.5 |"
+    ) in lines
+    assert "| 1 thread over 2, cora-100 | wall clock 1.25 (1.00 to 1.50) | - |" in lines
+    assert "| `silograph --help` | CPU 0.25 s, wall clock 0.50 s | CPU under 0.4 s |" in lines
+    what = "peak memory, coauthor_cs, 1,000 clients, width 256"
+    assert f"| {what}, compiled | 1.23 GB | under 1.5 GB |" in lines
+    assert f"| {what}, torch | failed: why | under 1.5 GB |" in lines
+    assert lines[-1] == "P, 2 cores; load average 0.1 to 2.0."
