@@ -1,14 +1,18 @@
 # Two commands: `make demo` and `make test`. Both set up .venv first; pip and a package index are all they need.
 PYTHON ?= python3.11
 VENV := .venv
+DATA ?= ../shared/data
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format lock clean
+# Ratios to a plain loop over torch_geometric models; about 40 minutes on a quiet machine.
+bench: $(READY)
+	$(BIN)/python benchmarks/speed/bench.py --data-dir $(DATA)
+
+.PHONY: demo test test-slow bench check format lock clean
 
 demo: $(READY)
-	$(BIN)/silograph run digits --clients 10 --partition metis --method fedopt \
-		--optimizer sgd --lr 0.5 --local-epochs 3 --rounds 30
+	$(BIN)/silograph run digits --clients 10 --partition metis
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

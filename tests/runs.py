@@ -1,6 +1,9 @@
 """Short runs that many tests share, and what they compare of them."""
 
+import csv
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ MakeGraph = Callable[..., Graph]
 
 
 FAST: dict[str, Any] = {
+    "method": "fedavg",
     "clients": 4,
     "partition": "random",
     "rounds": 4,
@@ -66,3 +70,42 @@ def assert_close(ours: Result, theirs: Result, tolerance: float, *skipped: str) 
         for name in a.keys() - set(skipped):
             same = a[name] is b[name] or a[name] == pytest.approx(b[name], rel=0, abs=tolerance)
             assert same, (name, a[name], b[name])
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """Everything a run leaves, seconds, memory and the folder's name apart."""
+    result = json.loads((folder / "result.json").read_text())
+    for name in ("seconds", "peak_memory_bytes", "result_dir"):
+        del result[name]
+    rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
+    for row in rows:
+        del row["seconds"]
+    model = folder / "model.safetensors"
+    return {
+        "result": result,
+        "rows": rows,
+        "ledger": (folder / "ledger.jsonl").read_text(),
+        "clients": (folder / "clients.csv").read_text(),
+        "model": model.read_bytes() if model.exists() else None,
+    }
+
+
+class DiedError(Exception):
+    """Stands for whatever ends a process."""
+
+
+def run_until(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph, last: int, out: Path, **options: Any
+) -> None:
+    """Run, and die in round `last`, after training and before its checkpoint."""
+    from silograph.experiment.judging import judge as real
+
+    def dying(setup: Any, state: Any, t: int, key: Any) -> Any:
+        if t == last:
+            raise DiedError
+        return real(setup, state, t, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.loop.judge", dying)
+        with pytest.raises(DiedError):
+            run(graph, **options, out=str(out))

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import silograph
-from commands import QUICK, Capture, printed
+from commands import PLAN, QUICK, Capture, printed, warm_up
 from silograph.cli import CUT_FIELDS, app, run_app
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
@@ -42,7 +42,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "layers": (["--layers", "3"], "layers = 3", 3),
     "hidden": (["--hidden", "16"], "hidden = 16", 16),
     "dropout": (["--dropout", "0"], "dropout = 0", 0.0),
-    "method": (["--method", "fedopt"], 'method = "fedopt"', "fedopt"),
+    "method": (["--method", "fedavg"], 'method = "fedavg"', "fedavg"),
     "options": (
         ["--option", "server_lr=0.5", "--option", "server-optimizer=adam"],
         'options = {server_lr = 0.5, server_optimizer = "adam"}',
@@ -175,12 +175,14 @@ def test_options_of_the_file_and_of_flags_join(configs: list[RunConfig]) -> None
 def test_which_progress_is_shown(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, flag: str | None
 ) -> None:
+    warm_up()
+    capsys.readouterr()
     code = run_app(["run", "g.npz", *QUICK, "--out", "x", *([flag] if flag else [])])
     assert code == 0
     lines = capsys.readouterr().err.splitlines()
-    expected = [] if flag == "--quiet" else ["round 1/2", "round 2/2"]
+    expected = [] if flag == "--quiet" else [PLAN, "round 1/2", "round 2/2"]
     assert [line.split("  ")[0] for line in lines] == expected
-    assert all("s left  val accuracy 0." in line for line in lines)
+    assert all("s left  val accuracy 0." in line for line in lines[1:])
 
 
 @pytest.mark.parametrize("command", ["run", "partition", "methods", "datasets"])
@@ -220,16 +222,19 @@ def test_version(capsys: Capture) -> None:
 
 
 def test_the_program_and_its_pipe(work: Path) -> None:
+    warm_up()
     command = [sys.executable, "-m", "silograph", "run", "g.npz", *QUICK, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert list(json.loads(done.stdout)) == KEYS
     assert done.stdout.count("\n") == 1
-    assert [line.split("  ")[0] for line in done.stderr.splitlines()] == ["round 1/2", "round 2/2"]
+    shown = [line.split("  ")[0] for line in done.stderr.splitlines()]
+    assert shown == [PLAN, "round 1/2", "round 2/2"]
 
 
 def test_the_program_is_interrupted(work: Path) -> None:
     """Ctrl-C in a run of a million rounds."""
+    warm_up()
     # A test suite in the background of a shell has the signal switched off, for children too.
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -240,6 +245,7 @@ def test_the_program_is_interrupted(work: Path) -> None:
         [*command, "--out", "x"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
+        assert process.stderr.readline() == f"{PLAN}\n"
         assert process.stderr.readline().startswith("round 1/1000000  ")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

@@ -33,7 +33,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
         "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
     ),
-    "option of none": (["run", "g.npz", "--option", "mu=1"], "expected no options in options of "),
+    "option of none": (
+        ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
+        "expected no options in options of fedavg, got 'mu'",
+    ),
+    "option of the default method": (
+        ["run", "g.npz", "--option", "server_lrr=1"],
+        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+    ),
     "option's value": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
         "server_lr: input should be greater than 0, got -1 (options of fedopt)",
@@ -70,10 +77,30 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "seed": (["run", "g.npz", "--seed", "-1"], "seed: input should be greater than or equal to 0"),
     "dtype": (["run", "g.npz", "--dtype", "half"], "input should be 'float32' or 'float64', got"),
     "device": (["run", "g.npz", "--device", "nosuch"], "expected a torch device of this machine,"),
-    "momentum": (["run", "g.npz", "--momentum", "0.9"], "expected momentum 0 with optimizer adam"),
+    "momentum": (
+        ["run", "g.npz", "--optimizer", "adam", "--momentum", "0.9"],
+        "expected momentum 0 with optimizer adam, got 0.9",
+    ),
+    "momentum of a method": (
+        ["run", "g.npz", "--method", "fedavg", "--momentum", "0.9"],
+        "expected momentum 0 with optimizer adam, got 0.9",
+    ),
     "alpha": (
         ["run", "g.npz", "--partition", "dirichlet", "--alpha", "1e9"],
         "expected 0 < alpha <= 1e+06, got 1000000000.0",
+    ),
+    "fanout": (
+        ["run", "g.npz", "--fanout", "10,x"],
+        "expected a fanout of numbers like 10,5, got '10,x'",
+    ),
+    "fanout of another depth": (
+        ["run", "g.npz", "--fanout", "3,2,1"],
+        "expected a fanout of one number or 2 (one for each layer), got '3,2,1'",
+    ),
+    "empty batch": (["run", "g.npz", "--batch-size", "0"], "batch_size: input should be greater "),
+    "kernels": (
+        ["run", "g.npz", "--kernels", "numba"],
+        "kernels: input should be 'auto', 'compiled' or 'torch', got 'numba'",
     ),
     "split": (["run", "g.npz", "--split", "1/2"], "expected a split of 'public' or train/val/test"),
     "split above 1": (["run", "g.npz", "--split", ".9/.9/.9"], "expected ratios that sum to at mo"),

@@ -47,6 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "optimizer": "sgd",
         "lr": 0.5,
         "local_epochs": 3,
+        "options": {"server_optimizer": "momentum"},
     },
 }
 

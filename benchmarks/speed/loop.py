@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from cells import LEARNING_RATE
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -176,7 +177,7 @@ class PlainLoop:
         config = self.config
         model.load_state_dict(self.state)
         optimizer = torch.optim.Adam(
-            model.parameters(), lr=config.lr, weight_decay=config.weight_decay
+            model.parameters(), lr=LEARNING_RATE, weight_decay=config.weight_decay
         )
         model.train()
         for _ in range(config.local_epochs):
@@ -262,7 +263,7 @@ class TunedLoop:
     def _train(self, live: list[Tensor], client: Client) -> None:
         config = self.config
         optimizer = torch.optim.Adam(
-            live, lr=config.lr, weight_decay=config.weight_decay, fused=True
+            live, lr=LEARNING_RATE, weight_decay=config.weight_decay, fused=True
         )
         self.model.train()
         for _ in range(config.local_epochs):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from silograph.graph.arrays import from_arrays, from_networkx, from_pyg
     from silograph.graph.datasets import load
     from silograph.graph.files import from_csv
+    from silograph.graph.generate import generate
     from silograph.graph.graph import Graph, Split
     from silograph.graph.partition import Partition, make_partition
 
@@ -51,6 +52,7 @@ _HOME = {
     "from_networkx": "graph.arrays",
     "from_pyg": "graph.arrays",
     "from_csv": "graph.files",
+    "generate": "graph.generate",
     "run": "experiment.run",
     "resume": "experiment.run",
     "TrainedModel": "experiment.trained",
@@ -78,6 +80,7 @@ __all__ = [
     "from_csv",
     "from_networkx",
     "from_pyg",
+    "generate",
     "load",
     "load_model",
     "make_partition",

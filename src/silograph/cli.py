@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CUT_FIELDS = (
     "data_dir",
+    "scale",
     "largest_component",
     "split",
     "partition",

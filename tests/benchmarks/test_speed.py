@@ -24,7 +24,8 @@ SHORT = timing.Plan(data_dir=None, turns=2, seconds=0.0)
 
 def config_of(**options: object) -> RunConfig:
     own = {"clients": 4, "partition": "random", "hidden": 8, "local_epochs": 3, "dropout": 0.0}
-    return resolve_seeds(make_config({**own, "dtype": "float64", "rounds": 100, **options}))
+    method = {"method": "fedavg", "dtype": "float64", "rounds": 100}
+    return resolve_seeds(make_config({**own, **method, **options}))
 
 
 def without_training_nodes(cut: Cut, client: int) -> Cut:

@@ -26,7 +26,13 @@ from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 
 MakeGraph = Callable[..., Graph]
-FAST: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
+FAST: dict[str, Any] = {
+    "method": "fedavg",
+    "clients": 4,
+    "partition": "random",
+    "rounds": 3,
+    "hidden": 8,
+}
 AT_FIRST = {"clients.csv", "config.toml", "run.json"}
 ON_THE_WAY = AT_FIRST | {"rounds.csv", "ledger.jsonl", "checkpoints"}
 OF_THE_MACHINE = ("seconds", "peak_memory_bytes", "result_dir")
@@ -89,7 +95,7 @@ def test_the_table_of_rounds(done: tuple[Path, Result]) -> None:
 
 
 def test_missing_scores_are_empty_cells(make_graph: MakeGraph, work: Path) -> None:
-    run(make_graph(), **FAST, out="x", method="local", split="0.5/0/0.5")
+    run(make_graph(), **FAST | {"method": "local"}, out="x", split="0.5/0/0.5")
     for row in table(work / "x" / "rounds.csv"):
         assert row["test_server_accuracy"] == row["val_personalised_accuracy"] == ""
         assert 0 <= float(row["test_personalised_accuracy"]) <= 1
@@ -128,7 +134,7 @@ def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result])
     names = [f.name for f in fields(RunConfig) if f.name != "out"]
     same = about["same"]
     assert same.keys() == {f"config {name}" for name in names} | {
-        *("graph", "partition", "silograph", "torch", "numpy")
+        *("graph", "partition", "silograph", "torch", "numpy", "numba")
     }
     assert {name: same[f"config {name}"] for name in names} == {
         name: repr(getattr(result.config, name)) for name in names
@@ -136,6 +142,7 @@ def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result])
     seeds = ("seed", "partition_seed", "split_seed", "init_seed")
     assert [same[f"config {name}"] for name in seeds] == ["3"] * 4
     assert (same["config keep_optimizer"], same["config block_size"]) == ("False", "4")
+    assert (same["config optimizer"], same["config lr"]) == ("'adam'", "0.01")
     assert same["partition"] == result.partition_hash
     assert same["torch"] == about["versions"]["torch"]
 
@@ -157,6 +164,7 @@ def test_the_final_result(done: tuple[Path, Result]) -> None:
     "options",
     [
         {},
+        {"method": "fedopt"},
         {"method": "local", "seed": 4, "split_seed": 1, "participation": 0.5},
         {
             "method": "fedopt",
@@ -172,11 +180,12 @@ def test_the_final_result(done: tuple[Path, Result]) -> None:
 )
 def test_the_config_runs_again(make_graph: MakeGraph, work: Path, options: dict[str, Any]) -> None:
     path = save(make_graph(80), work / "a graph, [mine].npz")
-    first = run(path, **FAST, **options, out="first")
+    first = run(path, **FAST | options, out="first")
     values = read_toml(work / "first" / "config.toml")
     config = make_config(values)
     assert config == make_config({**FAST, **options, "dataset": str(path)})  # as it was given
     left_out = {"partition_seed", "split_seed", "init_seed", "keep_optimizer", "block_size"}
+    left_out |= {"optimizer", "lr"}
     assert not values.keys() & (left_out - options.keys())
     second = run(config=config, out="second")
     assert final("first") == final("second")
@@ -552,10 +561,10 @@ def test_the_name_of_a_folder_for_a_path(
     (work / "above" / "here").mkdir(parents=True)
     monkeypatch.chdir(work / "above" / "here")
     Path("loop").symlink_to("loop")
-    assert default_folder(RunConfig(dataset=dataset)) == f"runs/{name}-fedavg-{stamp}"
+    assert default_folder(RunConfig(dataset=dataset)) == f"runs/{name}-fedopt-{stamp}"
 
 
 def test_the_time_in_the_name_is_a_time() -> None:
-    text = default_folder(RunConfig()).removeprefix("runs/digits-fedavg-")
+    text = default_folder(RunConfig()).removeprefix("runs/digits-fedopt-")
     assert re.fullmatch(r"\d{8}-\d{6}-\d{3}", text)
     assert abs(time.mktime(time.strptime(text[:-4], "%Y%m%d-%H%M%S")) - time.time()) < 4000

@@ -1,7 +1,6 @@
 """A resumed run equals the uninterrupted one bit for bit, however it was stopped."""
 
 import csv
-import json
 import logging
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import silograph as sg
+from runs import files_of, run_until
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.result import Result
@@ -21,25 +21,13 @@ from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.methods import METHODS
 
 KILLS = 6  # a method; the slow suite has 30
-OPTIONS: dict[str, Any] = {"clients": 5, "partition": "random", "rounds": 6, "hidden": 8}
-
-
-def files_of(folder: Path) -> dict[str, Any]:
-    """Everything a run leaves, seconds, memory and the folder's name apart."""
-    result = json.loads((folder / "result.json").read_text())
-    for name in ("seconds", "peak_memory_bytes", "result_dir"):
-        del result[name]
-    rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
-    for row in rows:
-        del row["seconds"]
-    model = folder / "model.safetensors"
-    return {
-        "result": result,
-        "rows": rows,
-        "ledger": (folder / "ledger.jsonl").read_text(),
-        "clients": (folder / "clients.csv").read_text(),
-        "model": model.read_bytes() if model.exists() else None,
-    }
+OPTIONS: dict[str, Any] = {
+    "method": "fedavg",
+    "clients": 5,
+    "partition": "random",
+    "rounds": 6,
+    "hidden": 8,
+}
 
 
 def kill_and_compare(method: str, tmp_path: Path, kills: int, seed: int) -> None:
@@ -65,27 +53,6 @@ def test_killed_thirty_times(method: str, tmp_path: Path) -> None:
     kill_and_compare(method, tmp_path, 30, seed=2)
 
 
-class DiedError(Exception):
-    """Stands for whatever ends a process."""
-
-
-def run_until(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph, last: int, out: Path, **options: Any
-) -> None:
-    """Run, and die in round `last`, after training and before its checkpoint."""
-    from silograph.experiment.judging import judge as real
-
-    def dying(setup: Any, state: Any, t: int, key: Any) -> Any:
-        if t == last:
-            raise DiedError
-        return real(setup, state, t, key)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.loop.judge", dying)
-        with pytest.raises(DiedError):
-            sg.run(graph, **OPTIONS | options, out=str(out))
-
-
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_in_every_round(
@@ -101,7 +68,7 @@ def test_resumed_in_every_round(
     expected = files_of(tmp_path / "whole")
     for last in range(1, OPTIONS["rounds"] + 1):
         out = tmp_path / str(last)
-        run_until(monkeypatch, graph, last, out, **options)
+        run_until(monkeypatch, graph, last, out, **OPTIONS | options)
         assert not (out / "result.json").exists()
         sg.resume(out, graph=graph)
         assert files_of(out) == expected
@@ -112,7 +79,7 @@ def test_result_objects_are_equal_too(
 ) -> None:
     graph = make_graph()
     whole = sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
-    run_until(monkeypatch, graph, 4, tmp_path / "cut")
+    run_until(monkeypatch, graph, 4, tmp_path / "cut", **OPTIONS)
     resumed = sg.resume(tmp_path / "cut", graph=graph)
     assert_equal(resumed, whole)
     assert_equal(sg.resume(tmp_path / "cut", graph=graph), whole)  # complete: worked out again
@@ -136,7 +103,7 @@ def stopped(
     """A run that died in round 5, its graph, and what it should have left."""
     graph = make_graph()
     sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
-    run_until(monkeypatch, graph, 5, tmp_path / "cut")
+    run_until(monkeypatch, graph, 5, tmp_path / "cut", **OPTIONS)
     return tmp_path / "cut", graph, files_of(tmp_path / "whole")
 
 
@@ -174,7 +141,7 @@ def test_damaged_best_weights_fall_back(
     best = [max(range(t + 1), key=lambda i: (keys[i], -i)) + 1 for t in range(len(keys))]
     # The first round whose best was found two rounds before, and which is followed by others.
     last = next(t for t in range(3, 40) if best[t - 2] == t - 1 and best[t - 1] == t - 1)
-    run_until(monkeypatch, graph, last + 1, tmp_path / "cut", **options)
+    run_until(monkeypatch, graph, last + 1, tmp_path / "cut", **OPTIONS | options)
     weights = tmp_path / "cut" / "checkpoints" / f"best-{last - 1:09d}.checkpoint"
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="silograph"):
@@ -199,7 +166,7 @@ def test_killed_before_the_first_checkpoint(
 ) -> None:
     graph = make_graph()
     sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
-    run_until(monkeypatch, graph, 1, tmp_path / "cut")
+    run_until(monkeypatch, graph, 1, tmp_path / "cut", **OPTIONS)
     sg.resume(tmp_path / "cut", graph=graph)
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
@@ -207,7 +174,8 @@ def test_killed_before_the_first_checkpoint(
 def test_another_config_is_refused(stopped: tuple[Path, Graph, dict[str, Any]]) -> None:
     folder, graph, _ = stopped
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
+    assert "\nlr = " not in config.read_text()  # it was not given; 0.01 is the default
+    config.write_text("lr = 0.02\n" + config.read_text())
     with pytest.raises(
         CheckpointError, match=r"expected a run with config lr 0.02, got one with 0.01"
     ):
@@ -295,7 +263,7 @@ def test_a_complete_run_without_checkpoints_is_left_alone(
 def test_another_graph_is_refused_before_the_first_checkpoint(
     make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_until(monkeypatch, make_graph(), 1, tmp_path / "cut")
+    run_until(monkeypatch, make_graph(), 1, tmp_path / "cut", **OPTIONS)
     with pytest.raises(CheckpointError, match="expected a run with graph"):
         sg.resume(tmp_path / "cut", graph=make_graph(seed=1))
 
@@ -308,7 +276,7 @@ def test_a_method_judged_by_own_models_keeps_its_server_model(
     monkeypatch.setitem(METHODS, "fedavg", own)
     graph = make_graph()
     sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
-    run_until(monkeypatch, graph, 5, tmp_path / "cut")
+    run_until(monkeypatch, graph, 5, tmp_path / "cut", **OPTIONS)
     sg.resume(tmp_path / "cut", graph=graph)
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 

@@ -318,6 +318,7 @@ def test_progress_goes_to_standard_error(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert ("val accuracy" in shown.err) == (mode != "none")
+    assert shown.err.count("kernels, 4 clients at once, 1 thread\n") == (mode != "none")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,8 @@ def test_progress_goes_to_standard_error(
 def test_a_run_that_diverges_says_so(
     make_graph: MakeGraph, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    base: dict[str, Any] = {"clients": 3, "partition": "random", "optimizer": "sgd", "lr": 1e30}
+    base: dict[str, Any] = {"method": "fedavg", "clients": 3, "partition": "random"}
+    base |= {"optimizer": "sgd", "lr": 1e30}
     out = tmp_path / "run"
     with pytest.raises(TrainingError, match=message):
         run(make_graph(), **base | options, rounds=9, out=str(out))

@@ -12,7 +12,13 @@ from silograph.evaluation.scores import Scores
 from silograph.experiment.stopping import parse_target, reason_to_stop
 from silograph.graph.graph import Graph
 
-OPTIONS: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 30, "hidden": 8}
+OPTIONS: dict[str, Any] = {
+    "method": "fedavg",
+    "clients": 3,
+    "partition": "random",
+    "rounds": 30,
+    "hidden": 8,
+}
 SCORES = Scores(0.8, 0.7, 0.6, 0.8, None, 1.0)
 
 

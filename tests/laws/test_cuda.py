@@ -1,6 +1,7 @@
 """The same run on a GPU: equal up to rounding in float64."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from silograph.methods import METHODS
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("steps", [{}, {"batch_size": 4, "fanout": "2,1"}], ids=["full", "drawn"])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_on_cuda(make_graph: Callable[..., Graph], method: str, sparse: bool) -> None:
+def test_the_same_on_cuda(
+    make_graph: Callable[..., Graph], method: str, sparse: bool, steps: dict[str, Any]
+) -> None:
     graph = make_graph(sparse=sparse)
     cpu, cuda = (
         sg.run(
@@ -26,6 +30,7 @@ def test_the_same_on_cuda(make_graph: Callable[..., Graph], method: str, sparse:
             rounds=4,
             dtype="float64",
             device=device,
+            **steps,
         )
         for device in ("cpu", "cuda")
     )

@@ -1,9 +1,18 @@
-"""Every Python example of the README and the docs runs as it stands, page by page."""
+"""Examples of the README and the docs: Python runs as it stands, commands are understood."""
 
 import re
+import shlex
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from silograph.cli import run_app
+from silograph.core.config import RunConfig, make_config
+from silograph.experiment.setup import choose_method, with_optimizer
+from silograph.graph.datasets import DATASETS
+from silograph.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,3 +30,79 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def commands_of(text: str) -> list[str]:
+    """Every `silograph` command of code blocks, inline code and recipes, on one line each."""
+    code = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    code += [inline.replace("\n", " ") for inline in re.findall(r"`(silograph [^`]*)`", rest)]
+    joined = "\n".join(code).replace("\\\n", " ")
+    return re.findall(r"^\s*(?:\$\(BIN\)/)?silograph (.*?)\s*(?:#.*)?$", joined, re.MULTILINE)
+
+
+def recipes(makefile: str) -> str:
+    """The lines of a Makefile that are commands, as a code block."""
+    lines = makefile.replace("\\\n\t\t", "").splitlines()
+    return "```\n" + "\n".join(line[1:] for line in lines if line.startswith("\t")) + "\n```\n"
+
+
+COMMANDS = sorted(
+    {
+        command
+        for page in PAGES
+        for command in commands_of(page.read_text())
+        if command.startswith(("run ", "partition "))
+    }
+    | set(commands_of(recipes((ROOT / "Makefile").read_text())))
+)
+
+
+def test_commands_are_found() -> None:
+    assert any(command.startswith("run digits ") for command in COMMANDS)  # of the demo
+    assert any(command.startswith("run cora ") for command in COMMANDS)
+    assert any("--config runs/cora-" in command for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flags exist and can be used with the method, up to the first look at the data."""
+    words = shlex.split(command)
+    if "--config" in words:  # stands for a file that somebody has
+        place = words.index("--config") + 1
+        words[place] = str(tmp_path / "run.toml")
+        Path(words[place]).write_text(toml_examples()[0], encoding="utf-8")
+    seen: list[RunConfig] = []
+
+    def look(config: RunConfig, **_: Any) -> None:
+        choose_method(config)
+        with_optimizer(config, METHODS[config.method])
+        seen.append(config)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("silograph.experiment.run.run", lambda **given: look(**given))
+    monkeypatch.setattr("silograph.experiment.tables.print_cut", look)
+    monkeypatch.setattr("silograph.experiment.tables.print_result", lambda _: None)
+    assert run_app(words) == 0
+    assert len(seen) == 1
+    dataset = seen[0].dataset
+    assert dataset == "DATASET" or dataset.partition("@")[0] in DATASETS
+
+
+def toml_examples() -> list[str]:
+    return [
+        example
+        for page in PAGES
+        for example in re.findall(
+            r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+        )
+    ]
+
+
+@pytest.mark.parametrize("example", toml_examples())
+def test_run_files_are_understood(example: str) -> None:
+    config = make_config(tomllib.loads(example))
+    choose_method(config)
+    assert config.dataset in DATASETS

@@ -81,8 +81,8 @@ class RunConfig:
         default=0.5, metadata=option("share of hidden activations dropped", "Model")
     )
     method: str = field(
-        default="fedavg",
-        metadata=option("what trains: fedavg, fedopt, local or centralized", "Training"),
+        default="fedopt",
+        metadata=option("what trains: fedopt, fedavg, local or centralized", "Training"),
     )
     options: Mapping[str, Scalar] = field(
         default_factory=dict,
@@ -94,7 +94,7 @@ class RunConfig:
     local_epochs: Annotated[int, Field(ge=1)] = field(
         default=1, metadata=option("passes of a client over its nodes in a round", "Training")
     )
-    batch_size: Annotated[int, Field(ge=1)] | None = field(
+    batch_size: Annotated[int, Field(ge=1, lt=2**63)] | None = field(
         default=None,
         metadata=option("training nodes in a local step (default: all of a client)", "Training"),
     )
@@ -102,11 +102,13 @@ class RunConfig:
         default=None,
         metadata=option("neighbors drawn of a node, hop by hop: 10,5 (default: all)", "Training"),
     )
-    optimizer: Literal["adam", "sgd"] = field(
-        default="adam", metadata=option("the clients' optimizer", "Training")
+    optimizer: Literal["adam", "sgd"] | None = field(
+        default=None,
+        metadata=option("the clients' optimizer (default: sgd for fedopt, else adam)", "Training"),
     )
-    lr: Annotated[float, Field(gt=0)] = field(
-        default=0.01, metadata=option("the clients' learning rate", "Training")
+    lr: Annotated[float, Field(gt=0)] | None = field(
+        default=None,
+        metadata=option("the clients' learning rate (default: sgd 1, adam 0.01)", "Training"),
     )
     weight_decay: Annotated[float, Field(ge=0)] = field(
         default=5e-4, metadata=option("L2 penalty added to the gradient", "Training")

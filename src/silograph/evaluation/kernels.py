@@ -18,13 +18,13 @@ def bounded(odds: float, clip: float) -> float:
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
-def odds_of(logits: Array, i: int, multilabel: bool, clip: float, odds: Array) -> float:
-    """Fill `odds` (K,) with the log-odds of row i; return log(sum(exp(logits))) if multi-class."""
+def odds_of(logits: Array, i: int, multilabel: bool, clip: float, odds: Array) -> None:
+    """Fill `odds` (K,) with the log-odds of row i."""
     classes = logits.shape[1]
     if multilabel:
         for c in range(classes):
             odds[c] = bounded(logits[i, c], clip)
-        return 0.0
+        return
     largest, top = np.finfo(np.float64).max, -np.inf
     for c in range(classes):  # an infinite logit is certain; a finite one keeps NaN away
         odds[c] = min(max(np.float64(logits[i, c]), -largest), largest)
@@ -33,11 +33,29 @@ def odds_of(logits: Array, i: int, multilabel: bool, clip: float, odds: Array) -
     total = 0.0
     for c in range(classes):
         total += np.exp(odds[c] - top)
-    log_total = top + np.log(total)
+    log_total = np.log(total)
     for c in range(classes):
-        log_p = odds[c] - log_total
+        log_p = odds[c] - top - log_total  # in this order: the differences are small
         odds[c] = bounded(log_p - np.log1p(-np.exp(log_p)), clip)
-    return float(log_total)
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def largest_of(logits: Array, i: int) -> int:
+    """Return the first class of the largest logit of row i; NaN is the largest, as in torch."""
+    best = 0
+    for c in range(1, logits.shape[1]):
+        if not np.isnan(logits[i, best]) and not logits[i, c] <= logits[i, best]:
+            best = c
+    return best
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def cross_entropy(logits: Array, i: int, best: int, y: int) -> float:
+    """Return the loss of row i; NaN where a logit is NaN or infinite, as in torch."""
+    top, total = np.float64(logits[i, best]), 0.0
+    for c in range(logits.shape[1]):
+        total += np.exp(logits[i, c] - top)
+    return float(top - logits[i, y] + np.log(total))
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
@@ -72,12 +90,9 @@ def tally(
     odds = np.empty((logits.shape[0], classes))
     for i in range(logits.shape[0]):
         part, g = 0 if val[i] else 1, group[i]
-        log_total = odds_of(logits, i, multilabel, clip, odds[i])
+        odds_of(logits, i, multilabel, clip, odds[i])
         nodes[part, g] += 1
-        best, known, bits = 0, 0, 0.0
-        for c in range(1, classes):
-            if logits[i, c] > logits[i, best] or np.isnan(logits[i, c]):
-                best = c
+        best, known, bits = largest_of(logits, i), 0, 0.0
         for c in range(classes):
             if multilabel and y[i, c] < 0:
                 continue
@@ -96,7 +111,7 @@ def tally(
         if multilabel:
             loss[part, g] += bits / max(known, 1)
         else:
-            loss[part, g] += log_total - np.float64(logits[i, y[i, 0]])
+            loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
     for i in range(logits.shape[0]):
         if not val[i]:
             for c in range(classes):

@@ -1,7 +1,7 @@
 """How a run is computed: which kernels, and how many clients at once.
 
-Results do not depend on it beyond rounding; the choice is written into the run's config, so that
-a resumed or repeated run makes the same one.
+Results do not depend on it beyond rounding. The choice is written into the result's config; a run
+that is resumed where another choice would be made is refused.
 """
 
 from dataclasses import replace
@@ -16,8 +16,8 @@ from silograph.nn.optim import Optimizer
 from silograph.nn.tiers import Kernels, why_not_compiled
 
 # Weights of the clients of a block, with gradients and moments where torch holds them. Measured in
-# benchmarks/speed: larger blocks leave the cache, much smaller ones pay for Python.
-BLOCK_BYTES: dict[Kernels, int] = {"compiled": 2**24, "torch": 2**26}
+# decision 006: times are flat around these; much smaller blocks pay for Python.
+BLOCK_BYTES: dict[Kernels, int] = {"compiled": 2**26, "torch": 2**25}
 COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
 
 
@@ -64,7 +64,15 @@ def choose_block_size(model: Model, block: ClientBlock, kernels: Kernels, *, kee
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
     needed = client_bytes(model, block, kernels, itemsize, compact=not keep)
-    return max(1, min(block.num_clients, BLOCK_BYTES[kernels] // max(needed, 1)))
+    most = max(1, BLOCK_BYTES[kernels] // max(needed, 1))
+    blocks = -(-block.num_clients // most)
+    return -(-block.num_clients // blocks)  # blocks of one size
+
+
+def planned(config: RunConfig) -> str:
+    """Return the plan in words."""
+    threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
+    return f"{config.kernels} kernels, {config.block_size} clients at once, {threads}"
 
 
 def plan(

@@ -2,8 +2,9 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from silograph.core.config import RunConfig, make_config, read_toml, resolve_see
 from silograph.core.errors import ConfigError, DataError
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.loop import first_snapshot, train
+from silograph.experiment.plan import planned
 from silograph.experiment.progress import show_progress
 from silograph.experiment.result import Result, Row
 from silograph.experiment.setup import Setup, choose_method, prepare
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
-from silograph.graph.datasets import is_path, load, locate
+from silograph.graph.datasets import check_scale, is_path, load, locate
+from silograph.graph.generate import Report
 from silograph.graph.graph import Graph
 
 LOG = logging.getLogger("silograph")
@@ -57,7 +60,11 @@ def run(
     source = None
     if not isinstance(graph, Graph):
         source = source_of(given)
-        graph = load(given.dataset, data_dir=given.data_dir)
+        graph = load(
+            given.dataset, data_dir=given.data_dir, scale=given.scale, report=_report(progress)
+        )
+    else:
+        check_scale("a graph in memory", given.scale)
     if given.out is not None:  # after loading, whose errors name a path as it was given
         given = with_absolute_paths(given, in_memory=source is None)
     with torch_threads(given.threads):
@@ -144,7 +151,12 @@ def resume(
                     f"expected the graph of the run in {target}, got none: it was made in memory; "
                     "use sg.resume(DIR, graph=...)"
                 )
-            graph = load(source["dataset"], data_dir=source["data_dir"])
+            graph = load(
+                source["dataset"],
+                data_dir=source["data_dir"],
+                scale=config.scale,
+                report=_report(progress),
+            )
         with torch_threads(config.threads):
             setup = prepare(resolve_seeds(config), graph)
             check_identity(about["same"], identity(setup))
@@ -180,8 +192,34 @@ def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
 def _go_on(
     setup: Setup, folder: ResultFolder | None, progress: str, snapshot: Snapshot, rows: list[Row]
 ) -> Result:
-    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display:
+    def tell(line: str) -> None:
+        if progress != "none":
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    tell(planned(setup.config))
+    watch: AbstractContextManager[None] = nullcontext()
+    if setup.config.kernels == "compiled":
+        from silograph.nn.kernels.waiting import told_of_compiling  # numba takes a while to import
+
+        watch = told_of_compiling(tell)
+    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch:
         return train(setup, folder, display, snapshot, rows)
+
+
+def _report(progress: str) -> Report | None:
+    """Return what tells, on standard error, that a graph is being generated."""
+    shown: dict[str, int] = {}  # percent, by what is being made
+
+    def report(what: str, share: float) -> None:
+        percent = int(100 * share)
+        if what not in shown:
+            print(what, file=sys.stderr, flush=True)  # noqa: T201
+        elif progress == "live" and percent > shown[what]:
+            end = "\n" if percent == 100 else ""
+            print(f"\r{percent:3d} %", end=end, file=sys.stderr, flush=True)  # noqa: T201
+        shown[what] = percent
+
+    return None if progress == "none" else report
 
 
 def check_mode(progress: str) -> None:

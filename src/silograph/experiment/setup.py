@@ -1,5 +1,6 @@
 """Set-up of a run: from a config and a graph to a federation, a method and its first state."""
 
+import contextlib
 import importlib.metadata
 import platform
 from dataclasses import dataclass, replace
@@ -24,13 +25,18 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 DEFAULT_CLIENTS = 10
+LEARNING_RATES = {"sgd": 1.0, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
+EXTRAS = ("numba",)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide numbers."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    for name in EXTRAS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return {"python": platform.python_version(), **found}
 
 
@@ -114,7 +120,16 @@ def choose_method(config: RunConfig) -> tuple[Method, object]:
     return method, options
 
 
+def with_optimizer(config: RunConfig, method: Method) -> RunConfig:
+    """Return the config with the clients' optimizer and its rate written out."""
+    optimizer = config.optimizer or method.optimizer
+    lr = LEARNING_RATES[optimizer] if config.lr is None else config.lr
+    keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    return replace(config, optimizer=optimizer, lr=lr, keep_optimizer=keep)
+
+
 def _optimizer(config: RunConfig) -> Optimizer:
+    assert config.lr is not None  # written out
     if config.optimizer == "sgd":
         return SGD(config.lr, config.weight_decay, config.momentum)
     if config.momentum != 0:
@@ -134,6 +149,8 @@ def parse_fanout(config: RunConfig) -> tuple[int, ...] | None:
     if not all(word.strip().isdecimal() for word in words):
         raise ConfigError(f"expected a fanout of numbers like 10,5, got {config.fanout!r}")
     counts = tuple(int(word) for word in words)
+    if max(counts) >= 2**63:
+        raise ConfigError(f"expected a fanout of numbers below 2^63, got {config.fanout!r}")
     if len(counts) == 1:
         counts *= config.layers
     if len(counts) != config.layers:
@@ -163,13 +180,13 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
         SilographError: something about config or graph cannot be used.
     """
     method, options = choose_method(config)
+    config = with_optimizer(config, method)
     parse_target(config.target)
     optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
     schedule = Schedule(config.local_epochs, config.batch_size, parse_fanout(config))
     cut = cut_graph(config, graph)
     partition = whole(cut.graph) if method.uncut else cut.partition
     block, route = make_block(cut.graph, partition, cut.split, dtype)
-    keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
     model = Model(
         conv=config.model,
         features=cut.graph.num_features,
@@ -179,15 +196,15 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
         dropout=config.dropout,
         task=cut.graph.task,
     )
-    config = replace(config, clients=len(cut.partition.ids), keep_optimizer=keep)
-    config = plan(config, model, optimizer, block, device)
+    config = plan(replace(config, clients=len(cut.partition.ids)), model, optimizer, block, device)
+    assert config.keep_optimizer is not None  # written out
     assert config.kernels != "auto"  # planned
     assert config.block_size is not None
     method_config = MethodConfig(
         model=model,
         optimizer=optimizer,
         schedule=schedule,
-        keep_optimizer=keep,
+        keep_optimizer=config.keep_optimizer,
         participation=config.participation,
         options=options,
         kernels=config.kernels,

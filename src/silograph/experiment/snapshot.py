@@ -18,7 +18,8 @@ from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState
 from silograph.nn.conv import Params
 
-NUMERIC = ("silograph", "torch", "numpy")  # packages whose version decides the bits of a result
+# Packages whose version decides the bits of a result.
+NUMERIC = ("silograph", "torch", "numpy", "numba")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ def identity(setup: Setup) -> dict[str, str]:
         **{f"config {name}": repr(value) for name, value in config.items()},
         "graph": fingerprint(setup.cut.graph),
         "partition": setup.cut.partition.hash,
-        **{name: found[name] for name in NUMERIC},
+        **{name: found.get(name, "not installed") for name in NUMERIC},
     }
 
 

@@ -83,7 +83,7 @@ def print_result(result: Result) -> None:
 def print_cut(config: RunConfig, *, as_json: bool) -> None:
     """Cut a graph as a run would, and print what the cut did."""
     config = resolve_seeds(config)
-    cut = cut_graph(config, load(config.dataset, data_dir=config.data_dir))
+    cut = cut_graph(config, load(config.dataset, data_dir=config.data_dir, scale=config.scale))
     statistics = describe(cut.graph, cut.partition, cut.split)
     rows = statistics.client_rows()
     totals = statistics.totals()

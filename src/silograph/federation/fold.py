@@ -5,6 +5,8 @@ or as the rows that differ from what the mean is taken around. So the result doe
 clients are grouped into blocks, nor on whether a reply crossed a network.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Payload, Shared, Stacked
 from silograph.federation.base import Reduce, Sum, WeightedMean
 
+COMPILED = (torch.float32, torch.float64)
 LARGE = 2**20  # values of slices that are folded in one call
 
 
@@ -52,7 +55,8 @@ class Fold:
                     f"{type(field).__name__} for {name!r}"
                 )
         weights = self._weights(reply)
-        self._weight += sum(weights.tolist())
+        for weight in weights.tolist():  # one at a time: grouping must not change the bits
+            self._weight += weight
         for name, field in reply.items():
             match field:
                 case Stacked(t):
@@ -80,14 +84,17 @@ class Fold:
             dtype = like.dtype
             if name != self._by and not isinstance(self._reduce, Sum):
                 dtype = torch.result_type(like, weights)
-            self._total[name] = torch.zeros_like(like, dtype=dtype)
+            if dtype is torch.bool:
+                dtype = torch.int64
+            self._total[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
         return self._total[name]
 
     def _add_slices(self, name: str, t: Tensor, weights: Tensor) -> None:
         if len(t) == 0:
             return
         total = self._start(name, t[0], weights)
-        around = self._around.get(name, torch.zeros_like(t[0]))
+        around = self._around.get(name, torch.zeros((), dtype=total.dtype, device=t.device))
+        around = around.expand(t[0].shape)
         factors = torch.ones_like(weights) if name == self._by else weights
         # Many small slices in one call; large ones one by one, as they are held twice meanwhile.
         few = max(1, LARGE // max(t[0].numel(), 1))
@@ -104,7 +111,15 @@ class Fold:
             if bool((rests[field.which] | (weights == 0)).all()):
                 factors = weights.repeat_interleave(field.off.diff())
                 total = self._start(name, around, weights)
-                self._add_rows(total, field.index, field.t, around, factors)
+                width = math.prod(around.shape[1:])
+                rows = field.t.reshape(len(field.t), width)
+                self._add_rows(
+                    total.view(len(total), width),
+                    field.index,
+                    rows,
+                    around.reshape(len(around), width),
+                    factors,
+                )
                 return
         for position in range(len(weights)):
             whole = field.slice(position)[None]
@@ -116,14 +131,15 @@ class Fold:
         """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
         if not bool((factors != 0).all()):  # weight 0 is out, even where a row is NaN
             index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
-        if self._compiled and total.dtype == rows.dtype == around.dtype:
+        rows, around = rows.to(total.dtype), around.to(total.dtype)
+        if self._compiled and total.dtype in COMPILED:
             from silograph.federation.fold_kernel import add_rows
 
-            add_rows(*(t.numpy() for t in (total, index, rows, around, factors.to(rows.dtype))))
+            parts = (total, index, rows, around, factors.to(rows.dtype))
+            add_rows(*(t.contiguous().numpy() for t in parts))
         else:
-            change = around[index]
-            change = rows - change
-            total.index_add_(0, index, (change * factors[:, None]).to(total.dtype))
+            change = (rows - around[index]) * factors[:, None]
+            total.index_add_(0, index, change.to(total.dtype))
 
     def result(self) -> dict[str, Shared]:
         """Return the folded reply; of a mean without any weight, only the weight: 0."""

@@ -1,4 +1,4 @@
-"""Graphs by name: files on this machine first, then the loaders of torch_geometric.
+"""Graphs by name: files on this machine first, then the loaders of torch_geometric; or generated.
 
 n: nodes. F: features a node.
 """
@@ -13,11 +13,12 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from silograph.core.errors import DataError, unknown
+from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.graph.archive import load_npz
 from silograph.graph.arrays import from_arrays, from_pyg
 from silograph.graph.csr import CSR
 from silograph.graph.files import from_csv
+from silograph.graph.generate import PREFIX, Report, generate, parse
 from silograph.graph.graph import MISSING, Graph
 
 DATASETS = {
@@ -30,6 +31,10 @@ DATASETS = {
     "cora": "citations: 2,708 nodes, 7 classes, Planetoid split",
     "digits": "handwritten digits, 8 nearest neighbors: 1,797 nodes, 10 classes, no download",
     "facebook100_20schools": "friends at 20 colleges (silos): 52,662 nodes, 2 classes",
+    "generated:amazon2m": "in the shape of Amazon2M: 2,449,029 nodes, 47 classes, --scale",
+    "generated:ogbn-products": "in the shape of ogbn-products: the same, split by rank, --scale",
+    "generated:reddit": "in the shape of Reddit: 232,965 nodes, 41 classes, --scale",
+    "generated:yelp": "in the shape of Yelp: 716,847 nodes, 100 label bits, --scale",
     "minesweeper": "a 100 by 100 game board: 10,000 nodes, 2 classes, first of 10 splits",
     "pubmed": "citations: 19,717 nodes, 3 classes, Planetoid split",
     "twitch": "streamers in 7 countries (silos): 36,890 nodes, 2 classes",
@@ -54,7 +59,13 @@ _PYG = {
 _VARIABLE = "SILOGRAPH_DATA"
 
 
-def load(name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> Graph:
+def load(
+    name: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    scale: float = 1.0,
+    report: Report | None = None,
+) -> Graph:
     """Return a graph by name or path.
 
     >>> load("digits").num_nodes
@@ -64,14 +75,21 @@ def load(name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | Non
         name: a name of `DATASETS` (or an alias, in any case), looked for as <name>.npz in
             `data_dir`, $SILOGRAPH_DATA and ../shared/data, then with torch_geometric, which may
             download; any other <name>.npz in those folders; the path of an .npz file; or that of
-            a folder with nodes.csv and edges.csv.
-        data_dir: folder of the files; also where torch_geometric keeps its own. Otherwise that is
-            $SILOGRAPH_DATA or ~/.cache/silograph.
+            a folder with nodes.csv and edges.csv. Or `generated:NAME` or `generated:NAME@SEED`:
+            see `generate`.
+        data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
+            Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
+        scale: of a generated graph; all others have scale 1.
+        report: told what is being generated, as by `generate`.
 
     Raises:
-        ConfigError: no graph of that name, naming the nearest.
+        ConfigError: no graph of that name, naming the nearest; or a scale that it cannot have.
         DataError: a file or folder is absent or cannot be used, or a download failed.
     """
+    if isinstance(name, str) and is_generated(name):
+        preset, seed = parse(name)
+        return generate(preset, scale=scale, seed=seed, data_dir=data_dir, report=report)
+    check_scale(name, scale)
     path = locate(name, data_dir=data_dir)
     if path is not None:
         return _load_path(path)
@@ -80,9 +98,7 @@ def load(name: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | Non
     if plain == "digits":
         return _digits()
     if plain in _PYG:
-        cache = Path.home() / ".cache" / "silograph"
-        root = folders[0] if data_dir is not None or os.environ.get(_VARIABLE) else cache
-        return _load_pyg(plain, root)
+        return _load_pyg(plain, cache_folder(data_dir))
     if plain in DATASETS:
         raise DataError(
             f"expected {plain}.npz in one of {', '.join(map(str, folders))}, got no such file: "
@@ -102,11 +118,37 @@ def locate(
     if not isinstance(name, str | os.PathLike):
         raise DataError(f"expected the name or path of a graph, got {type(name).__name__}")
     folders = _folders(data_dir)
+    if isinstance(name, str) and is_generated(name):
+        return None
     if isinstance(name, os.PathLike) or is_path(name):
         return Path(name).expanduser()
     plain = ALIASES.get(name.lower(), name.lower())
     files = [f / f"{word}.npz" for f in folders for word in (name, plain) if word]
     return next((file for file in files if file.is_file()), None)
+
+
+def is_generated(name: str) -> bool:
+    """Whether `load` takes a name for that of a generated graph."""
+    return name.lower().startswith(PREFIX)
+
+
+def check_scale(name: object, scale: float) -> None:
+    """Raise `ConfigError` for a scale other than 1 of a graph that is not generated."""
+    if scale != 1:
+        raise ConfigError(
+            f"expected scale 1 with {name}, got {scale}: only generated graphs have another, such "
+            f"as {PREFIX}reddit"
+        )
+
+
+def cache_folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """Return where graphs are kept that were downloaded or generated.
+
+    Raises:
+        DataError: a folder that was given is absent.
+    """
+    given = data_dir is not None or os.environ.get(_VARIABLE)
+    return _folders(data_dir)[0] if given else Path.home() / ".cache" / "silograph"
 
 
 def _folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
@@ -123,6 +165,8 @@ def _folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
 
 def is_path(name: str) -> bool:
     """Whether `load` takes a name for a path."""
+    if is_generated(name):
+        return False
     separators = [os.sep, os.altsep or os.sep]
     if name.lower().endswith((".npz", ".csv")) or any(mark in name for mark in separators):
         return True

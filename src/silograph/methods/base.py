@@ -75,6 +75,7 @@ class Method:
         title: one line for listings.
         reference: title, authors, venue, year.
         options: frozen dataclass of the method's own options.
+        optimizer: default of the run's `optimizer`.
         keep_optimizer: default of the run's `keep_optimizer`.
         judge: the view whose validation accuracy picks the round.
         uncut: trains on the uncut graph as one client (simulation only).
@@ -86,6 +87,7 @@ class Method:
     title: str
     reference: str
     options: type
+    optimizer: Literal["adam", "sgd"]
     keep_optimizer: bool
     judge: Literal["server", "personalised"]
     uncut: bool

@@ -6,7 +6,11 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, "Adaptive f
 optimization", ICLR 2021, algorithm 2.
 
 What we changed: clients are weighted by their training nodes (the papers: by examples), a
-client without any takes no part, and local steps are full batch.
+client without any takes no part, and local steps are full batch unless a batch size is given.
+
+The defaults of FedOpt (local SGD of rate 1, one epoch, server Adam of rate 0.01) are
+derived in benchmarks/defaults/sweep.md; FedAvg keeps the setting of most papers on graphs, local
+Adam of rate 0.01 built anew every round, which does not learn on small clients.
 """
 
 import dataclasses
@@ -36,7 +40,7 @@ class FedOptOptions:
     """The server's optimizer; the help texts are the documentation of the fields."""
 
     server_optimizer: Literal["momentum", "adam"] = field(
-        default="momentum", metadata={"help": "momentum (FedAvgM) or adam (FedAdam)"}
+        default="adam", metadata={"help": "adam (FedAdam) or momentum (FedAvgM)"}
     )
     server_lr: Annotated[float, Field(gt=0)] | None = field(
         default=None, metadata={"help": "step size; none: 1 for momentum, 0.01 for adam"}
@@ -95,6 +99,7 @@ FEDAVG = Method(
     reference="McMahan et al., Communication-efficient learning of deep networks from "
     "decentralized data, AISTATS 2017",
     options=FedAvgOptions,
+    optimizer="adam",
     keep_optimizer=False,
     judge="server",
     uncut=False,
@@ -108,4 +113,5 @@ FEDOPT = dataclasses.replace(
     title="average of locally trained models, then a server momentum or Adam step",
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
     options=FedOptOptions,
+    optimizer="sgd",
 )

@@ -74,6 +74,7 @@ LOCAL = Method(
     title="every client trains alone",
     reference="the baseline of every paper of the field",
     options=LocalOptions,
+    optimizer="adam",
     keep_optimizer=True,
     judge="personalised",
     uncut=False,

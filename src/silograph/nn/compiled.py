@@ -15,18 +15,18 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
-from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, offsets
-from silograph.core.work import report_clients, work_for
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.nn.conv import CONVS, Params
-from silograph.nn.fit import LOSS_FLOPS, Fitted, Schedule, patched
+from silograph.nn.fit import Fitted, Schedule, patched
 from silograph.nn.kernels import arrays, training
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.model import Model, first_maps, weight_shapes
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.work import report_pass, report_training
 
 NO_DRAW = np.empty(0, np.int64)
+MOST = 2**31  # neighbors; where it is not known how many there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,8 @@ def fit(
     sparse = isinstance(block.x, SparseRows)
     compact = shared and memory is None and sparse
     data = _prepared(model, block, compact=compact)
-    shape = _shape(model, schedule)
+    degree = block.adj.degree
+    shape = _shape(model, schedule, int(degree.max()) if len(degree) else 0)
     params = _params(model, block, start, memory, used=len(data.inputs.used), shared=shared)
     clients, rows = block.num_clients, int(block.off[-1])
     loss = np.zeros(clients)
@@ -76,7 +77,7 @@ def fit(
         )
 
     _share_out(block, train)
-    _report(model, optimizer, schedule, block, work)
+    report_training(model, optimizer, schedule, block, work)
     weights = _weights(model, optimizer, block, start, params, before if compact else None)
     kept = {} if memory is None else _memory(model, optimizer, block, params)
     dtype = start["0.weight"].dtype
@@ -97,7 +98,7 @@ def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> 
         training.predict(start, end, data.rows, data.inputs, data.features, shape, w, logits)
 
     _share_out(block, run)
-    _report_pass(model, block)
+    report_pass(model, block)
     return torch.from_numpy(logits)
 
 
@@ -151,7 +152,7 @@ def _rows(model: Model, block: ClientBlock) -> arrays.Rows:
     neighbor = adj.indices.long()
     train = block.split.train.nonzero()[:, 0]
     first = block.off[block.client]
-    own = 1 / (degree + 1) if model.conv == "gcn" else one
+    own = conv.own(degree)
     return arrays.Rows(
         off=_array(block.off, np.int64),
         row_key=_array(block.row_key, np.int64).view(np.uint64),
@@ -159,7 +160,7 @@ def _rows(model: Model, block: ClientBlock) -> arrays.Rows:
         col=_array(neighbor - first[adj.row], np.int32),
         value=_array((post[adj.row] * pre[neighbor])[:, 0]),
         back=_array((post[neighbor] * pre[adj.row])[:, 0]),
-        own=_array(own[:, 0]),
+        own=_array((one if own is None else own)[:, 0]),
         train=_array(train - first[train], np.int64),
         train_off=_array(offsets(block.num_train), np.int64),
         y=_array(block.y if block.y.dim() == 2 else block.y[:, None], np.int64),
@@ -201,7 +202,12 @@ def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.Inputs, np.nda
     return inputs, _array(csr.indices, np.int32)
 
 
-def _shape(model: Model, schedule: Schedule) -> arrays.Shape:
+def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
+    """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that."""
+    return np.array([min(count, max(most, 1)) for count in fanout[::-1]], np.int64)
+
+
+def _shape(model: Model, schedule: Schedule, most: int = MOST) -> arrays.Shape:
     fanout = schedule.drawn(model.layers)
     keep = keep_probability(model.dropout)
     return arrays.Shape(
@@ -214,7 +220,7 @@ def _shape(model: Model, schedule: Schedule) -> arrays.Shape:
         scale=1 / keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
-        fanout=NO_DRAW if fanout is None else np.array(fanout[::-1], np.int64),
+        fanout=NO_DRAW if fanout is None else _by_layer(fanout, most),
     )
 
 
@@ -348,74 +354,3 @@ def _weights(
             t = torch.from_numpy(rows)
             found[name] = patched(partial(rest, optimizer), start[name], t, block.x, steps)
     return {name: found[name] for name in weight_shapes(model)}
-
-
-def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:
-    """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
-    name = ("counts", model.layers, model.conv)
-    if name not in block.memo:
-        rows = block.off.diff()
-        edges = block.adj.indptr[block.off].diff() * CONVS[model.conv].sums
-        entries = torch.zeros_like(rows)
-        if isinstance(block.x, SparseRows):
-            entries = block.x.csr.indptr[block.off].diff()
-        columns = [rows] * (model.layers + 1) + [edges] * model.layers + [entries] * 2
-        block.memo[name] = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
-    found = block.memo[name]
-    assert isinstance(found, np.ndarray)
-    return found
-
-
-def _pass_flops(model: Model, counts: np.ndarray, *, sparse: bool, passes: int) -> np.ndarray:
-    """Return operations of passes through the model, (C,): what the torch layers report.
-
-    Args:
-        model: the shape.
-        counts: (C, 2 L + 4), see `training.count`.
-        sparse: whether features are.
-        passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
-    """
-    layers, sage = model.layers, model.conv == "sage"
-    work = counts.astype(np.float64).T
-    rows, edges = work[: layers + 1], work[layers + 1 : 2 * layers + 1]
-    entries, own_entries = work[2 * layers + 1], work[2 * layers + 2]
-    total = np.zeros(len(counts))
-    for layer, (width, out) in enumerate(zip(model.widths[:-1], model.widths[1:], strict=True)):
-        into, left = rows[layer], rows[layer + 1]
-        products = passes + (passes > 1 and layer > 0)
-        if layer == 0 and sparse:
-            total += 2 * out * passes * (entries + own_entries * sage)
-        else:
-            total += 2 * width * out * products * (into + left * sage)
-        if model.conv == "gcn":
-            total += out * passes * (2 * edges[layer] + into + 3 * left)
-        elif sage:
-            total += out * passes * (2 * edges[layer] + left) + out * left
-        total += out * passes * left  # bias
-        if layer and passes > 1 and model.dropout > 0:
-            total += 2 * width * passes * into
-        if layer < layers - 1:
-            total += out * passes * left  # ReLU
-    return total
-
-
-def _report_pass(model: Model, block: ClientBlock) -> None:
-    """Report one pass of all rows without the way back."""
-    sparse = isinstance(block.x, SparseRows)
-    flops = _pass_flops(model, _whole_counts(model, block), sparse=sparse, passes=1)
-    report_clients(torch.from_numpy(flops))
-
-
-def _report(
-    model: Model, optimizer: Optimizer, schedule: Schedule, block: ClientBlock, work: np.ndarray
-) -> None:
-    """Report training, and apart from it what the clients' models say of their rows."""
-    sparse = isinstance(block.x, SparseRows)
-    flops = _pass_flops(model, work, sparse=sparse, passes=2)
-    size = sum(torch.Size(shape).numel() for shape in weight_shapes(model).values())
-    flops += work[:, -1] * float(optimizer.flops * size)
-    # Every epoch has a loss of every training node, however they are grouped into steps.
-    flops += LOSS_FLOPS * model.outputs * schedule.epochs * block.num_train.numpy()
-    report_clients(torch.from_numpy(flops))
-    with work_for(Kind.EVALUATION):
-        _report_pass(model, block)

@@ -20,6 +20,7 @@ from silograph.core.payload import (
     Patched,
     Ragged,
     Stacked,
+    join,
     offsets,
     put,
     state_of,
@@ -199,11 +200,7 @@ class _Trainer:
                 part = state_of(take_all(held, position)), state_of(take_all(given, position))
                 parts.append(self._batched(block.take(position), *part))
         new, kept, loss, steps = zip(*parts, strict=True)
-        every = torch.arange(block.num_clients)
-        for position, w, m in zip(every.split(1), new, kept, strict=True):
-            held = {name: put(f, w[name], position) for name, f in held.items()}
-            given = {name: put(f, m[name], position) for name, f in given.items()}
-        return held, given, torch.cat(loss), torch.cat(steps)
+        return state_of(join(new)), state_of(join(kept)), torch.cat(loss), torch.cat(steps)
 
     def _full(
         self, block: ClientBlock, held: Held, given: Held
@@ -230,15 +227,17 @@ class _Trainer:
         fanout = self.schedule.drawn(self.model.layers)
         assert fanout is not None  # see `run`
         sums = lookup(CONVS, self.model.conv, "convolution").sums
-        total = torch.zeros(1, dtype=torch.float64)
+        device = block.off.device
+        total = torch.zeros(1, dtype=torch.float64, device=device)
         for epoch in range(self.schedule.epochs):
-            total = torch.zeros(1, dtype=torch.float64)
+            total = torch.zeros_like(total)
             key = self.key.fold("epoch", epoch)
             for number, seeds in enumerate(batches(block, self.schedule.batch_size, key)):
                 step_key = key.fold("batch", number)
                 inputs = sampled_pass(block, x, seeds, fanout, step_key, sums=sums)
-                seen = replace(block, off=torch.tensor([0, len(seeds)]), y=block.y[seeds])
-                every = torch.ones(len(seeds), dtype=torch.bool)
+                off = torch.tensor([0, len(seeds)], device=device)
+                seen = replace(block, off=off, y=block.y[seeds])
+                every = torch.ones(len(seeds), dtype=torch.bool, device=device)
                 weights, loss = self._step(seen, weights, memory, inputs, every, step_key)
                 total = total + loss.double() * len(seeds) / block.num_train
                 steps += 1

@@ -39,14 +39,15 @@ def draw_edges(
     """
     edges = block.adj.select_rows(rows)
     position, neighbor = edges.row, edges.indices.long()
-    share = torch.ones(len(neighbor), dtype=block.adj.values.dtype)  # type: ignore[union-attr]
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    share = torch.ones_like(position, dtype=block.adj.values.dtype)
     if fanout is None:
         return position, neighbor, share
     hashed = mix_words(block.row_key[rows] ^ signed(key.value))
     score = mix_words(hashed[position] ^ block.row_key[neighbor])
     order = score.argsort()
     order = order[position[order].argsort(stable=True)]
-    rank = torch.arange(len(order)) - edges.indptr[:-1].long()[position[order]]
+    rank = torch.arange(len(order), device=rows.device) - edges.indptr[:-1].long()[position[order]]
     kept = order[rank < fanout]
     degree = edges.degree[position[kept]].to(share.dtype)
     return position[kept], neighbor[kept], (degree / fanout).clamp(min=1)
@@ -74,15 +75,17 @@ def sampled_pass(
     rows = seeds
     keys: list[Tensor] = []
     messages: list[Messages] = []
-    degree = block.adj.degree.to(block.adj.values.dtype)[:, None]  # type: ignore[union-attr]
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    degree = block.adj.degree.to(block.adj.values.dtype)[:, None]
+    device = rows.device
     for hop, count in enumerate(fanout):
         layer = len(fanout) - 1 - hop
         drawn = draw_edges(block, rows, count or None, key.fold("neighbors", layer))
         position, neighbor, share = drawn if sums else tuple(t[:0] for t in drawn)
-        place = torch.full((block.adj.num_rows,), -1)
-        place[rows] = torch.arange(len(rows))
+        place = torch.full((block.adj.num_rows,), -1, device=device)
+        place[rows] = torch.arange(len(rows), device=device)
         new = neighbor[place[neighbor] < 0].unique()
-        place[new] = torch.arange(len(new)) + len(rows)
+        place[new] = torch.arange(len(new), device=device) + len(rows)
         senders = torch.cat([rows, new])
         order = (position * len(senders) + place[neighbor]).argsort()
         adj = CSR(
@@ -98,16 +101,16 @@ def sampled_pass(
                 symmetric=False,
                 sender=degree[senders],
                 receiver=degree[rows],
-                own=torch.arange(len(rows)),
-                sender_off=torch.tensor([0, len(senders)]),
-                off=torch.tensor([0, len(rows)]),
+                own=torch.arange(len(rows), device=device),
+                sender_off=torch.tensor([0, len(senders)], device=device),
+                off=torch.tensor([0, len(rows)], device=device),
             ),
         )
         keys.insert(0, block.row_key[senders])
         rows = senders
     if isinstance(x, SparseRows):
         entering: Tensor | SparseRows = SparseRows(
-            x.csr.select_rows(rows), torch.tensor([0, len(rows)])
+            x.csr.select_rows(rows), torch.tensor([0, len(rows)], device=device)
         )
     else:
         entering = x[rows]

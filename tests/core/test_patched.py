@@ -1,0 +1,172 @@
+"""Laws of `Patched` fields: they mean, weigh and travel as the `Stacked` field they stand for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patches import Drawn, drawn, patched
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import (
+    Field,
+    Patched,
+    Payload,
+    Stacked,
+    State,
+    concatenate,
+    join,
+    state_of,
+    take,
+    take_all,
+)
+from silograph.federation.frame import Envelope, decode, encode, frame_sizes
+from silograph.federation.in_process import InProcess
+from silograph.graph.block import ClientBlock
+from silograph.graph.graph import Graph
+from silograph.graph.halo import Route
+
+LAW = settings(deadline=None)
+ENVELOPE = Envelope("train", Kind.WEIGHTS, 3, 7)
+CLIENTS = 5
+
+
+def equal(field: Field, dense: torch.Tensor) -> bool:
+    return isinstance(field, Stacked) and torch.equal(field.t, dense)
+
+
+@LAW
+@given(drawn=drawn())
+def test_slices_are_bases_with_their_rows_replaced(drawn: Drawn) -> None:
+    before = drawn.field.base.clone()
+    assert equal(drawn.field.stacked(), drawn.dense)
+    for c, expected in enumerate(drawn.dense):
+        assert torch.equal(drawn.field.slice(c), expected)
+    assert torch.equal(drawn.field.base, before)
+
+
+@LAW
+@given(drawn=drawn())
+def test_the_form_of_a_field_takes_its_rows_from_whole_slices(drawn: Drawn) -> None:
+    field = drawn.field
+    assert torch.equal(field.like(Stacked(drawn.dense)).t, field.t)
+    other = drawn.dense + 1
+    found = field.like(Stacked(other))
+    expected = torch.stack([field.base[g] for g in field.which])
+    for c in range(len(field.which)):
+        mine = field.index[field.off[c] : field.off[c + 1]]
+        expected[c, mine] = other[c, mine]
+    assert equal(found.stacked(), expected)
+
+
+@LAW
+@given(drawn=drawn(), data=st.data())
+def test_taking_is_taking_from_the_dense_form(drawn: Drawn, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(drawn.dense) - 1), max_size=6))
+    positions = torch.tensor(chosen, dtype=torch.int64)
+    assert equal(take(drawn.field, positions), drawn.dense[positions])
+    assert equal(take_all({"w": drawn.field}, positions)["w"], drawn.dense[positions])
+
+
+@LAW
+@given(drawn=drawn())
+def test_parts_of_every_client_join_to_the_whole(drawn: Drawn) -> None:
+    parts = [take(drawn.field, c) for c in torch.arange(len(drawn.dense)).split(1)]
+    assert equal(concatenate(parts), drawn.dense)
+    assert equal(concatenate([drawn.field]), drawn.dense)
+
+
+@LAW
+@given(seed=st.integers(0, 99), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_fields_over_different_bases_join(seed: int, sizes: list[int]) -> None:
+    values = Key.of(seed).matrix(2 * len(sizes), 4 * 3).view(len(sizes), 2, 4, 3)
+    parts = [
+        patched(bases, [1] * size, [{c: bases[0, 0]} for c in range(size)])
+        for bases, size in zip(values, sizes, strict=True)
+    ]
+    expected = torch.cat([dense for _, dense in parts])
+    assert equal(concatenate([field for field, _ in parts]), expected)
+    assert equal(join([{"w": field} for field, _ in parts])["w"], expected)
+
+
+@LAW
+@given(drawn=drawn(), name=st.text(max_size=12))
+def test_frames_are_those_of_the_dense_form(drawn: Drawn, name: str) -> None:
+    clients = len(drawn.dense)
+    ours: dict[str, Field] = {name: drawn.field}
+    theirs: dict[str, Field] = {name: Stacked(drawn.dense)}
+    sizes = frame_sizes("train", ours, clients)
+    assert sizes.tolist() == frame_sizes("train", theirs, clients).tolist()
+    for position in range(clients):
+        data = encode(ENVELOPE, ours, position)
+        assert data == encode(ENVELOPE, theirs, position)
+        assert len(data) == sizes[position]
+        assert equal(decode(data)[1][name], drawn.dense[position : position + 1])
+
+
+def example(clients: int = CLIENTS) -> Patched:
+    return patched(torch.zeros(1, 2, 2), [0] * clients, [{} for _ in range(clients)])[0]
+
+
+def test_dense_and_patched_parts_do_not_join() -> None:
+    parts: list[Field] = [example(), example().stacked()]
+    with pytest.raises(ProtocolError, match=r"one kind of field .* got Patched, Stacked$"):
+        concatenate(parts)
+
+
+def test_state_is_not_patched() -> None:
+    with pytest.raises(ProtocolError, match="Stacked or Ragged state field 'w', got Patched"):
+        state_of({"w": example()})
+
+
+def answering(state: dict[str, Any], reply: dict[str, Field]) -> Callable[..., Any]:
+    """An op that leaves this state and this reply."""
+
+    def op(
+        cfg: Any, block: ClientBlock, old: State, inbox: Payload, key: Key
+    ) -> tuple[State, Payload]:
+        return state, reply
+
+    return op
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("inbox", "state", "reply", "message"),
+    [
+        (example(), None, None, "Stacked or Ragged, got Patched for 'w' in inbox of op"),
+        (None, example(), None, "Stacked or Ragged, got Patched for 'w' in state after op"),
+        (None, None, example(4), "a part for each of 5 clients, got 4 for 'w' in reply of op"),
+    ],
+    ids=["inbox", "state", "wrong number of parts"],
+)
+def test_only_replies_are_patched(
+    make_graph: Callable[..., Graph],
+    cut_block: Callable[..., tuple[ClientBlock, Route]],
+    inbox: Patched | None,
+    state: Patched | None,
+    reply: Patched | None,
+    message: str,
+    strict: bool,
+) -> None:
+    fed = InProcess(None, *cut_block(make_graph(40), CLIENTS), CLIENTS, strict=strict)
+    given, kept, sent = ({} if f is None else {"w": f} for f in (inbox, state, reply))
+    with pytest.raises(ProtocolError, match=f"^expected {message}$"):
+        fed.call(answering(kept, dict(sent)), given, what=Kind.CONTROL, key=Key.of(0))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_patched_reply_arrives_as_its_dense_form(
+    make_graph: Callable[..., Graph],
+    cut_block: Callable[..., tuple[ClientBlock, Route]],
+    strict: bool,
+) -> None:
+    bases = Key.of(0).matrix(2, 6).view(2, 3, 2)
+    field, dense = patched(bases, [0, 1, 1, 0, 1], [{c % 3: bases[0, 0]} for c in range(CLIENTS)])
+    fed = InProcess(None, *cut_block(make_graph(40), CLIENTS), CLIENTS, strict=strict)
+    reply = fed.call(answering({}, {"w": field}), {}, what=Kind.WEIGHTS, key=Key.of(0))
+    assert equal(reply["w"], dense)

@@ -1,0 +1,212 @@
+"""Kernels equal what they stand in for: draws bit for bit, losses and steps up to rounding."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from silograph.core.key import Key, hash_text, keep_probability, mix, mix_words, signed
+from silograph.graph.block import ClientBlock
+from silograph.graph.graph import Graph
+from silograph.graph.halo import Route
+from silograph.nn.fit import Schedule
+from silograph.nn.loss import node_loss
+from silograph.nn.model import Model
+from silograph.nn.sampling import batches, draw_edges
+
+pytest.importorskip("numba")
+
+from silograph.nn import compiled
+from silograph.nn.kernels import arrays, draws, layers, losses, training
+
+MakeGraph = Callable[..., Graph]
+CutBlock = Callable[..., tuple[ClientBlock, Route]]
+WORD = st.integers(0, 2**64 - 1)
+FIXTURES = [HealthCheck.function_scoped_fixture]
+LAW = settings(deadline=None, suppress_health_check=FIXTURES)
+DROPS = [0.0, 1e-6, 0.3, 0.5, 0.999, 1 - 1e-9]
+
+
+@LAW
+@given(word=WORD)
+def test_mix_is_mix(word: int) -> None:
+    assert draws.mix(np.uint64(word)) == mix(word)
+
+
+@LAW
+@given(key=WORD, number=WORD)
+def test_fold_is_fold(key: int, number: int) -> None:
+    assert draws.fold(np.uint64(key), np.uint64(number)) == Key(key).fold(number).value
+
+
+@LAW
+@given(key=WORD, number=st.integers(0, 2**63 - 1))
+def test_counters_of_loops_fold_like_any_number(key: int, number: int) -> None:
+    assert draws.fold(np.uint64(key), number) == Key(key).fold(number).value
+
+
+@pytest.mark.parametrize("name", ["epoch", "batch", "dropout", "order", "neighbors"])
+def test_purposes_are_those_of_the_torch_form(name: str) -> None:
+    """Key of a text = key of its hash, which the kernels hold as a constant."""
+    constants = {
+        "epoch": training._EPOCH,
+        "batch": training._BATCH,
+        "dropout": layers._DROPOUT,
+        "order": draws._ORDER,
+        "neighbors": draws._NEIGHBORS,
+    }
+    assert int(constants[name]) == hash_text(name)
+    assert draws.fold(np.uint64(7), constants[name]) == Key(7).fold(name).value
+
+
+def tables(
+    block: ClientBlock, width: int = 6, fanout: tuple[int, ...] = (), drop: float = 0.0
+) -> tuple[arrays.Rows, arrays.Shape, arrays.Scratch]:
+    """The arrays of a block, of a two-layer model of this hidden width, and a thread's memory."""
+    model = Model("gcn", block.num_features, width, 3, 2, drop, "multiclass")
+    data = compiled._prepared(model, block, compact=False)
+    shape = compiled._shape(model, Schedule(1, fanout=fanout or None))
+    like = np.empty(0)
+    clients = block.num_clients
+    memory = training.scratch(data.rows, data.inputs, shape, 0, clients, like, 1, 1)
+    return data.rows, shape, memory
+
+
+@settings(LAW, max_examples=60)
+@given(key=WORD, width=st.integers(1, 13), drop=st.sampled_from(DROPS))
+def test_drop_is_keep(
+    make_graph: MakeGraph, cut_block: CutBlock, key: int, width: int, drop: float
+) -> None:
+    block, _ = cut_block(make_graph(12), 1)
+    rows, shape, memory = tables(block, width, drop=drop)
+    h = np.arange(1.0, 12 * width + 1).reshape(12, width)
+    expected = Key(key).keep(block.row_key, width, drop).numpy() * h * (1 / keep_probability(drop))
+    for i in range(12):
+        draws.drop(h, i, rows.row_key[i], np.uint64(key), shape, memory)
+    np.testing.assert_array_equal(h, expected)
+
+
+@settings(LAW, max_examples=60)
+@given(key=WORD, size=st.integers(1, 30))
+def test_shuffled_is_the_order_of_batches(
+    make_graph: MakeGraph, cut_block: CutBlock, key: int, size: int
+) -> None:
+    block, _ = cut_block(make_graph(60), 1)
+    rows, _, _ = tables(block)
+    parts = batches(block, size, Key(key))
+    order = draws.shuffled(rows.train, rows.row_key, np.uint64(key))
+    if len(parts) > 1:  # one batch is not put in order
+        assert torch.cat(parts).tolist() == order.tolist()
+    assert sorted(order.tolist()) == rows.train.tolist()
+
+
+Edges = list[dict[tuple[int, int], float]]
+
+
+def edges_by_torch(
+    block: ClientBlock, seeds: list[int], fanout: tuple[int, ...], key: Key
+) -> Edges:
+    """Row, neighbor, and how many edges it stands for, of each layer; the last layer is the first.
+
+    Rows of a layer are those of the layer above and their neighbors.
+    """
+    rows, found = seeds, []
+    for hop, count in enumerate(fanout):
+        layer = len(fanout) - 1 - hop
+        place, neighbor, share = draw_edges(
+            block, torch.tensor(rows), count or None, key.fold("neighbors", layer)
+        )
+        drawn = zip(place.tolist(), neighbor.tolist(), share.tolist(), strict=True)
+        found.append({(rows[i], j): s for i, j, s in drawn})
+        rows = [*rows, *sorted({j for _, j in found[-1]} - set(rows))]
+    return found
+
+
+@settings(LAW, max_examples=60)
+@given(
+    key=WORD,
+    client=st.integers(0, 2),
+    fanout=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    some=st.integers(1, 6),
+)
+def test_sample_draws_the_edges_of_the_torch_form(
+    make_graph: MakeGraph,
+    cut_block: CutBlock,
+    key: int,
+    client: int,
+    fanout: tuple[int, int],
+    some: int,
+) -> None:
+    block, _ = cut_block(make_graph(45), 3)
+    rows, shape, memory = tables(block, fanout=fanout)
+    one = block.take(torch.tensor([client]))
+    seeds = one.split.train.nonzero()[:some, 0].tolist()
+    draws.sample(rows, client, shape, np.array(seeds), np.uint64(key), memory)
+    first = int(block.adj.indptr[block.off[client]])
+    pairs = zip(one.adj.row.tolist(), one.adj.indices.tolist(), strict=True)
+    values = {pair: rows.value[first + e] for e, pair in enumerate(pairs)}
+    expected = edges_by_torch(one, seeds, fanout, Key(key))
+    for layer, drawn in zip((1, 0), expected, strict=True):
+        found = {}
+        for i in range(memory.m[layer + 1]):
+            for e in range(memory.ptr[layer, i], memory.ptr[layer, i + 1]):
+                edge = int(memory.nodes[i]), int(memory.nodes[memory.col[e]])
+                assert edge not in found
+                found[edge] = memory.value[e] / values[edge]
+        assert found == pytest.approx(drawn, rel=1e-12)
+    assert memory.nodes[: len(seeds)].tolist() == seeds
+    assert memory.m[2] == len(seeds)
+    assert bool((memory.place == -1).all())  # ready for the next step
+
+
+@LAW
+@given(
+    row=WORD,
+    keys=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12, unique=True),
+    data=st.data(),
+)
+def test_smallest_scores_win(row: int, keys: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(keys)))
+    words, col = np.array(keys, np.int64), np.arange(len(keys), dtype=np.int32)
+    scores, edges = np.empty(count, np.int64), np.empty(count, np.int64)
+    draws.smallest(scores, edges, 0, len(keys), np.uint64(row), words.view(np.uint64), col, count)
+    expected = mix_words(torch.tensor(keys) ^ signed(row))
+    assert scores.tolist() == expected.sort().values[:count].tolist()
+    assert edges.tolist() == expected.argsort()[:count].tolist()
+
+
+LOGIT = st.floats(-800, 800)
+
+
+@LAW
+@given(logits=st.lists(LOGIT, min_size=1, max_size=6), data=st.data(), weight=st.floats(0.01, 1))
+def test_softmax_gradient_is_that_of_autograd(
+    logits: list[float], data: st.DataObject, weight: float
+) -> None:
+    y = data.draw(st.integers(0, len(logits) - 1))
+    leaf = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
+    loss = node_loss(leaf, torch.tensor([y]), "multiclass")
+    (grad,) = torch.autograd.grad(weight * loss.sum(), leaf)
+    out = np.array([logits])
+    found = losses.softmax_gradient(out, 0, y, weight)
+    assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
+    np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
+
+
+@LAW
+@given(
+    bits=st.lists(st.tuples(LOGIT, st.integers(-1, 1)), min_size=1, max_size=6),
+    weight=st.floats(0.01, 1),
+)
+def test_gradient_of_bits_is_that_of_autograd(bits: list[tuple[float, int]], weight: float) -> None:
+    logits, y = [v for v, _ in bits], np.array([b for _, b in bits])
+    leaf = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
+    loss = node_loss(leaf, torch.from_numpy(y)[None], "multilabel")
+    (grad,) = torch.autograd.grad(weight * loss.sum(), leaf)
+    out = np.array([logits])
+    found = losses.bits_gradient(out, 0, y, weight)
+    assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
+    np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
