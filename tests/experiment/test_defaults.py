@@ -24,13 +24,13 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
 # Method: the clients' optimizer, its rate, and whether it outlives the round. The list is fixed.
 WRITTEN_OUT: dict[str, tuple[str, float, bool]] = {
-    "fedopt": ("sgd", 1.0, False),
+    "fedopt": ("sgd", 0.1, False),
     "fedavg": ("adam", 0.01, False),
     "local": ("adam", 0.01, True),
     "centralized": ("adam", 0.01, True),
 }
-OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(1.0, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
-TAU = 1e-3
+OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.1, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
+TAU = 1e-4
 NAMES = ("optimizer", "lr", "keep_optimizer")
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
     assert (config.method, config.options, config.local_epochs) == ("fedopt", {}, 1)
     assert training(config) == WRITTEN_OUT["fedopt"]
     assert setups[0].method is METHODS["fedopt"]
-    assert setups[0].method_config.optimizer == SGD(lr=1.0, weight_decay=5e-4, momentum=0.0)
+    assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
     options = setups[0].method_config.options
     assert options == FedOptOptions("adam", None, 0.9, 0.9, 0.99, TAU)
     assert_same(result, small(make_graph(), method="fedopt"))
@@ -98,7 +98,7 @@ def test_the_learning_rate_follows_the_optimizer(
     make_graph: MakeGraph, setups: list[Setup], method: str, optimizer: str
 ) -> None:
     config = small(make_graph(), method=method, optimizer=optimizer).config
-    rate = {"sgd": 1.0, "adam": 0.01}[optimizer]
+    rate = {"sgd": 0.1, "adam": 0.01}[optimizer]
     assert training(config) == (optimizer, rate, WRITTEN_OUT[method][2])
     assert setups[0].method_config.optimizer == OPTIMIZERS[optimizer]
 

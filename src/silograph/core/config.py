@@ -108,7 +108,7 @@ class RunConfig:
     )
     lr: Annotated[float, Field(gt=0)] | None = field(
         default=None,
-        metadata=option("the clients' learning rate (default: sgd 1, adam 0.01)", "Training"),
+        metadata=option("the clients' learning rate (default: sgd 0.1, adam 0.01)", "Training"),
     )
     weight_decay: Annotated[float, Field(ge=0)] = field(
         default=5e-4, metadata=option("L2 penalty added to the gradient", "Training")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silograph.core.payload import offsets
 from silograph.graph.block import ClientBlock
 from silograph.graph.graph import MISSING, Task
 from silograph.nn.loss import node_loss
@@ -55,6 +56,34 @@ def judged_mask(block: ClientBlock) -> Tensor:
     return block.split.val | block.split.test
 
 
+@dataclass(frozen=True, eq=False)
+class Judges:
+    """The rows of a block that judge, whatever the model.
+
+    Attributes:
+        rows: (j,) int64.
+        y: (j,) or (j, K) labels.
+        val: (j,) bool.
+        off: (C + 1,) int64 judged rows of each client.
+    """
+
+    rows: Tensor
+    y: Tensor
+    val: Tensor
+    off: Tensor
+
+
+def judges_of(block: ClientBlock) -> Judges:
+    """Return the rows of a block that judge, worked out once."""
+    if "judges" not in block.memo:
+        rows = judged_mask(block).nonzero()[:, 0]
+        counts = torch.bincount(block.client[rows], minlength=block.num_clients)
+        block.memo["judges"] = Judges(rows, block.y[rows], block.split.val[rows], offsets(counts))
+    found = block.memo["judges"]
+    assert isinstance(found, Judges)
+    return found
+
+
 def judged_rows(
     block: ClientBlock, logits: Tensor, group: Tensor, groups: int, *, compiled: bool = False
 ) -> JudgedRows:
@@ -67,10 +96,10 @@ def judged_rows(
         groups: number of clients.
         compiled: whether counting uses compiled kernels.
     """
-    mask = judged_mask(block)
+    judges = judges_of(block)
     task: Task = "multiclass" if block.y.dim() == 1 else "multilabel"
-    val = block.split.val[mask]
-    return JudgedRows(logits, block.y[mask], val, group[mask], groups, task, compiled)
+    group = group[judges.rows]
+    return JudgedRows(logits, judges.y, judges.val, group, groups, task, compiled)
 
 
 def log_odds(logits: Tensor, task: Task) -> Tensor:

@@ -22,6 +22,7 @@ from silograph.evaluation.counts import (
     histogram,
     judged_mask,
     judged_rows,
+    judges_of,
     score_scale,
     tally,
 )
@@ -44,8 +45,8 @@ def no_logits(model: Model, block: ClientBlock) -> dict[str, Ragged]:
 
 def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
     """Return the judged rows of logits (n, K)."""
-    mask = judged_mask(block)
-    return Ragged(logits[mask], offsets(block.count(mask)))
+    judges = judges_of(block)
+    return Ragged(logits[judges.rows], judges.off)
 
 
 def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:

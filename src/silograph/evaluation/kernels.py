@@ -32,10 +32,11 @@ def odds_of(logits: Array, i: int, multilabel: bool, clip: float, odds: Array) -
             top = odds[c]
     total = 0.0
     for c in range(classes):
-        total += np.exp(odds[c] - top)
+        odds[c] -= top
+        total += np.exp(odds[c])
     log_total = np.log(total)
     for c in range(classes):
-        log_p = odds[c] - top - log_total  # in this order: the differences are small
+        log_p = odds[c] - log_total  # after the difference from the top: it is small
         odds[c] = bounded(log_p - np.log1p(-np.exp(log_p)), clip)
 
 

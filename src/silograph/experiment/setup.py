@@ -25,7 +25,7 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 DEFAULT_CLIENTS = 10
-LEARNING_RATES = {"sgd": 1.0, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -93,6 +93,9 @@ class Fold:
         if len(t) == 0:
             return
         total = self._start(name, t[0], weights)
+        if self._by is None and not total.is_floating_point():  # exact in any order
+            total += t.sum(0, dtype=total.dtype)
+            return
         around = self._around.get(name, torch.zeros((), dtype=total.dtype, device=t.device))
         around = around.expand(t[0].shape)
         factors = torch.ones_like(weights) if name == self._by else weights

@@ -8,7 +8,7 @@ optimization", ICLR 2021, algorithm 2.
 What we changed: clients are weighted by their training nodes (the papers: by examples), a
 client without any takes no part, and local steps are full batch unless a batch size is given.
 
-The defaults of FedOpt (local SGD of rate 1, one epoch, server Adam of rate 0.01) are
+The defaults of FedOpt (local SGD of rate 0.1, one epoch, server Adam of rate 0.01 and tau 1e-4) are
 derived in benchmarks/defaults/sweep.md; FedAvg keeps the setting of most papers on graphs, local
 Adam of rate 0.01 built anew every round, which does not learn on small clients.
 """
@@ -55,7 +55,7 @@ class FedOptOptions:
         default=0.99, metadata={"help": "adam: decay of the second moment"}
     )
     server_tau: Annotated[float, Field(gt=0)] = field(
-        default=1e-3, metadata={"help": "adam: degree of adaptivity, added to the root"}
+        default=1e-4, metadata={"help": "adam: degree of adaptivity, added to the root"}
     )
 
 

@@ -51,6 +51,29 @@ def add_back(start: Array, end: Array, col: Array, value: Array, g: Array, out: 
 
 
 @compiled
+def begin(own: Array, a: int, nodes: Array, bias: Array, r: Array, out: Array) -> None:
+    """out[i] = bias + own[a + nodes[i]] r[i]; no bias if that is empty."""
+    width, biased = out.shape[1], bias.shape[0] > 0
+    for i in range(out.shape[0]):
+        weight = own[a + nodes[i]]
+        if biased:
+            for j in range(width):
+                out[i, j] = bias[j] + weight * r[i, j]
+        else:
+            for j in range(width):
+                out[i, j] = weight * r[i, j]
+
+
+@compiled
+def add_columns(g: Array, total: Array) -> None:
+    """Fill `total` with the sum of the rows of g."""
+    total[:] = 0
+    for i in range(g.shape[0]):
+        for j in range(g.shape[1]):
+            total[j] += g[i, j]
+
+
+@compiled
 def place_of(shape: Shape, layer: int) -> tuple[int, int, int, int]:
     """Return the width of a layer, and where its matrix, second matrix and bias are in `flat`."""
     last, copies = shape.layers - 1, 2 if shape.sage else 1
@@ -133,11 +156,9 @@ def forward(
             if shape.sage:
                 second = w.flat[at_self : at_self + size].reshape(shape.hidden, width)
                 np.dot(h[:left], second, own)
-        for i in range(left):
-            weight = rows.own[a + s.nodes[i]]
-            for j in range(width):
-                r = own[i, j] if shape.sage else z[i, j]
-                out[i, j] = w.flat[at_bias + j] + weight * r
+        begin(
+            rows.own, a, s.nodes, w.flat[at_bias : at_bias + width], own if shape.sage else z, out
+        )
         if drawn:
             ptr = s.ptr[layer]
             add_sum(ptr[:left], ptr[1 : left + 1], s.col, s.value, z, out)
@@ -145,10 +166,11 @@ def forward(
             add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.value, z, out)
         if layer < last:
             zero, layer_key = out.dtype.type(0), fold(fold(key, _DROPOUT), layer + 1)
-            for i in range(left):
-                for j in range(width):
-                    out[i, j] = max(out[i, j], zero)
-                if dropping:
+            flat = out.reshape(-1)
+            for i in range(flat.shape[0]):
+                flat[i] = max(flat[i], zero)
+            if dropping:
+                for i in range(left):
                     drop(out, i, rows.row_key[a + s.nodes[i]], layer_key, shape, s)
 
 
@@ -207,13 +229,12 @@ def backward_step(
         m, left = s.m[layer], s.m[layer + 1]
         g = s.out[:left] if layer == last else s.grad[side, :left]
         gz = s.z_out[:m] if layer == last else s.z[:m]
-        s.flat[at_bias : at_bias + width] = 0
-        gz[:] = 0
-        for i in range(left):
-            weight = w.flat.dtype.type(0) if shape.sage else rows.own[a + s.nodes[i]]
-            for j in range(width):
-                s.flat[at_bias + j] += g[i, j]
-                gz[i, j] = weight * g[i, j]
+        add_columns(g, s.flat[at_bias : at_bias + width])
+        if shape.sage:
+            gz[:] = 0
+        else:
+            gz[left:] = 0
+            begin(rows.own, a, s.nodes, w.flat[:0], g, gz[:left])
         if drawn:
             ptr = s.ptr[layer]
             add_back(ptr[:left], ptr[1 : left + 1], s.col, s.value, g, gz)
@@ -233,8 +254,8 @@ def backward_step(
             below[:left] += np.dot(g, second.T)
         zero = h.dtype.type(0)
         factor = h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
-        for i in range(m):  # an activation is above 0 where neither ReLU nor dropout cut it
-            for j in range(shape.hidden):
-                below[i, j] = below[i, j] * factor if h[i, j] > 0 else zero
+        flat_h, flat_g = h.reshape(-1), below.reshape(-1)
+        for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
+            flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
         side = 1 - side
     step(w.flat, s.flat, m1.flat, m2.flat, steps, t)
