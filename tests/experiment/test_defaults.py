@@ -30,7 +30,7 @@ WRITTEN_OUT: dict[str, tuple[str, float, bool]] = {
     "centralized": ("adam", 0.01, True),
 }
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.1, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
-TAU = 1e-4
+TAU = 1e-5
 NAMES = ("optimizer", "lr", "keep_optimizer")
 
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
 
 
 def test_the_step_of_the_server() -> None:
-    assert server_step(FedOptOptions()) == ServerAdam(lr=0.01, beta1=0.9, beta2=0.99, tau=TAU)
+    assert server_step(FedOptOptions()) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=TAU)
     momentum = FedOptOptions(server_optimizer="momentum")
     assert server_step(momentum) == ServerMomentum(lr=1.0, momentum=0.9)
     assert server_step(FedAvgOptions()) is replace

@@ -1,6 +1,11 @@
 """Kernels equal what they stand in for: draws bit for bit, losses and steps up to rounding."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import silograph
 from silograph.core.key import Key, hash_text, keep_probability, mix, mix_words, signed
 from silograph.graph.block import ClientBlock
 from silograph.graph.graph import Graph
@@ -210,3 +216,30 @@ def test_gradient_of_bits_is_that_of_autograd(bits: list[tuple[float, int]], wei
     found = losses.bits_gradient(out, 0, y, weight)
     assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
     np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
+
+
+def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) -> None:
+    """Numba itself looks at the file of the function only, and would go on with old code."""
+    package = tmp_path / "silograph"
+    shutil.copytree(Path(silograph.__file__).parent, package)
+    shutil.rmtree(package / "nn" / "kernels" / "__pycache__", ignore_errors=True)
+    code = (
+        "import numpy as np\n"
+        "from silograph.nn.kernels.optim import rest\n"
+        "from silograph.nn.kernels.arrays import Steps\n"
+        "rest(np.ones((1, 1)), Steps(False, 0.1, 0.5, 0.0, 0.0, 0.0), 1)\n"
+        "print(sum(rest.stats.cache_misses.values()))\n"
+    )
+
+    def misses() -> str:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        environment.pop("NUMBA_CACHE_DIR", None)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        return done.stdout.strip() or done.stderr
+
+    assert [misses(), misses()] == ["1", "0"]
+    losses = package / "nn" / "kernels" / "losses.py"
+    losses.write_text(losses.read_text() + "\n# changed\n")
+    assert [misses(), misses()] == ["1", "0"]

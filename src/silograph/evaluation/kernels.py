@@ -91,7 +91,8 @@ def tally(
     odds = np.empty((logits.shape[0], classes))
     for i in range(logits.shape[0]):
         part, g = 0 if val[i] else 1, group[i]
-        odds_of(logits, i, multilabel, clip, odds[i])
+        if part == 1:  # only test scores are wanted
+            odds_of(logits, i, multilabel, clip, odds[i])
         nodes[part, g] += 1
         best, known, bits = largest_of(logits, i), 0, 0.0
         for c in range(classes):

@@ -19,7 +19,7 @@ from silograph.methods.base import ServerState
 from silograph.nn.conv import Params
 
 # Packages whose version decides the bits of a result.
-NUMERIC = ("silograph", "torch", "numpy", "numba")
+NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
 
 
 @dataclass(frozen=True, eq=False)

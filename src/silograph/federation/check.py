@@ -52,12 +52,31 @@ def _problem(name: str, field: Field, clients: int, shared: bool, patched: bool)
         case Patched():
             if not patched:
                 return "Stacked or Ragged, got Patched"
-            if len(field.which) != clients or len(field.off) != clients + 1:
-                return f"a part for each of {clients} clients, got {len(field.which)}"
+            return _patched_problem(field, clients)
         case Ragged(_, off):
             ends = off.tolist()
             if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != len(t):
                 return f"runs of {len(t)} rows for {clients} clients, got offsets {ends[:9]}"
             if any(a > b for a, b in itertools.pairwise(ends)):
                 return f"ascending offsets, got {ends[:9]}"
+    return None
+
+
+def _patched_problem(field: Patched, clients: int) -> str | None:
+    """Return what is wrong with a patched field: kernels that add its rows check nothing."""
+    ends, rows = field.off.tolist(), len(field.t)
+    if len(field.which) != clients or len(ends) != clients + 1:
+        return f"a part for each of {clients} clients, got {len(field.which)}"
+    if ends[0] != 0 or ends[-1] != rows or len(field.index) != rows:
+        return f"runs of {rows} rows, got offsets {ends[:9]} and {len(field.index)} places"
+    if any(a > b for a, b in itertools.pairwise(ends)):
+        return f"ascending offsets, got {ends[:9]}"
+    if field.t.shape[1:] != field.base.shape[2:]:
+        return f"rows as those of the base, got shapes {tuple(field.t.shape)}"
+    for name, t, size in (
+        ("place", field.index, field.base.shape[1]),
+        ("base", field.which, len(field.base)),
+    ):
+        if len(t) and not 0 <= int(t.min()) <= int(t.max()) < size:
+            return f"every {name} below {size}, got {int(t.min())} to {int(t.max())}"
     return None

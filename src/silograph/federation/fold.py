@@ -134,6 +134,11 @@ class Fold:
         """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
         if not bool((factors != 0).all()):  # weight 0 is out, even where a row is NaN
             index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
+        if rows.shape[1:] != total.shape[1:] or around.shape[1:] != total.shape[1:]:
+            raise ProtocolError(
+                f"expected slices of one shape from every client, got {rows.shape[1]} and "
+                f"{total.shape[1]} values"
+            )
         rows, around = rows.to(total.dtype), around.to(total.dtype)
         if self._compiled and total.dtype in COMPILED:
             from silograph.federation.fold_kernel import add_rows

@@ -164,7 +164,7 @@ class Recipe:
     @property
     def nodes(self) -> int:
         """Nodes at this scale."""
-        return round(self.shape.nodes * self.scale)
+        return round(min(self.shape.nodes * self.scale, 2.0**62))
 
     @property
     def plan(self) -> Plan:

@@ -8,7 +8,7 @@ optimization", ICLR 2021, algorithm 2.
 What we changed: clients are weighted by their training nodes (the papers: by examples), a
 client without any takes no part, and local steps are full batch unless a batch size is given.
 
-The defaults of FedOpt (local SGD of rate 0.1, one epoch, server Adam of rate 0.01 and tau 1e-4) are
+The defaults of FedOpt (local SGD of rate 0.1, one epoch, server Adam of rate 0.005, tau 1e-5) are
 derived in benchmarks/defaults/sweep.md; FedAvg keeps the setting of most papers on graphs, local
 Adam of rate 0.01 built anew every round, which does not learn on small clients.
 """
@@ -43,7 +43,7 @@ class FedOptOptions:
         default="adam", metadata={"help": "adam (FedAdam) or momentum (FedAvgM)"}
     )
     server_lr: Annotated[float, Field(gt=0)] | None = field(
-        default=None, metadata={"help": "step size; none: 1 for momentum, 0.01 for adam"}
+        default=None, metadata={"help": "step size; none: 1 for momentum, 0.005 for adam"}
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.9, metadata={"help": "momentum; 0 with step size 1 is FedAvg"}
@@ -55,7 +55,7 @@ class FedOptOptions:
         default=0.99, metadata={"help": "adam: decay of the second moment"}
     )
     server_tau: Annotated[float, Field(gt=0)] = field(
-        default=1e-4, metadata={"help": "adam: degree of adaptivity, added to the root"}
+        default=1e-5, metadata={"help": "adam: degree of adaptivity, added to the root"}
     )
 
 
@@ -68,7 +68,7 @@ def server_step(options: FedAvgOptions | FedOptOptions) -> Step:
             lr = 1.0 if options.server_lr is None else options.server_lr
             return ServerMomentum(lr, options.server_momentum)
         case FedOptOptions():
-            lr = 0.01 if options.server_lr is None else options.server_lr
+            lr = 0.005 if options.server_lr is None else options.server_lr
             betas = options.server_beta1, options.server_beta2
             return ServerAdam(lr, *betas, options.server_tau)
 

@@ -1,7 +1,7 @@
 """Local only: every client trains its own model on its own graph; nothing is shared.
 
 All clients start from the same initial weights. In a round each selected client takes
-`local_epochs` full-batch steps and keeps weights and, by default, optimizer state.
+`local_epochs` passes over its training nodes and keeps weights and, by default, optimizer state.
 """
 
 from pydantic.dataclasses import dataclass

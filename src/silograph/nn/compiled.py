@@ -4,6 +4,7 @@ C: clients. n: rows. F: features. U: used rows of the first weights. H: hidden w
 L: layers.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -113,7 +114,9 @@ def rest(optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _blas() -> ThreadpoolController:
-    return ThreadpoolController()  # looking for the libraries takes milliseconds
+    # What products in kernels call: it must be loaded to be found. Looking takes milliseconds.
+    importlib.import_module("scipy.linalg.cython_blas")
+    return ThreadpoolController()
 
 
 def _share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:

@@ -34,7 +34,6 @@ from silograph.nn.model import (
     Model,
     Pass,
     first_maps,
-    forward,
     forward_pass,
     weight_shapes,
     whole_pass,
@@ -130,7 +129,9 @@ def fit(
             held, given, loss, steps = _partly(trainer, block, held, given, active)
     tensors = {name: f.t for name, f in held.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
-        logits = forward(model, tensors, replace(block, x=rows_for(block, compact)))
+        dtype = next(iter(tensors.values())).dtype
+        inputs = replace(whole_pass(block, model.layers, dtype), x=rows_for(block, compact))
+        logits = forward_pass(model, tensors, inputs, None)
     weights = _weights(optimizer, block, start, held, steps)
     kept = {name: f.t for name, f in given.items()}
     return Fitted(weights, kept, loss.to(logits.dtype), logits)

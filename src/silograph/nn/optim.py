@@ -100,7 +100,8 @@ class Adam:
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Zero moments, no steps."""
-        clients = len(next(iter(weights.values())))
+        # Compact weights are rows of all clients: then all take equally many steps.
+        clients = max(len(w) for w in weights.values())
         state = {f"first/{name}": torch.zeros_like(w) for name, w in weights.items()}
         state |= {f"second/{name}": torch.zeros_like(w) for name, w in weights.items()}
         device = next(iter(weights.values())).device

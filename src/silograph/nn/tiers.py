@@ -3,6 +3,7 @@
 They do the same work on the same draws: float64 results differ by rounding (1e-10).
 """
 
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Literal
@@ -32,6 +33,10 @@ def why_not_compiled(model: Model, optimizer: Optimizer, device: torch.device) -
         return f"device {device.type} is not a CPU"
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed (extra `fast`)"
+    try:
+        importlib.import_module("silograph.nn.compiled")
+    except RuntimeError as error:  # numba finds no folder that it may write machine code to
+        return f"kernels cannot be kept on disk: {error}; set NUMBA_CACHE_DIR"
     return None
 
 

@@ -1,25 +1,40 @@
 """What the kernels are given, and how they are compiled."""
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
 
+from silograph.core import key
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
 
 # Sums may be reordered and contracted for speed; NaN and infinity keep their meaning. Division is
-# NumPy's: numba's own check for zero would keep loops from being vectorized. numba's cache notices
-# changes in the file of the function that is called, not in those of functions that it calls:
-# whoever edits a kernel clears __pycache__.
+# NumPy's: numba's own check for zero would keep loops from being vectorized.
 FAST = {"contract", "reassoc", "nsz", "arcp"}
 
 
+@cache
+def sources() -> bytes:
+    """Return a digest of all that is compiled together."""
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(key.__file__)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
+
+
 def compiled(function: Function) -> Function:
-    """Compile a function at its first call, and keep the machine code on disk."""
-    settings = njit(fastmath=FAST, error_model="numpy", cache=True, nogil=True)
-    return cast(Function, settings(function))
+    """Compile a function at its first call, and keep the machine code on disk.
+
+    numba looks for changes in the file of a function only, not in those of functions that it calls:
+    after an upgrade old code would run on. Here every file counts.
+    """
+    made = njit(fastmath=FAST, error_model="numpy", cache=True, nogil=True)(function)
+    made._cache._cache_file._source_stamp = sources()  # type: ignore[attr-defined]
+    return cast(Function, made)
 
 
 class Rows(NamedTuple):

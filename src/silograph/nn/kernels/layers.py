@@ -28,15 +28,21 @@ def add_sum(start: Array, end: Array, col: Array, value: Array, z: Array, out: A
     width = out.shape[1]
     for i in range(out.shape[0]):
         e, last = start[i], end[i]
-        while e + 2 <= last:  # two at a time: the output is loaded and stored once for both
+        while e + 4 <= last:  # four at a time: the output is loaded and stored once for them
+            j0, j1, j2, j3 = col[e], col[e + 1], col[e + 2], col[e + 3]
+            a0, a1, a2, a3 = value[e], value[e + 1], value[e + 2], value[e + 3]
+            for h in range(width):
+                out[i, h] += a0 * z[j0, h] + a1 * z[j1, h] + a2 * z[j2, h] + a3 * z[j3, h]
+            e += 4
+        if e + 2 <= last:
             j0, j1, a0, a1 = col[e], col[e + 1], value[e], value[e + 1]
             for h in range(width):
                 out[i, h] += a0 * z[j0, h] + a1 * z[j1, h]
             e += 2
         if e < last:
-            j, a = col[e], value[e]
+            j0, a0 = col[e], value[e]
             for h in range(width):
-                out[i, h] += a * z[j, h]
+                out[i, h] += a0 * z[j0, h]
 
 
 @compiled
