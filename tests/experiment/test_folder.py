@@ -134,7 +134,7 @@ def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result])
     names = [f.name for f in fields(RunConfig) if f.name != "out"]
     same = about["same"]
     assert same.keys() == {f"config {name}" for name in names} | {
-        *("graph", "partition", "silograph", "torch", "numpy", "numba")
+        *("graph", "partition", "silograph", "torch", "numpy", "scipy", "numba")
     }
     assert {name: same[f"config {name}"] for name in names} == {
         name: repr(getattr(result.config, name)) for name in names
