@@ -27,7 +27,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.work import report_pass, report_training
 
 NO_DRAW = np.empty(0, np.int64)
-MOST = 2**31  # neighbors; where it is not known how many there are
+UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +210,7 @@ def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
     return np.array([min(count, max(most, 1)) for count in fanout[::-1]], np.int64)
 
 
-def _shape(model: Model, schedule: Schedule, most: int = MOST) -> arrays.Shape:
+def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.Shape:
     fanout = schedule.drawn(model.layers)
     keep = keep_probability(model.dropout)
     return arrays.Shape(
@@ -236,7 +236,7 @@ def _steps(optimizer: Optimizer) -> arrays.Steps:
     raise AssertionError(f"{optimizer} is not compiled: see why_not_compiled")
 
 
-def _rest(model: Model) -> Iterator[str]:
+def _later_names(model: Model) -> Iterator[str]:
     """Names of the weights after the first matrices, in the kernels' order."""
     yield "0.bias"
     for layer in range(1, model.layers):
@@ -246,14 +246,16 @@ def _rest(model: Model) -> Iterator[str]:
 
 def _flat(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return tensors (C, ...) of the weights after the first matrices side by side, (C, P)."""
-    flat: np.ndarray = torch.cat([tensors[name].flatten(1) for name in _rest(model)], dim=1).numpy()
+    flat: np.ndarray = torch.cat(
+        [tensors[name].flatten(1) for name in _later_names(model)], dim=1
+    ).numpy()
     return flat
 
 
 def _unflat(model: Model, flat: np.ndarray) -> Params:
     """Return what `_flat` put side by side."""
     shapes = weight_shapes(model)
-    names = list(_rest(model))
+    names = list(_later_names(model))
     parts = torch.from_numpy(flat).split([torch.Size(shapes[n]).numel() for n in names], dim=1)
     return {n: part.reshape(len(flat), *shapes[n]) for n, part in zip(names, parts, strict=True)}
 
@@ -287,6 +289,8 @@ def _params(
     steps = np.zeros(clients, np.int64)
     if memory is not None:
         moments = _moments(model, memory, rows, flat)
+        # SGD does not count: its velocity is what it was given, from the first step on.
+        steps = np.ones(clients, np.int64)
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).numpy()
     first_rows, second_rows, first_flat, second_flat = moments

@@ -75,43 +75,50 @@ def sampled_pass(
     rows = seeds
     keys: list[Tensor] = []
     messages: list[Messages] = []
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    degree = block.adj.degree.to(block.adj.values.dtype)[:, None]
-    device = rows.device
     for hop, count in enumerate(fanout):
         layer = len(fanout) - 1 - hop
         drawn = draw_edges(block, rows, count or None, key.fold("neighbors", layer))
-        position, neighbor, share = drawn if sums else tuple(t[:0] for t in drawn)
-        place = torch.full((block.adj.num_rows,), -1, device=device)
-        place[rows] = torch.arange(len(rows), device=device)
-        new = neighbor[place[neighbor] < 0].unique()
-        place[new] = torch.arange(len(new), device=device) + len(rows)
-        senders = torch.cat([rows, new])
-        order = (position * len(senders) + place[neighbor]).argsort()
-        adj = CSR(
-            offsets(torch.bincount(position, minlength=len(rows))),
-            place[neighbor][order],
-            share[order],
-            len(senders),
-        )
-        messages.insert(
-            0,
-            Messages(
-                adj=adj,
-                symmetric=False,
-                sender=degree[senders],
-                receiver=degree[rows],
-                own=torch.arange(len(rows), device=device),
-                sender_off=torch.tensor([0, len(senders)], device=device),
-                off=torch.tensor([0, len(rows)], device=device),
-            ),
-        )
+        senders, heard = _one_layer(block, rows, *(drawn if sums else (t[:0] for t in drawn)))
+        messages.insert(0, heard)
         keys.insert(0, block.row_key[senders])
         rows = senders
+    entering: Tensor | SparseRows
     if isinstance(x, SparseRows):
-        entering: Tensor | SparseRows = SparseRows(
-            x.csr.select_rows(rows), torch.tensor([0, len(rows)], device=device)
-        )
+        off = torch.tensor([0, len(rows)], device=rows.device)
+        entering = SparseRows(x.csr.select_rows(rows), off)
     else:
         entering = x[rows]
     return Pass(entering, tuple(messages), tuple(keys))
+
+
+def _one_layer(
+    block: ClientBlock, rows: Tensor, position: Tensor, neighbor: Tensor, share: Tensor
+) -> tuple[Tensor, Messages]:
+    """Return the rows that enter a layer, those that leave it first, and the layer's messages.
+
+    Args:
+        block: one client.
+        rows: (r,) int64 rows that leave the layer.
+        position: (e,) int64 position among `rows` of every edge.
+        neighbor: (e,) int64 its other end.
+        share: (e,) how many edges it stands for.
+    """
+    device = rows.device
+    place = torch.full((block.adj.num_rows,), -1, device=device)
+    place[rows] = torch.arange(len(rows), device=device)
+    new = neighbor[place[neighbor] < 0].unique()
+    place[new] = torch.arange(len(new), device=device) + len(rows)
+    senders = torch.cat([rows, new])
+    order = (position * len(senders) + place[neighbor]).argsort()
+    starts = offsets(torch.bincount(position, minlength=len(rows)))
+    degree = block.adj.degree.to(share.dtype)[:, None]
+    messages = Messages(
+        adj=CSR(starts, place[neighbor][order], share[order], len(senders)),
+        symmetric=False,
+        sender=degree[senders],
+        receiver=degree[rows],
+        own=torch.arange(len(rows), device=device),
+        sender_off=torch.tensor([0, len(senders)], device=device),
+        off=torch.tensor([0, len(rows)], device=device),
+    )
+    return senders, messages

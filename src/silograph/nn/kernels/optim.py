@@ -14,6 +14,14 @@ def adam(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
     decay, eps = p.dtype.type(steps.decay), p.dtype.type(steps.eps)
     size = p.dtype.type(steps.lr / (1 - steps.beta1**t))
     root = p.dtype.type(1 / np.sqrt(1 - steps.beta2**t))
+    if t == 1:  # both moments are 0 and their corrections cancel: nothing to load, no root
+        lr = p.dtype.type(steps.lr)
+        for h in range(p.shape[0]):
+            grad = g[h] + decay * p[h]
+            m[h] = c1 * grad
+            v[h] = c2 * grad * grad
+            p[h] -= lr * grad / (abs(grad) + eps)
+        return
     for h in range(p.shape[0]):
         grad = g[h] + decay * p[h]
         first = b1 * m[h] + c1 * grad
@@ -24,14 +32,16 @@ def adam(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
 
 
 @compiled
-def sgd(p: Array, g: Array, m: Array, steps: Steps) -> None:
-    """Take a step of SGD: v = mu v + g."""
+def sgd(p: Array, g: Array, m: Array, steps: Steps, t: int) -> None:
+    """Take step number t of SGD: v = mu v + g, at first v = g."""
     lr, decay = p.dtype.type(steps.lr), p.dtype.type(steps.decay)
     if steps.beta1 == 0:
         for h in range(p.shape[0]):
             p[h] -= lr * (g[h] + decay * p[h])
     else:
         mu = p.dtype.type(steps.beta1)
+        if t == 1:
+            m[:] = 0
         for h in range(p.shape[0]):
             m[h] = mu * m[h] + g[h] + decay * p[h]
             p[h] -= lr * m[h]
@@ -39,11 +49,11 @@ def sgd(p: Array, g: Array, m: Array, steps: Steps) -> None:
 
 @compiled
 def step(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
-    """Take step number t."""
+    """Take step number t; before the first, moments may hold anything."""
     if steps.adam:
         adam(p, g, m, v, steps, t)
     else:
-        sgd(p, g, m, steps)
+        sgd(p, g, m, steps, t)
 
 
 @compiled
@@ -51,6 +61,5 @@ def rest(p: Array, steps: Steps, count: int) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
     zero, moments = np.zeros(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)
     for i in range(p.shape[0]):
-        moments[:] = 0
         for t in range(count):
             step(p[i], zero, moments[0], moments[1], steps, t + 1)

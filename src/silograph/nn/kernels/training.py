@@ -177,8 +177,6 @@ def train(
             m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
             m2 = Weights(two[0, lo:hi], two[last, lo:hi], params.second_flat[k])
         else:
-            fresh[:, :, : hi - lo] = 0
-            fresh_flat[:] = 0
             m1 = Weights(fresh[0, 0, : hi - lo], fresh[0, last, : hi - lo], fresh_flat[0])
             m2 = Weights(fresh[1, 0, : hi - lo], fresh[1, last, : hi - lo], fresh_flat[1])
         if rows.train_off[k + 1] > rows.train_off[k]:
