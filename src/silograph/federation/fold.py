@@ -2,7 +2,8 @@
 
 Every client's part is added in client order, with the same rounding whether it comes as one slice
 or as the rows that differ from what the mean is taken around. So the result does not depend on how
-clients are grouped into blocks, nor on whether a reply crossed a network.
+clients are grouped into blocks, nor on whether a reply crossed a network (on a CPU: a GPU may add
+in another order).
 """
 
 import math
