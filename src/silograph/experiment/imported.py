@@ -1,0 +1,108 @@
+"""Parts of a run that users wrote: `FILE.py:NAME` or `package.module:NAME`.
+
+The file or module is imported as Python does it, so its code runs: name only what you trust.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from silograph.core.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+
+def is_spec(text: str) -> bool:
+    """Return whether a name stands for something to import: those of silograph have no colon."""
+    return ":" in text
+
+
+def imported(spec: str, kind: type[T]) -> T:
+    """Return what `FILE.py:NAME` or `package.module:NAME` names.
+
+    A file is run anew by every call; it need not be on Python's path.
+
+    Raises:
+        ConfigError: there is no such file, module or name, importing it fails, or the value is
+            not a `kind`.
+    """
+    source, _, name = spec.rpartition(":")
+    if not source or not name.isidentifier():
+        raise ConfigError(f"expected FILE.py:NAME or package.module:NAME, got {spec!r}")
+    try:
+        module = _run_file(Path(source).expanduser()) if _is_file(source) else _module(source)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"expected to import {source}, got {_what(error)}") from error
+    names = vars(module)
+    if name not in names:
+        choices = (each for each, value in names.items() if isinstance(value, kind))
+        raise unknown(f"{kind.__name__} in {source}", name, choices)
+    found = names[name]
+    if not isinstance(found, kind):
+        raise ConfigError(
+            f"expected a {kind.__name__} in {spec}, got {type(found).__name__}: name a value of "
+            "that type"
+        )
+    return found
+
+
+def absolute(spec: str) -> str:
+    """Return the spec with the path of its file made absolute, so that it holds anywhere."""
+    source, colon, name = spec.rpartition(":")
+    if not _is_file(source):
+        return spec
+    return f"{os.path.abspath(os.path.expanduser(source))}{colon}{name}"
+
+
+def digest(spec: str) -> str:
+    """Return a hash of the file of a spec; of a module only its name counts."""
+    source, _, _ = spec.rpartition(":")
+    if not _is_file(source):
+        return source
+    return hashlib.blake2b(Path(source).expanduser().read_bytes(), digest_size=16).hexdigest()
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith(".py")
+
+
+def _module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ModuleNotFoundError(f"{name!r} is no name of a module, nor a file that ends in .py")
+    return importlib.import_module(name)
+
+
+def _run_file(path: Path) -> ModuleType:
+    path = path.absolute()
+    # No name of a module that could be imported. Dataclasses look up where they were made.
+    name = f"{path}:"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # the path ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+def _what(error: BaseException) -> str:
+    """Return an error and where it happened, in one line."""
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    known = isinstance(error, OSError | ImportError | SyntaxError)  # they say where themselves
+    about = type(error).__name__ + (f": {text}" if text else "")
+    return about if known else about + where
