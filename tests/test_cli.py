@@ -16,7 +16,8 @@ import typer
 
 import silograph
 from commands import PLAN, QUICK, Capture, printed, warm_up
-from silograph.cli import CUT_FIELDS, app, run_app
+from silograph.cli import CUT_FIELDS, run_app
+from silograph.cli.flags import app
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
 from silograph.graph.partition import PARTITIONERS

@@ -5,18 +5,18 @@ Everything slow (torch, loaders) is imported inside the commands, so that help i
 
 import dataclasses
 import importlib.metadata
-import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
-from silograph.core.config import RunConfig, make_config, parse_option, read_toml
+from silograph.cli.flags import FIELDS, app, command
+from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 
 if TYPE_CHECKING:
@@ -35,113 +35,17 @@ CUT_FIELDS = (
     "split_seed",
 )
 INTERRUPTED = 130  # exit code of a program stopped by Ctrl-C
-app = typer.Typer(
-    help="Graph neural networks over graphs that live in separate silos.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
-def _plain_type(annotation: Any) -> type:
-    """Return the type that a flag is read as: Optional, Annotated and Literal taken off."""
-    if get_origin(annotation) is Annotated:
-        return _plain_type(get_args(annotation)[0])
-    if isinstance(annotation, type):
-        return annotation
-    inner = [a for a in get_args(annotation) if a is not type(None)]
-    return type(inner[0]) if isinstance(inner[0], str) else _plain_type(inner[0])
-
-
-def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
-    """Return the command-line parameter of a config field."""
-    name = "--" + field.name.replace("_", "-")
-    help_text = field.metadata["help"]
-    kind: Any = _plain_type(field.type)
-    if get_origin(field.type) is Literal:
-        help_text += f": {' or '.join(get_args(field.type))}"
-    if field.name == "options":
-        kind, name = list[str], "--option"
-    elif field.default is not None:
-        help_text += f" (default: {str(field.default).lower()})"
-    off = field.metadata["off"] or f"--no-{name[2:]}"
-    names = [f"{name}/{off}"] if kind is bool else [name]
-    declared = typer.Option(
-        None, *names, help=help_text, show_default=False, rich_help_panel=field.metadata["group"]
-    )
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=declared,
-        annotation=kind | None,
-    )
-
-
-def _command(
-    name: str, fields: tuple[str, ...] | None, extra: Mapping[str, Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command that takes DATASET, `--config`, the flags of `fields`, and `extra`.
-
-    The wrapped function gets a `RunConfig` (run file first, flags over it) and the extras.
-    """
-    chosen = [
-        f
-        for f in dataclasses.fields(RunConfig)
-        if f.name != "dataset" and (fields is None or f.name in fields)
-    ]
-
-    def register(body: Callable[..., None]) -> Callable[..., None]:
-        def command(**given: Any) -> None:
-            own = {key: given.pop(key) for key in extra}
-            file = given.pop("config")
-            values = read_toml(file) if file is not None else {}
-            make_config(values, source=str(file))  # so that an error names what is wrong
-            flags = {key: value for key, value in given.items() if value is not None}
-            if "options" in flags:
-                own_options = dict(parse_option(text) for text in flags.pop("options"))
-                values["options"] = {**values.get("options", {}), **own_options}
-            body(make_config(values | flags), **own)
-
-        parameters = [
-            inspect.Parameter(
-                "dataset",
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Argument(
-                    None, help="name of a dataset, or a path to its file (default: digits)"
-                ),
-                annotation=str | None,
-            ),
-            inspect.Parameter(
-                "config",
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Option(None, "--config", help="run file (TOML); flags go over it"),
-                annotation=Path | None,
-            ),
-            *(_flag(f) for f in chosen),
-            *(
-                inspect.Parameter(
-                    key, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=bool
-                )
-                for key, value in extra.items()
-            ),
-        ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        command.__doc__ = body.__doc__
-        app.command(name)(command)
-        return body
-
-    return register
-
-
-@_command(
+@command(
     "run",
-    None,
+    FIELDS,
     {
-        "json": typer.Option(False, "--json", help="print the final result as one JSON object"),
-        "quiet": typer.Option(False, "--quiet", help="show no progress"),
+        "json": (
+            bool,
+            typer.Option(False, "--json", help="print the final result as one JSON object"),
+        ),
+        "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
     },
 )
 def run_command(config: RunConfig, json: bool, quiet: bool) -> None:
@@ -194,10 +98,10 @@ def _print(result: "Result", json: bool) -> None:
     print_result(result)
 
 
-@_command(
+@command(
     "partition",
     CUT_FIELDS,
-    {"json": typer.Option(False, "--json", help="print the figures as one JSON object")},
+    {"json": (bool, typer.Option(False, "--json", help="print the figures as one JSON object"))},
 )
 def partition_command(config: RunConfig, json: bool) -> None:
     """Cut a graph and print what the cut did."""
