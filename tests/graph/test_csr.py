@@ -200,3 +200,18 @@ def test_a_matrix_without_values_has_no_tensor() -> None:
         DataError, match=r"^expected a sparse matrix with values, got one without: use `to` first$"
     ):
         _ = csr.tensor
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_undirected_has_both_directions_once_and_no_loops(
+    n: int, pairs: list[tuple[int, int]]
+) -> None:
+    edges = np.array(pairs, dtype=np.int64).reshape(-1, 2).T % n
+    adj = CSR.undirected(edges, n)
+    check_form(adj)
+    wanted = np.zeros((n, n), dtype=bool)
+    wanted[edges[0], edges[1]] = wanted[edges[1], edges[0]] = True
+    np.fill_diagonal(wanted, False)
+    assert adj.values is None
+    assert (adj.scipy(bool).toarray() == wanted).all()

@@ -17,7 +17,14 @@ from silograph.graph.datasets import ALIASES, DATASETS, load, locate
 
 with warnings.catch_warnings():  # torch_geometric scripts modules while it is imported
     warnings.simplefilter("ignore", DeprecationWarning)
-    from torch_geometric.datasets import Amazon, Coauthor, Planetoid
+    from torch_geometric.datasets import (
+        Amazon,
+        AmazonProducts,
+        Coauthor,
+        Planetoid,
+        Reddit2,
+        Yelp,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def offline(_: Any) -> None:
         raise OSError("no route\nto host")
 
-    for loader in (Planetoid, Amazon, Coauthor):
+    for loader in (Planetoid, Amazon, Coauthor, Reddit2, Yelp, AmazonProducts):
         monkeypatch.setattr(loader, "download", offline)
     return tmp_path / "home"
 
@@ -160,7 +167,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     for name in ("cora.npz", "data/cora", tmp_path / "cora"):
         with pytest.raises(DataError, match=r"got .*cora.*: no such file"):
             load(name)
-    with pytest.raises(DataError, match=r"folder with nodes\.csv and edges\.csv, got"):
+    with pytest.raises(DataError, match=r"folder with nodes\.csv and edges\.csv, or one"):
         load(tmp_path)
     (tmp_path / "nodes.csv").write_text("id,label,a\n")
     with pytest.raises(DataError, match=r"use from_csv\(nodes=\.\.\., edges=\.\.\.\)"):
@@ -185,14 +192,15 @@ def test_a_dataset_without_a_loader_says_where_its_file_belongs(tmp_path: Path) 
         load("twitch", data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["cora", "photo", "physics"])
+@pytest.mark.parametrize("name", ["cora", "photo", "physics", "reddit2", "Yelp", "AmazonProducts"])
 def test_a_failed_download_is_one_line(tmp_path: Path, name: str) -> None:
-    full = ALIASES.get(name, name)
+    full = ALIASES.get(name.lower(), name.lower())
     with pytest.raises(
         DataError, match=rf"download {full} into .*raw, got OSError: no route to host: put {full}"
     ) as caught:
         load(name, data_dir=tmp_path)
     assert "\n" not in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"home"}  # of the fixture
 
 
 # --- the loaders of torch_geometric, on small raw files ------------------------------------------

@@ -311,7 +311,7 @@ def _adjacency(edge_index: Array, n: int) -> CSR:
         raise DataError(
             f"expected integers in edge_index, got dtype {edges.dtype}: edges name rows of x"
         )
-    edges = edges.astype(np.int64)
+    edges = edges.astype(np.int64, copy=False)
     outside = np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=0))
     if len(outside):
         a, b = edges[:, outside[0]].tolist()
@@ -319,11 +319,7 @@ def _adjacency(edge_index: Array, n: int) -> CSR:
             f"expected edges between nodes 0..{n - 1}, got edge {outside[0]} from {a} to {b} "
             f"({len(outside)} such edges): number nodes by their row of x, or add the node"
         )
-    edges = edges[:, edges[0] != edges[1]]
-    both = np.concatenate([edges, edges[::-1]], axis=1)
-    ones = np.ones(both.shape[1], dtype=np.bool_)
-    # The conversion to rows merges repeated edges.
-    return CSR.from_scipy(sp.coo_matrix((ones, (both[0], both[1])), shape=(n, n)), ones=True)
+    return CSR.undirected(edges, n)
 
 
 def _node_ids(node_id: Array | None, n: int) -> np.ndarray:

@@ -55,6 +55,20 @@ class CSR:
         matrix = sp.coo_matrix((ones, (rows.numpy(), cols.numpy())), shape=shape)
         return CSR.from_scipy(matrix, ones=True)
 
+    @staticmethod
+    def undirected(edges: np.ndarray, n: int) -> "CSR":
+        """Return the adjacency (n, n) of edges (2, E) between nodes 0..n-1.
+
+        Both directions of every edge; self loops and repeated edges are dropped.
+        """
+        loops = edges[0] == edges[1]
+        if loops.any():
+            edges = edges[:, ~loops]
+        ones = np.ones(edges.shape[1], dtype=np.bool_)
+        # The conversion to rows merges repeated edges, and the sum those of the two directions.
+        there = sp.coo_matrix((ones, (edges[0], edges[1])), shape=(n, n)).tocsr()
+        return CSR.from_scipy(there + there.T.tocsr(), ones=True)
+
     @property
     def num_rows(self) -> int:
         """Number of rows."""

@@ -4,26 +4,23 @@ n: nodes. F: features a node.
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
-import torch
 
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.graph.archive import load_npz
-from silograph.graph.arrays import from_arrays, from_pyg
-from silograph.graph.csr import CSR
+from silograph.graph.arrays import from_arrays
 from silograph.graph.files import from_csv
 from silograph.graph.generate import PREFIX, Report, generate, parse
-from silograph.graph.graph import MISSING, Graph
+from silograph.graph.graph import Graph
+from silograph.graph.ogb import FOLDERS, is_ogb, load_ogb
+from silograph.graph.pyg import LOADERS, load_pyg
 
 DATASETS = {
     "amazon_computers": "co-purchases of computers: 13,752 nodes, 10 classes",
     "amazon_photo": "co-purchases of photo goods: 7,650 nodes, 8 classes",
+    "amazon_products": "co-reviewed products: 1,569,960 nodes, 107 label bits, GraphSAINT split",
     "citation_domains": "papers of 3 bibliographies (silos): 23,779 nodes, 5 label bits",
     "citeseer": "citations: 3,327 nodes, 6 classes, Planetoid split",
     "coauthor_cs": "co-authors in computer science: 18,333 nodes, 15 classes",
@@ -36,25 +33,21 @@ DATASETS = {
     "generated:reddit": "in the shape of Reddit: 232,965 nodes, 41 classes, --scale",
     "generated:yelp": "in the shape of Yelp: 716,847 nodes, 100 label bits, --scale",
     "minesweeper": "a 100 by 100 game board: 10,000 nodes, 2 classes, first of 10 splits",
+    "ogbn-arxiv": "citations: 169,343 nodes, 40 classes, split by year, raw folder",
+    "ogbn-papers100m": "citations: 111,059,956 nodes, 172 classes, split by year, raw folder",
+    "ogbn-products": "co-purchases: 2,449,029 nodes, 47 classes, split by rank, raw folder",
     "pubmed": "citations: 19,717 nodes, 3 classes, Planetoid split",
+    "reddit2": "posts, sparser than Reddit: 232,965 nodes, 41 classes, split by date",
     "twitch": "streamers in 7 countries (silos): 36,890 nodes, 2 classes",
     "webkb": "web pages of 4 universities (silos): 877 nodes, 5 classes",
+    "yelp": "reviewers and friends: 716,847 nodes, 100 label bits, GraphSAINT split",
 }
 ALIASES = {
+    "amazonproducts": "amazon_products",
     "computers": "amazon_computers",
     "cs": "coauthor_cs",
     "photo": "amazon_photo",
     "physics": "coauthor_physics",
-}
-# Class of torch_geometric.datasets and the name it knows the graph by.
-_PYG = {
-    "amazon_computers": ("Amazon", "Computers"),
-    "amazon_photo": ("Amazon", "Photo"),
-    "citeseer": ("Planetoid", "CiteSeer"),
-    "coauthor_cs": ("Coauthor", "CS"),
-    "coauthor_physics": ("Coauthor", "Physics"),
-    "cora": ("Planetoid", "Cora"),
-    "pubmed": ("Planetoid", "PubMed"),
 }
 _VARIABLE = "SILOGRAPH_DATA"
 
@@ -73,10 +66,11 @@ def load(
 
     Args:
         name: a name of `DATASETS` (or an alias, in any case), looked for as <name>.npz in
-            `data_dir`, $SILOGRAPH_DATA and ../shared/data, then with torch_geometric, which may
-            download; any other <name>.npz in those folders; the path of an .npz file; or that of
-            a folder with nodes.csv and edges.csv. Or `generated:NAME` or `generated:NAME@SEED`:
-            see `generate`.
+            `data_dir`, $SILOGRAPH_DATA and ../shared/data, there too as a raw folder of the Open
+            Graph Benchmark (`ogbn_arxiv`), then with torch_geometric, which may download; any
+            other <name>.npz in those folders; the path of an .npz file, or of a folder with
+            nodes.csv and edges.csv, or with raw and split (see `silograph.graph.ogb`). Or
+            `generated:NAME` or `generated:NAME@SEED`: see `generate`.
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
@@ -97,11 +91,12 @@ def load(
     plain = ALIASES.get(name.lower(), name.lower())
     if plain == "digits":
         return _digits()
-    if plain in _PYG:
-        return _load_pyg(plain, cache_folder(data_dir))
+    if plain in LOADERS:
+        return load_pyg(plain, cache_folder(data_dir))
     if plain in DATASETS:
+        file = f"{plain}.npz" + (f" or {FOLDERS[plain]}/raw" if plain in FOLDERS else "")
         raise DataError(
-            f"expected {plain}.npz in one of {', '.join(map(str, folders))}, got no such file: "
+            f"expected {file} in one of {', '.join(map(str, folders))}, got no such file: "
             f"put it there, or give its folder as data_dir or ${_VARIABLE}"
         )
     raise unknown("dataset", name, DATASETS | ALIASES)
@@ -123,8 +118,10 @@ def locate(
     if isinstance(name, os.PathLike) or is_path(name):
         return Path(name).expanduser()
     plain = ALIASES.get(name.lower(), name.lower())
-    files = [f / f"{word}.npz" for f in folders for word in (name, plain) if word]
-    return next((file for file in files if file.is_file()), None)
+    files = [f"{word}.npz" for word in (name, plain) if word]
+    files += [FOLDERS[plain]] if plain in FOLDERS else []
+    paths = [folder / file for folder in folders for file in files]
+    return next((path for path in paths if path.is_file() or (path / "raw").is_dir()), None)
 
 
 def is_generated(name: str) -> bool:
@@ -180,40 +177,20 @@ def _load_path(path: Path) -> Graph:
         raise DataError(f"expected a file or folder, got {path}: no such file")
     if path.is_dir():
         nodes, edges = path / "nodes.csv", path / "edges.csv"
-        if not (nodes.is_file() and edges.is_file()):
-            raise DataError(f"expected a folder with nodes.csv and edges.csv, got {path}")
-        return from_csv(nodes=nodes, edges=edges, name=path.resolve().name)
+        if nodes.is_file() and edges.is_file():
+            return from_csv(nodes=nodes, edges=edges, name=path.resolve().name)
+        if is_ogb(path):
+            return load_ogb(path)
+        raise DataError(
+            "expected a folder with nodes.csv and edges.csv, or one of the Open Graph Benchmark "
+            f"with raw and split, got {path}"
+        )
     if path.suffix.lower() == ".csv":
         raise DataError(
             f"expected an .npz file or a folder, got {path}: "
             "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv"
         )
     return load_npz(path)
-
-
-def _load_pyg(name: str, root: Path) -> Graph:
-    from torch_geometric import datasets
-
-    kind, known_as = _PYG[name]
-    loader: Callable[..., Any] = getattr(datasets, kind)
-    try:
-        data = loader(root=str(root), name=known_as)[0]
-    except Exception as error:  # whatever network, disk or a damaged file may raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise DataError(
-            f"expected to read or download {name} into {root / known_as / 'raw'}, got {reason}: "
-            f"put {name}.npz into a folder and give it as data_dir or ${_VARIABLE}"
-        ) from error
-    # The words are mostly absent; held sparse, as in the .npz files.
-    data.x = CSR.from_scipy(sp.csr_matrix(data.x.numpy()))
-    graph = from_pyg(data, name=name)
-    return _without_labels(graph) if name == "citeseer" else graph
-
-
-def _without_labels(graph: Graph) -> Graph:
-    """Mark the nodes without words: the source has no label for them, the loader writes 0."""
-    assert isinstance(graph.x, CSR)  # made so above
-    return replace(graph, y=torch.where(graph.x.degree == 0, MISSING, graph.y))
 
 
 def _digits() -> Graph:
