@@ -264,7 +264,13 @@ def test_the_run_of_the_manual(
 
 @needs_data
 @pytest.mark.parametrize(
-    ("name", "clients", "bits"), [("webkb", 4, 5), ("twitch", 7, 2), ("citation_domains", 3, 5)]
+    ("name", "clients", "bits"),
+    [
+        ("webkb", 4, 5),
+        ("twitch", 7, 2),
+        ("citation_domains", 3, 5),
+        ("facebook100_20schools", 20, 2),
+    ],
 )
 def test_real_silos(capsys: Capture, name: str, clients: int, bits: int) -> None:
     command = ["run", name, "--data-dir", str(SHARED), "--partition", "silo", "--hidden", "4"]
@@ -273,6 +279,10 @@ def test_real_silos(capsys: Capture, name: str, clients: int, bits: int) -> None
     assert None not in values["test"]["uncut"].values()
     about = json.loads(Path("x", "run.json").read_text(encoding="utf-8"))
     assert about["dataset"]["classes"] == bits
+    with np.load(SHARED / f"{name}.npz") as file:
+        names = file["silo_names"].tolist()
+    rows = Path("x", "clients.csv").read_text(encoding="utf-8").splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == names
 
 
 @needs_data

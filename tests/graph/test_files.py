@@ -324,6 +324,26 @@ def test_real_files_have_their_published_counts(name: str) -> None:
         assert (graph.silo[a] == graph.silo[b]).all()
 
 
+def test_no_feature_of_the_colleges_tells_the_gender() -> None:
+    """Features are the codes of the other attributes, each a column, in the order of the file."""
+    path = real("facebook100_20schools")
+    graph = load_npz(path)
+    with np.load(path) as file:
+        names, codes, y = file["attribute_names"].tolist(), file["attributes"], file["y"]
+    assert (graph.y.numpy() == y).all()
+    assert (y == codes[:, names.index("gender")] - 1).all()
+    others = codes[:, [name != "gender" for name in names]]
+    counts = [len(np.unique(column[column > 0])) for column in others.T]
+    assert isinstance(graph.x, CSR)
+    assert graph.num_features == sum(counts)
+    assert (graph.x.degree.numpy() == (others > 0).sum(axis=1)).all()
+    starts = np.cumsum([0, *counts])
+    for column, start, end in zip(others.T, starts, starts[1:], strict=False):
+        values = np.unique(column[column > 0])
+        part = graph.x.scipy()[:, start:end]
+        assert (part @ values == column).all()
+
+
 @pytest.mark.parametrize("name", ["ciao", "epinions"])
 def test_recommendation_files_are_refused(name: str) -> None:
     with pytest.raises(DataError, match="for node classification, got ratings and trust of users"):

@@ -67,7 +67,7 @@ def write(raw: Path, files: Files) -> None:
 
 
 def raw_of(root: Path, name: str) -> Path:
-    return root / LOADERS[name].__name__ / "raw"
+    return root.joinpath(LOADERS[name].__name__, "raw")
 
 
 def check(graph: Graph, name: str, files: Files) -> None:
