@@ -148,7 +148,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "cora", "--data-dir", "no"],
         "expected a folder as data_dir, got ",
     ),
-    "folder without a graph": (["run", "."], "expected a folder with nodes.csv and edges.csv, got"),
+    "folder without a graph": (["run", "."], "expected a folder with nodes.csv and edges.csv, or"),
     "folder exists": (
         ["run", "g.npz", "--out", "taken"],
         "expected a result folder that does not exist yet, got taken: choose another --out, "
