@@ -38,6 +38,13 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "partition": (["--partition", "silo"], 'partition = "silo"', "silo"),
     "clients": (["--clients", "7"], "clients = 7", 7),
     "alpha": (["--alpha", "0.1"], "alpha = 0.1", 0.1),
+    "favored_classes": (["--favored-classes", "3"], "favored_classes = 3", 3),
+    "favor": (["--favor", "5"], "favor = 5.0", 5.0),
+    "clients_per_part": (["--clients-per-part", "4"], "clients_per_part = 4", 4),
+    "part_share": (["--part-share", "0.4"], "part_share = 0.4", 0.4),
+    "share_mean": (["--share-mean", "0.6"], "share_mean = 0.6", 0.6),
+    "share_variance": (["--share-variance", "0.5"], "share_variance = 0.5", 0.5),
+    "drop_edges": (["--drop-edges", "0.25"], "drop_edges = 0.25", 0.25),
     "participation": (["--participation", "0.25"], "participation = 0.25", 0.25),
     "model": (["--model", "sage"], 'model = "sage"', "sage"),
     "layers": (["--layers", "3"], "layers = 3", 3),
@@ -123,7 +130,8 @@ def test_the_set_of_flags() -> None:
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS}
-    assert flags_of("partition") == (cut | ONLY_FLAGS | {"--all-components"}) - {"--quiet"}
+    own = {"--all-components", "--quick"}
+    assert flags_of("partition") == (cut | ONLY_FLAGS | own) - {"--quiet"}
     assert flags_of("methods") == flags_of("datasets") == {"--help"}
 
 

@@ -43,6 +43,13 @@ def test_the_first_run_makes_it_and_says_so(capsys: Capture, home: Path) -> None
     assert about["source"] == {"dataset": "generated:yelp", "data_dir": None}
 
 
+def test_a_cut_says_that_a_graph_is_made(capsys: Capture, home: Path) -> None:
+    cut = ["partition", "generated:yelp", "--scale", "0.001", "--clients", "3"]
+    place = home / CACHE / "yelp-0.001-0-v1"
+    assert lines(capsys, *cut) == [f"{MADE}{place}"]
+    assert lines(capsys, *cut) == []
+
+
 def test_a_terminal_sees_how_far_it_is(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("silograph.experiment.progress.best_mode", lambda: "live")
     text = "\n".join(lines(capsys, *YELP))

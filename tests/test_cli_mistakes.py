@@ -89,6 +89,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--partition", "dirichlet", "--alpha", "1e9"],
         "expected 0 < alpha <= 1e+06, got 1000000000.0",
     ),
+    "clients of a part": (
+        ["run", "g.npz", "--partition", "metis_overlapping", "--clients", "12"],
+        "expected a multiple of clients_per_part for 'metis_overlapping', got 12 clients at 5 a",
+    ),
+    "favored classes": (
+        ["partition", "g.npz", "--partition", "class_biased", "--favored-classes", "3"],
+        "expected 1 to 2 favored_classes (fewer than the 3 classes of 'g'), got 3",
+    ),
+    "dropped edges": (
+        ["run", "g.npz", "--drop-edges", "2"],
+        "drop_edges: input should be less than or equal to 1, got 2.0",
+    ),
     "fanout": (
         ["run", "g.npz", "--fanout", "10,x"],
         "expected a fanout of numbers like 10,5, got '10,x'",

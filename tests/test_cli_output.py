@@ -160,8 +160,9 @@ def test_the_figures_of_a_cut(capsys: Capture, make_graph: MakeGraph, work: Path
     assert text.count("\n") == 1
     values = json.loads(text)
     assert list(values) == [
-        *("dataset", "partition", "clients", "hash", "edges", "edges_cut", "cut_share"),
-        *("label_distance", "homophily", "by_client"),
+        *("dataset", "partition", "clients", "hash", "nodes", "nodes_held", "copies"),
+        *("edges", "edges_cut", "cut_share", "label_distance", "label_divergence"),
+        *("degree_distance", "clustering", "uncut_clustering", "homophily", "by_client"),
     ]
     graph = make_graph()
     rows = values["by_client"]
@@ -178,9 +179,36 @@ def test_the_figures_of_a_cut(capsys: Capture, make_graph: MakeGraph, work: Path
     assert f"edges cut: {values['edges_cut']}\n" in table
     assert f"partition hash: {values['hash']}\n" in table
     for row in rows:
-        cells = " ".join(str(value) for value in row.values())
+        cells = " ".join(str(value) for name, value in row.items() if name != "clustering")
         assert cells in [" ".join(line.split()) for line in table.splitlines()]
     assert everything(work) == before
+
+
+def test_a_quick_look_at_a_cut_leaves_clustering_out(capsys: Capture) -> None:
+    command = ["partition", "g.npz", "--clients", "4", "--json"]
+    full = json.loads(printed(capsys, *command))
+    quick = json.loads(printed(capsys, *command, "--quick"))
+    assert full["clustering"] > 0
+    assert (quick["clustering"], quick["uncut_clustering"]) == (None, None)
+    assert "clustering: -\n" in printed(capsys, *command[:-1], "--quick")
+    for values in (full, quick):
+        for name in ("clustering", "uncut_clustering"):
+            del values[name]
+    for row in full["by_client"]:
+        del row["clustering"]
+    assert full == quick
+
+
+def test_an_overlapping_cut(capsys: Capture, make_graph: MakeGraph) -> None:
+    command = ["partition", "g.npz", "--partition", "metis_overlapping", "--drop-edges", "0.5"]
+    values = json.loads(printed(capsys, *command, "--json"))
+    assert values["clients"] == 10
+    assert (
+        values["copies"]
+        == sum(row["nodes"] for row in values["by_client"]) / (values["nodes_held"])
+    )
+    assert 1 < values["copies"] < 5
+    assert values["nodes_held"] < values["nodes"] == make_graph().num_nodes
 
 
 def test_the_seed_of_a_cut(capsys: Capture) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from silograph.graph.files import from_csv
     from silograph.graph.generate import generate
     from silograph.graph.graph import Graph, Split
+    from silograph.graph.options import CutOptions
     from silograph.graph.partition import Partition, make_partition
 
 _HOME = {
@@ -45,6 +46,7 @@ _HOME = {
     "ProtocolError": "core.errors",
     "Graph": "graph.graph",
     "Split": "graph.graph",
+    "CutOptions": "graph.options",
     "Partition": "graph.partition",
     "make_partition": "graph.partition",
     "load": "graph.datasets",
@@ -64,6 +66,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "CutOptions",
     "DataError",
     "FrameError",
     "Graph",

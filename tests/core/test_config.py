@@ -41,6 +41,13 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "partition": st.text(),
     "clients": st.none() | COUNTS,
     "alpha": POSITIVE,
+    "favored_classes": COUNTS,
+    "favor": st.floats(1, 1e300),
+    "clients_per_part": COUNTS,
+    "part_share": st.floats(0, 1, exclude_min=True),
+    "share_mean": st.floats(0, 1, exclude_min=True),
+    "share_variance": st.floats(0, 1e300),
+    "drop_edges": st.floats(0, 1),
     "participation": st.floats(0, 1, exclude_min=True),
     "scale": POSITIVE,
     "model": st.text(),
@@ -143,7 +150,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     message = one_line(lambda: make_config({"seed": 1, key: 3}, source="run.toml"))
     assert message.startswith(f"unknown key in run.toml '{key}': did you mean '{near}'? Choices: ")
-    assert "alpha, batch_size, block_size, checkpoint_every, clients" in message
+    assert "alpha, batch_size, block_size, checkpoint_every, clients, clients_per_part" in message
 
 
 @pytest.mark.parametrize(
@@ -152,6 +159,13 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
         ({"clients": 0}, "clients: input should be greater than or equal to 1", "got 0"),
         ({"alpha": 0.0}, "alpha: input should be greater than 0", "got 0.0"),
         ({"alpha": float("nan")}, "alpha: input should be", "got nan"),
+        ({"favored_classes": 0}, "favored_classes: input should be greater than", "got 0"),
+        ({"favor": 0.5}, "favor: input should be greater than or equal to 1", "got 0.5"),
+        ({"clients_per_part": 0}, "clients_per_part: input should be greater than", "got 0"),
+        ({"part_share": 0.0}, "part_share: input should be greater than 0", "got 0.0"),
+        ({"share_mean": 2.0}, "share_mean: input should be less than or equal to 1", "got 2.0"),
+        ({"share_variance": -1.0}, "share_variance: input should be greater than", "got -1.0"),
+        ({"drop_edges": 1.5}, "drop_edges: input should be less than or equal to 1", "got 1.5"),
         ({"participation": 0.0}, "participation: input should be greater than 0", "got 0.0"),
         ({"participation": 1.5}, "participation: input should be less than or equal to 1", "1.5"),
         ({"layers": 0}, "layers: input should be greater than or equal to 1", "got 0"),

@@ -17,8 +17,9 @@ from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
+from silograph.graph.measures import edge_homophily
 from silograph.graph.partition import Partition, make_partition
-from silograph.graph.statistics import describe, edge_homophily, label_distance
+from silograph.graph.statistics import describe
 
 
 def graph_of(edges: list[tuple[int, int]], y: list[int] | list[list[int]], classes: int) -> Graph:
@@ -48,9 +49,9 @@ def cut_graphs(draw: st.DrawFn) -> tuple[Graph, Partition]:
     )
 
 
-def reference_distance(rows: list[list[int]]) -> float:
+def reference_distance(rows: list[list[int]], power: int = 1) -> float:
     pairs = [(p, q) for p, q in combinations(rows, 2) if sum(p) and sum(q)]
-    distances = [jensenshannon(p, q) for p, q in pairs]
+    distances = [jensenshannon(p, q) ** power for p, q in pairs]
     return float(np.mean(distances)) if distances else math.nan
 
 
@@ -58,17 +59,22 @@ def reference_distance(rows: list[list[int]]) -> float:
 @given(cut_graphs())
 def test_figures_agree_with_loops(drawn: tuple[Graph, Partition]) -> None:
     graph, partition = drawn
-    figures = describe(graph, partition)
+    figures = describe(graph, partition, clustering=True)
+    assert figures.clustering is not None
     held = [set(part.tolist()) for part in partition.nodes]
     anyone = set().union(*held)
     full: nx.Graph[int] = nx.Graph(zip(*graph.edge_index.tolist(), strict=True))
     full.add_nodes_from(range(graph.num_nodes))
+    degrees: list[np.ndarray] = []
     for client, mine in enumerate(held):
         crossing = [(a, b) for a in mine for b in full[a] if b not in mine and b in anyone]
         assert figures.nodes[client] == len(mine)
         assert figures.internal_edges[client] == full.subgraph(mine).number_of_edges()
         assert figures.cross_edges[client] == len(crossing)
         assert figures.halo[client] == len({b for _, b in crossing})
+        local = full.subgraph(mine)
+        assert figures.clustering[client] == pytest.approx(nx.average_clustering(local))
+        degrees.append(np.bincount([d for _, d in local.degree], minlength=12) / len(mine))
         labels = [int(graph.y[node]) for node in mine]
         assert figures.labels[client].tolist() == [labels.count(k) for k in range(3)]
     lost = sum(not any({a, b} <= mine for mine in held) for a, b in full.edges)
@@ -77,6 +83,15 @@ def test_figures_agree_with_loops(drawn: tuple[Graph, Partition]) -> None:
     assert figures.label_distance == pytest.approx(
         reference_distance(figures.labels.tolist()), nan_ok=True, abs=1e-7
     )
+    assert figures.label_divergence == pytest.approx(
+        reference_distance(figures.labels.tolist(), power=2), nan_ok=True, abs=1e-7
+    )
+    apart = [np.linalg.norm(np.sqrt(p) - np.sqrt(q)) for p, q in combinations(degrees, 2)]
+    hellinger = float(np.mean(apart)) / math.sqrt(2) if apart else math.nan
+    assert figures.degree_distance == pytest.approx(hellinger, nan_ok=True, abs=1e-7)
+    assert figures.uncut_clustering == pytest.approx(nx.average_clustering(full))
+    assert figures.nodes_held == len(anyone)
+    assert figures.copies == pytest.approx(sum(map(len, held)) / len(anyone))
     known = [e for e in full.edges if min(int(graph.y[e[0]]), int(graph.y[e[1]])) >= 0]
     same = [e for e in known if graph.y[e[0]] == graph.y[e[1]]]
     expected = len(same) / len(known) if known else math.nan
@@ -95,6 +110,9 @@ def test_an_overlapping_cut_by_hand() -> None:
     train = torch.tensor([True, False, True, False, True, False])
     figures = describe(graph, partition, Split(train, ~train, torch.zeros_like(train)))
     assert figures.clients == 3
+    assert (figures.num_nodes, figures.nodes_held, figures.copies) == (6, 5, 7 / 5)
+    assert figures.clustering is None
+    assert figures.totals()["uncut_clustering"] is None
     assert figures.nodes.tolist() == [3, 2, 2]
     assert figures.internal_edges.tolist() == [2, 1, 0]
     # a lacks 3; b lacks 1, and 4 which nobody could send; c lacks 0 and 2 of node 1, and 4.
@@ -115,14 +133,6 @@ def test_an_overlapping_cut_by_hand() -> None:
 def test_figures_of_a_split_are_left_out_without_one() -> None:
     figures = describe(*overlapping())
     assert (figures.train, figures.val, figures.test) == (None, None, None)
-
-
-def test_label_distance_by_hand() -> None:
-    # Disjoint labels: sqrt(ln 2). Equal shares: 0. One against half: sqrt(.2158).
-    assert label_distance(torch.tensor([[3, 0], [0, 5]])) == pytest.approx(math.sqrt(math.log(2)))
-    assert label_distance(torch.tensor([[1, 2], [2, 4]])) == pytest.approx(0, abs=1e-7)
-    assert label_distance(torch.tensor([[1, 0], [1, 1]])) == pytest.approx(0.46450140402)
-    assert math.isnan(label_distance(torch.tensor([[1, 0], [0, 0]])))
 
 
 def test_multilabel_figures_by_hand() -> None:

@@ -30,6 +30,13 @@ CUT_FIELDS = (
     "partition",
     "clients",
     "alpha",
+    "favored_classes",
+    "favor",
+    "clients_per_part",
+    "part_share",
+    "share_mean",
+    "share_variance",
+    "drop_edges",
     "seed",
     "partition_seed",
     "split_seed",
@@ -101,13 +108,24 @@ def _print(result: "Result", json: bool) -> None:
 @command(
     "partition",
     CUT_FIELDS,
-    {"json": (bool, typer.Option(False, "--json", help="print the figures as one JSON object"))},
+    {
+        "json": (
+            bool,
+            typer.Option(False, "--json", help="print the figures as one JSON object"),
+        ),
+        "quick": (
+            bool,
+            typer.Option(
+                False, "--quick", help="without clustering, which takes long on dense graphs"
+            ),
+        ),
+    },
 )
-def partition_command(config: RunConfig, json: bool) -> None:
+def partition_command(config: RunConfig, json: bool, quick: bool) -> None:
     """Cut a graph and print what the cut did."""
     from silograph.experiment.tables import print_cut
 
-    print_cut(config, as_json=json)
+    print_cut(config, as_json=json, quick=quick)
 
 
 def _version(asked: bool) -> None:

@@ -58,7 +58,11 @@ class RunConfig:
     )
     partition: str = field(
         default="metis",
-        metadata=option("how to cut: metis, louvain, random, dirichlet or silo", "Clients"),
+        metadata=option(
+            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, or with overlap "
+            "metis_overlapping or shares",
+            "Clients",
+        ),
     )
     clients: Annotated[int, Field(ge=1)] | None = field(
         default=None,
@@ -66,6 +70,29 @@ class RunConfig:
     )
     alpha: Annotated[float, Field(gt=0)] = field(
         default=0.5, metadata=option("Dirichlet concentration, smaller is more skewed", "Clients")
+    )
+    favored_classes: Annotated[int, Field(ge=1)] = field(
+        default=2, metadata=option("class_biased: classes favored at each client", "Clients")
+    )
+    favor: Annotated[float, Field(ge=1)] = field(
+        default=10.0, metadata=option("class_biased: how many times as likely they are", "Clients")
+    )
+    clients_per_part: Annotated[int, Field(ge=1)] = field(
+        default=5, metadata=option("metis_overlapping: clients drawn from each part", "Clients")
+    )
+    part_share: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.5,
+        metadata=option("metis_overlapping: share of a part's nodes that each gets", "Clients"),
+    )
+    share_mean: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.8, metadata=option("shares: mean share of all nodes at a client", "Clients")
+    )
+    share_variance: Annotated[float, Field(ge=0)] = field(
+        default=0.1, metadata=option("shares: variance of that share", "Clients")
+    )
+    drop_edges: Annotated[float, Field(ge=0, le=1)] = field(
+        default=0.0,
+        metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),
     )
     participation: Annotated[float, Field(gt=0, le=1)] = field(
         default=1.0, metadata=option("share of clients that train in a round", "Clients")

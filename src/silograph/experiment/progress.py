@@ -4,7 +4,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from silograph.graph.generate import Report
 
 PLAIN_LINES = 10  # a run prints about this many plain lines
 
@@ -91,3 +94,19 @@ def _live(total: int, first: int) -> Iterator[Progress]:
 def best_mode() -> str:
     """Return `live` when standard error is a terminal, else `plain`."""
     return "live" if sys.stderr.isatty() else "plain"
+
+
+def generating(progress: str) -> "Report | None":
+    """Return what tells, on standard error, that a graph is being generated."""
+    shown: dict[str, int] = {}  # percent, by what is being made
+
+    def report(what: str, share: float) -> None:
+        percent = int(100 * share)
+        if what not in shown:
+            print(what, file=sys.stderr, flush=True)  # noqa: T201
+        elif progress == "live" and percent > shown[what]:
+            end = "\n" if percent == 100 else ""
+            print(f"\r{percent:3d} %", end=end, file=sys.stderr, flush=True)  # noqa: T201
+        shown[what] = percent
+
+    return None if progress == "none" else report

@@ -16,12 +16,11 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.loop import first_snapshot, train
 from silograph.experiment.plan import planned
-from silograph.experiment.progress import show_progress
+from silograph.experiment.progress import generating, show_progress
 from silograph.experiment.result import Result, Row
 from silograph.experiment.setup import Setup, choose_method, prepare
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.graph.datasets import check_scale, is_path, load, locate
-from silograph.graph.generate import Report
 from silograph.graph.graph import Graph
 
 LOG = logging.getLogger("silograph")
@@ -61,7 +60,7 @@ def run(
     if not isinstance(graph, Graph):
         source = source_of(given)
         graph = load(
-            given.dataset, data_dir=given.data_dir, scale=given.scale, report=_report(progress)
+            given.dataset, data_dir=given.data_dir, scale=given.scale, report=generating(progress)
         )
     else:
         check_scale("a graph in memory", given.scale)
@@ -155,7 +154,7 @@ def resume(
                 source["dataset"],
                 data_dir=source["data_dir"],
                 scale=config.scale,
-                report=_report(progress),
+                report=generating(progress),
             )
         with torch_threads(config.threads):
             setup = prepare(resolve_seeds(config), graph)
@@ -204,22 +203,6 @@ def _go_on(
         watch = told_of_compiling(tell)
     with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch:
         return train(setup, folder, display, snapshot, rows)
-
-
-def _report(progress: str) -> Report | None:
-    """Return what tells, on standard error, that a graph is being generated."""
-    shown: dict[str, int] = {}  # percent, by what is being made
-
-    def report(what: str, share: float) -> None:
-        percent = int(100 * share)
-        if what not in shown:
-            print(what, file=sys.stderr, flush=True)  # noqa: T201
-        elif progress == "live" and percent > shown[what]:
-            end = "\n" if percent == 100 else ""
-            print(f"\r{percent:3d} %", end=end, file=sys.stderr, flush=True)  # noqa: T201
-        shown[what] = percent
-
-    return None if progress == "none" else report
 
 
 def check_mode(progress: str) -> None:

@@ -1,6 +1,7 @@
 """Set-up of a run: from a config and a graph to a federation, a method and its first state."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import platform
 import re
@@ -16,6 +17,7 @@ from silograph.experiment.stopping import parse_target
 from silograph.federation.in_process import InProcess
 from silograph.graph.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Split, largest_component, row_normalize
+from silograph.graph.options import CutOptions
 from silograph.graph.partition import Partition, make_partition
 from silograph.graph.split import choose_split
 from silograph.methods import METHODS
@@ -78,6 +80,12 @@ def uncut_block(setup: Setup) -> ClientBlock:
     return block.to(setup.device, DTYPES[setup.config.dtype])
 
 
+def cut_options(config: RunConfig) -> CutOptions:
+    """Return what a config says of the cut."""
+    names = (f.name for f in dataclasses.fields(CutOptions))
+    return CutOptions(**{name: getattr(config, name) for name in names})
+
+
 def cut_graph(config: RunConfig, graph: Graph) -> Cut:
     """Prepare, cut and split a graph; seeds must be resolved.
 
@@ -98,7 +106,7 @@ def cut_graph(config: RunConfig, graph: Graph) -> Cut:
         config.partition,
         clients=clients,
         key=Key.of(config.partition_seed).fold("partition"),
-        alpha=config.alpha,
+        options=cut_options(config),
     )
     split = choose_split(graph, partition, config.split, Key.of(config.split_seed).fold("split"))
     if not bool((split.train & graph.labelled).any()):

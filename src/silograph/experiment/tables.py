@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silograph.core.config import RunConfig, resolve_seeds
+from silograph.experiment.progress import best_mode, generating
 from silograph.experiment.result import REPORTED, VIEWS, Result, reported
 from silograph.experiment.setup import cut_graph
 from silograph.graph.datasets import DATASETS, load
@@ -80,11 +81,12 @@ def print_result(result: Result) -> None:
         console.print(f"written to {result.result_dir}", soft_wrap=True)
 
 
-def print_cut(config: RunConfig, *, as_json: bool) -> None:
-    """Cut a graph as a run would, and print what the cut did."""
-    config = resolve_seeds(config)
-    cut = cut_graph(config, load(config.dataset, data_dir=config.data_dir, scale=config.scale))
-    statistics = describe(cut.graph, cut.partition, cut.split)
+def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
+    """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
+    config, report = resolve_seeds(config), generating(best_mode())
+    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
+    cut = cut_graph(config, graph)
+    statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()
     about = {
@@ -99,8 +101,9 @@ def print_cut(config: RunConfig, *, as_json: bool) -> None:
     console = _console()
     shown = rows[:MOST_ROWS]
     title = f"{cut.graph.name} cut by {config.partition} into {len(rows)} clients"
-    columns = [name.replace("_", " ") for name in rows[0]]
-    console.print(_table(columns, [list(row.values()) for row in shown], title))
+    names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
+    columns = [name.replace("_", " ") for name in names]
+    console.print(_table(columns, [[row[name] for name in names] for row in shown], title))
     console.print()
     if len(rows) > len(shown):
         console.print(f"... and {len(rows) - len(shown)} more clients (all of them: --json)")

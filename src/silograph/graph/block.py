@@ -17,8 +17,7 @@ from silograph.core.payload import offsets, owners, rows_of
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.halo import Halo, Route, connect
-from silograph.graph.node_key import row_keys
-from silograph.graph.partition import Partition
+from silograph.graph.partition import Partition, row_keys_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,18 +179,12 @@ def make_block(
             f"expected a partition of this graph's {graph.num_nodes} nodes, "
             f"got one of {partition.num_nodes}"
         )
-    nodes = torch.cat(partition.nodes)
+    nodes = partition.copies
     off = offsets(torch.tensor([len(part) for part in partition.nodes]))
-    adj, halo, route = connect(graph.adj, nodes, off, partition.owner)
+    adj, halo, route = connect(graph.adj, partition)
     given = graph.x
     x: Rows = SparseRows(given.select_rows(nodes), off) if isinstance(given, CSR) else given[nodes]
     known = graph.labelled
-    row_key = torch.cat(
-        [
-            row_keys(client, graph.node_id[part.numpy()])
-            for client, part in zip(partition.ids, partition.nodes, strict=True)
-        ]
-    )
     masks = [(mask & known)[nodes] for mask in (split.train, split.val, split.test)]
     block = ClientBlock(
         ids=partition.ids,
@@ -200,7 +193,7 @@ def make_block(
         y=graph.y[nodes],
         split=Split(*masks),
         adj=adj,
-        row_key=row_key,
+        row_key=row_keys_of(graph, partition),
         halo=halo,
     )
     return block.to("cpu", dtype), route

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silograph.core.payload import offsets, owners, rows_of
+from silograph.core.payload import offsets, rows_of
 from silograph.graph.csr import CSR
+from silograph.graph.held import held_edges
+from silograph.graph.partition import Partition
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,37 +71,35 @@ class Route:
     boundary_off: Tensor
 
 
-def connect(adj: CSR, nodes: Tensor, off: Tensor, owner: Tensor) -> tuple[CSR, Halo, Route]:
+def connect(adj: CSR, partition: Partition) -> tuple[CSR, Halo, Route]:
     """Sort every edge into internal and cross-client ones.
 
     Args:
         adj: (N, N) edges of the uncut graph.
-        nodes: (n,) node of every row, ascending within a client.
-        off: (C + 1,) rows of each client.
-        owner: (N,) client that answers for a node, -1 for none (its edges are dropped).
+        partition: who holds which of its nodes.
 
     Returns:
-        Internal edges (n, n), the halo, and the route.
+        Internal edges (n, n), the halo, and the route. Edges that were dropped, and those to a
+        node that nobody holds, are in neither.
     """
-    num_rows, num_nodes = len(nodes), adj.num_rows
-    place = owners(off) * num_nodes + nodes  # ascending: (client, node) -> row
-    edges = adj.select_rows(nodes)
-    row, neighbor = edges.row, edges.indices.long()
+    nodes, holder, num_nodes = partition.copies, partition.holder, adj.num_rows
+    num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
+    off = torch.searchsorted(holder, clients)
+    edges = held_edges(adj, partition.nodes)
+    row, inside = edges.row, partition.internal(edges)
+    internal = CSR.from_pairs(row[inside], edges.position[inside], (num_rows, num_rows))
 
-    wanted = owners(off)[row] * num_nodes + neighbor
-    position = torch.searchsorted(place, wanted).clamp(max=num_rows - 1)
-    inside = place[position] == wanted
-    internal = CSR.from_pairs(row[inside], position[inside], (num_rows, num_rows))
-
-    outside = ~inside & (owner[neighbor] >= 0)
-    slots, slot_of_edge = torch.unique(wanted[outside], return_inverse=True)
+    outside = partition.external(edges)
+    row, neighbor = row[outside], edges.neighbor[outside]
+    slots, slot_of_edge = torch.unique(holder[row] * num_nodes + neighbor, return_inverse=True)
     slot_client, slot_node = slots // num_nodes, slots % num_nodes
-    owner_row = torch.searchsorted(place, owner[slot_node] * num_nodes + slot_node)
+    place = holder * num_nodes + nodes  # ascending: (client, node) -> row
+    owner_row = torch.searchsorted(place, partition.owner[slot_node] * num_nodes + slot_node)
     boundary, target = torch.unique(owner_row, return_inverse=True)
     boundary_off = torch.searchsorted(boundary, off)
     halo = Halo(
-        off=torch.searchsorted(slot_client, torch.arange(len(off))),
-        adj=CSR.from_pairs(row[outside], slot_of_edge, (num_rows, len(slots))),
+        off=torch.searchsorted(slot_client, clients),
+        adj=CSR.from_pairs(row, slot_of_edge, (num_rows, len(slots))),
         boundary=boundary,
         boundary_off=boundary_off,
     )

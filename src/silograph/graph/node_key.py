@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.key import hash_text, mix_words, signed
+from silograph.core.key import Key, hash_text, mix_words, signed
 
 
 def node_words(node_id: np.ndarray) -> Tensor:
@@ -25,3 +25,13 @@ def node_words(node_id: np.ndarray) -> Tensor:
 def row_keys(client_id: str, node_id: np.ndarray) -> Tensor:
     """Return the counters of a client's rows, (n,) int64: they name client and node together."""
     return mix_words(node_words(node_id) ^ signed(hash_text(client_id)))
+
+
+def key_order(node_id: np.ndarray, key: Key) -> Tensor:
+    """Return the nodes in the order of one draw each from their public keys, (n,) int64."""
+    return drawn_order(node_words(node_id), key)
+
+
+def drawn_order(words: Tensor, key: Key) -> Tensor:
+    """Return the order of one draw for each of the words (n,) int64, (n,) int64."""
+    return torch.argsort(key.words(words, 1)[:, 0], stable=True)

@@ -10,11 +10,9 @@ n: nodes of the graph. n_c: nodes of client c. C: clients.
 """
 
 import hashlib
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,17 +20,17 @@ from torch import Tensor
 
 from silograph.core.errors import PartitionError, lookup
 from silograph.core.key import Key
-from silograph.graph.graph import MISSING, Graph
-from silograph.graph.node_key import node_words
+from silograph.core.payload import offsets, owners
+from silograph.graph.cuts import louvain, metis, random, silo
+from silograph.graph.graph import Graph
+from silograph.graph.held import HeldEdges, dropped_edges
+from silograph.graph.label_cuts import class_biased, dirichlet
+from silograph.graph.node_key import row_keys
+from silograph.graph.options import DEFAULTS, CutOptions
+from silograph.graph.overlapping import metis_overlapping, shares
 
-if TYPE_CHECKING:
-    import scipy.sparse as sp
-
-Partitioner = Callable[[Graph, int, Key, float], Tensor]
-"""(graph, clients, key, alpha) to the client of every node, (n,) int64."""
-
-LARGEST_ALPHA = 1e6  # beyond, shares are equal to six digits, and gamma draws overflow in the end
-SMALLEST_COARSENING = 30  # nodes a part that METIS k-way coarsens down to (CoarsenTo in kmetis.c)
+Partitioner = Callable[[Graph, int, Key, CutOptions], tuple[Tensor, ...]]
+"""(graph, clients, key, options) to the nodes (n_c,) int64 of every client, ascending."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +43,21 @@ class Partition:
             A node may be held by several clients or by none.
         num_nodes: n, nodes of the graph that was cut.
         method: what made the cut.
+        chosen_owner: (n,) int64 the client that answers for a node, -1 for a node that nobody
+            holds; None where it is the first that holds it.
+        dropped: (e,) bool over the stored edges of the clients' nodes, in the order of
+            `held_edges`: internal edges that their client has lost; None where none is.
 
     Raises:
-        PartitionError: a client has no nodes, or ids or nodes break the rules above.
+        PartitionError: a client has no nodes, or ids, nodes or owners break the rules above.
     """
 
     ids: tuple[str, ...]
     nodes: tuple[Tensor, ...]
     num_nodes: int
     method: str
+    chosen_owner: Tensor | None = None
+    dropped: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check what every user of a partition relies on."""
@@ -81,6 +85,18 @@ class Partition:
                     f"expected ascending int64 node numbers below {self.num_nodes} for client "
                     f"{name!r}, got {part.dtype} starting {part[:4].tolist()}"
                 )
+        if self.chosen_owner is not None:
+            self._check_owner(self.chosen_owner)
+
+    def _check_owner(self, owner: Tensor) -> None:
+        claims = (owner[self.copies] == self.holder).sum() if len(owner) == self.num_nodes else -1
+        held = torch.unique(self.copies)
+        if claims != len(held) or int((owner >= 0).sum()) != len(held):
+            raise PartitionError(
+                f"expected one of a node's holders as its owner, and -1 for a node that nobody "
+                f"holds, got {int(claims)} nodes with an owner that holds them of {len(held)} "
+                "that are held"
+            )
 
     @cached_property
     def hash(self) -> str:
@@ -90,23 +106,54 @@ class Partition:
             # The length keeps the boundary between two clients apart from their contents.
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part.cpu().numpy().astype("<i8").tobytes())
+        if self.chosen_owner is not None:
+            digest.update(b"owner" + self.chosen_owner.numpy().astype("<i8").tobytes())
+        if self.dropped is not None:
+            digest.update(b"dropped" + np.packbits(self.dropped.numpy()).tobytes())
         return digest.hexdigest()
 
     @cached_property
+    def copies(self) -> Tensor:
+        """Node of every row, client by client, (sum of n_c,) int64."""
+        return torch.cat(self.nodes)
+
+    @cached_property
+    def holder(self) -> Tensor:
+        """Client of every row, (sum of n_c,) int64."""
+        return owners(offsets(torch.tensor([len(part) for part in self.nodes])))
+
+    @cached_property
     def owner(self) -> Tensor:
-        """The first client that holds a node, (n,) int64; -1 where none does."""
-        none = len(self.ids)
-        sizes = torch.tensor([len(part) for part in self.nodes])
-        client = torch.repeat_interleave(torch.arange(none), sizes)
-        first = torch.full((self.num_nodes,), none).scatter_reduce(
-            0, torch.cat(self.nodes), client, "amin"
-        )
-        return torch.where(first == none, -1, first)
+        """The one client that answers for a node, (n,) int64; -1 where nobody holds it."""
+        if self.chosen_owner is not None:
+            return self.chosen_owner
+        return first_holder(self.copies, self.holder, self.num_nodes)
+
+    def internal(self, edges: HeldEdges) -> Tensor:
+        """Return which stored edges of the clients' nodes are internal, (e,) bool.
+
+        Raises:
+            PartitionError: the dropped edges are those of another graph.
+        """
+        if self.dropped is None:
+            return edges.inside
+        if len(self.dropped) != len(edges.row):
+            raise PartitionError(
+                f"expected a partition of a graph whose clients hold {len(self.dropped)} ends of "
+                f"edges, got {len(edges.row)}: cut this graph itself"
+            )
+        return edges.inside & ~self.dropped
+
+    def external(self, edges: HeldEdges) -> Tensor:
+        """Return which of them are cross-client: the other end is held by others, (e,) bool."""
+        return ~edges.inside & (self.owner[edges.neighbor] >= 0)
 
 
-def key_order(node_id: np.ndarray, key: Key) -> Tensor:
-    """Return the nodes in the order of one draw each from their public keys, (n,) int64."""
-    return torch.argsort(key.words(node_words(node_id), 1)[:, 0], stable=True)
+def first_holder(nodes: Tensor, client: Tensor, num_nodes: int) -> Tensor:
+    """Return the least client of the rows of each node, (num_nodes,) int64; -1 for none."""
+    none = torch.iinfo(torch.int64).max
+    first = torch.full((num_nodes,), none).scatter_reduce(0, nodes, client, "amin")
+    return torch.where(first == none, -1, first)
 
 
 def client_ids(clients: int) -> tuple[str, ...]:
@@ -116,22 +163,34 @@ def client_ids(clients: int) -> tuple[str, ...]:
 
 
 def make_partition(
-    graph: Graph, method: str, *, clients: int | None, key: Key, alpha: float = 0.5
+    graph: Graph,
+    method: str,
+    *,
+    clients: int | None,
+    key: Key,
+    options: CutOptions = DEFAULTS,
 ) -> Partition:
-    """Cut a graph: every node goes to exactly one client, and every client gets at least one.
+    """Cut a graph; every client gets at least one node.
+
+    In a disjoint cut every node goes to exactly one client. In an overlapping one a node may be
+    at several clients: one of them, drawn by key, answers for it. Or at none: it then has no
+    role, and its edges are lost.
 
     Args:
         graph: the uncut graph.
         method: a name in `PARTITIONERS`.
         clients: how many; None only for `silo`, which takes them from the graph.
         key: the cut is a function of it, of `graph.node_id` and of what the method looks at.
-        alpha: concentration of `dirichlet`, 0 < alpha <= 1e6; the other methods ignore it.
+        options: what the method leaves to choose, and the share of edges to drop.
 
     Raises:
         ConfigError: `method` is not known.
-        PartitionError: the method cannot cut this graph into so many clients.
+        PartitionError: the method cannot cut this graph into so many clients, or an option of
+            the method is out of range.
     """
     partitioner = lookup(PARTITIONERS, method, "partition method")
+    if not 0 <= options.drop_edges <= 1:
+        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {options.drop_edges}")
     if method == "silo":
         ids = graph.silo_names
         clients = len(ids) if clients is None else clients
@@ -145,175 +204,58 @@ def make_partition(
         )
     else:
         ids = client_ids(clients)
-    part = partitioner(graph, clients, key.fold("partition"), alpha)
-    sizes = torch.bincount(part, minlength=clients).tolist()
-    nodes = torch.split(torch.argsort(part, stable=True), sizes)
-    return Partition(ids, tuple(nodes), graph.num_nodes, method)
+    key = key.fold("partition")
+    nodes = partitioner(graph, clients, key, options)
+    cut = Partition(ids, nodes, graph.num_nodes, method)
+    if method in OVERLAPPING:
+        cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
+    if options.drop_edges:
+        row_key = row_keys_of(graph, cut)
+        drop = key.fold("drop edges")
+        dropped = dropped_edges(graph.adj, nodes, row_key, options.drop_edges, drop)
+        cut = replace(cut, dropped=dropped)
+    return cut
 
 
-def _random(graph: Graph, clients: int, key: Key, _alpha: float) -> Tensor:
-    """Deal the nodes one by one in drawn order: sizes equal to within one."""
-    order = key_order(graph.node_id, key)
-    part = torch.empty_like(order)
-    part[order] = torch.arange(len(order)) % clients
-    return part
+def row_keys_of(graph: Graph, partition: Partition) -> Tensor:
+    """Return the counters of all clients' rows, (sum of n_c,) int64."""
+    parts = zip(partition.ids, partition.nodes, strict=True)
+    return torch.cat([row_keys(name, graph.node_id[part.numpy()]) for name, part in parts])
 
 
-def _metis(graph: Graph, clients: int, key: Key, _alpha: float) -> Tensor:
-    """Cut few edges into parts of near equal size.
+def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:
+    """Return one of the holders of each node, all alike likely, (n,) int64; -1 for none.
 
-    G. Karypis, V. Kumar: "A fast and high quality multilevel scheme for partitioning irregular
-    graphs", SIAM J. Sci. Comput. 20(1), 1998. With very small parts some may come out empty;
-    each then gets one node of the part that is largest at that time.
+    The first holder would answer for nearly everything where clients overlap much.
     """
-    order = key_order(graph.node_id, key)
-    part = _metis_parts(_adjacency(graph, order), clients, key)
-    return _scatter(_fill_empty(part, clients), order)
+    nodes, n = partition.copies, partition.num_nodes
+    word = key.words(row_keys_of(graph, partition), 1)[:, 0]
+    highest = torch.full((n,), torch.iinfo(torch.int64).min).scatter_reduce(0, nodes, word, "amax")
+    wins = word == highest[nodes]
+    return first_holder(nodes[wins], partition.holder[wins], n)
 
 
-def _louvain(graph: Graph, clients: int, key: Key, _alpha: float) -> Tensor:
-    """Find communities, then pack them: the largest left goes to the smallest client.
+def _disjoint(part_of: Callable[[Graph, int, Key, CutOptions], Tensor]) -> Partitioner:
+    """Return the nodes of every client from a method that returns the client of every node."""
 
-    V. Blondel et al.: "Fast unfolding of communities in large networks", J. Stat. Mech., 2008.
-    As in the Louvain splits of FederatedScope-GNN (Wang et al., KDD 2022) and OpenFGL (Li et
-    al., VLDB 2025), a community above a client's fair share is split. They cut it by node
-    number; here METIS halves it, so that its halves stay connected where they can.
-    """
-    from sknetwork.clustering import Louvain
+    def cut(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[Tensor, ...]:
+        part = part_of(graph, clients, key, options)
+        sizes = torch.bincount(part, minlength=clients).tolist()
+        return tuple(torch.split(torch.argsort(part, stable=True), sizes))
 
-    order = key_order(graph.node_id, key)
-    adjacency = _adjacency(graph, order)
-    # The drawn order already shuffles; Louvain draws nothing of its own.
-    label = Louvain().fit_predict(adjacency) if adjacency.nnz else np.arange(len(order))
-    members = np.split(np.argsort(label, kind="stable"), np.cumsum(np.bincount(label))[:-1])
-    communities = _halve_largest(adjacency, members, clients, key)
-    part = np.empty(len(order), np.int64)
-    loads = [(0, client) for client in range(clients)]
-    for community in sorted(communities, key=lambda nodes: (-len(nodes), nodes[0])):
-        load, client = heapq.heappop(loads)
-        part[community] = client
-        heapq.heappush(loads, (load + len(community), client))
-    return _scatter(part, order)
+    return cut
 
 
-def _dirichlet(graph: Graph, clients: int, key: Key, alpha: float) -> Tensor:
-    """Spread every class over the clients by shares from Dirichlet(alpha, ..., alpha).
-
-    Small alpha: each class sits at few clients. Q. Li et al.: "Federated learning on non-IID
-    data silos: an experimental study", ICDE 2022, after T.-M. Hsu et al.: "Measuring the effects
-    of non-identical data distribution for federated visual classification", 2019. Unlabelled
-    nodes are dealt evenly. Li et al. redraw until no client is short of nodes, which does not
-    end with many clients; here an empty client gets one node of the client that is largest then.
-    """
-    if graph.task == "multilabel":
-        raise PartitionError(
-            "expected one class a node for 'dirichlet', got a multi-label graph: "
-            "use 'metis', 'louvain' or 'random'"
-        )
-    if not 0 < alpha <= LARGEST_ALPHA:  # NaN fails too
-        raise PartitionError(f"expected 0 < alpha <= {LARGEST_ALPHA:g}, got {alpha}")
-    order = key_order(graph.node_id, key)
-    y = graph.y[order].numpy()
-    part = np.empty(len(order), np.int64)
-    for label in range(graph.num_classes):
-        mine = np.flatnonzero(y == label)
-        generator = np.random.Generator(np.random.PCG64(key.fold("shares", label).value))
-        shares = generator.dirichlet(np.full(clients, alpha))
-        ends = np.rint(np.cumsum(shares)[:-1] * len(mine))
-        part[mine] = np.searchsorted(ends, np.arange(len(mine)), side="right")
-    unknown = np.flatnonzero(y == MISSING)
-    part[unknown] = np.arange(len(unknown)) % clients
-    return _scatter(_fill_empty(part, clients), order)
-
-
-def _silo(graph: Graph, clients: int, _key: Key, _alpha: float) -> Tensor:
-    """Take the silos that came with the data."""
-    if graph.silo is None:
-        raise PartitionError(
-            f"expected a graph that names its silos for 'silo', got {graph.name!r} without: "
-            "use 'metis', 'louvain', 'dirichlet' or 'random'"
-        )
-    silos = len(graph.silo_names)
-    if clients != silos:
-        raise PartitionError(
-            f"expected {silos} clients, one for each silo, got {clients}: "
-            "leave the number out or use another method"
-        )
-    outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
-    if outside:
-        raise PartitionError(
-            f"expected silo numbers 0 to {silos - 1}, got {outside} nodes outside: "
-            "give every node a silo, or leave the node out of the graph"
-        )
-    return graph.silo
-
-
-PARTITIONERS: dict[str, Partitioner] = {
-    "random": _random,
-    "metis": _metis,
-    "louvain": _louvain,
-    "dirichlet": _dirichlet,
-    "silo": _silo,
+DISJOINT: dict[str, Partitioner] = {
+    "random": _disjoint(random),
+    "metis": _disjoint(metis),
+    "louvain": _disjoint(louvain),
+    "dirichlet": _disjoint(dirichlet),
+    "class_biased": _disjoint(class_biased),
+    "silo": _disjoint(silo),
 }
-
-
-def _adjacency(graph: Graph, order: Tensor) -> "sp.csr_matrix":
-    """Return the adjacency with nodes renumbered, (n, n) int8: row i is node order[i]."""
-    rows = order.numpy()
-    adjacency = graph.adj.scipy(np.int8)[rows][:, rows]
-    adjacency.sort_indices()
-    return adjacency
-
-
-def _scatter(part: np.ndarray, order: Tensor) -> Tensor:
-    """Bring parts of the nodes in drawn order back to the graph's numbering, (n,) int64."""
-    result = torch.empty_like(order)
-    result[order] = torch.from_numpy(part)
-    return result
-
-
-def _metis_parts(adjacency: "sp.csr_matrix", parts: int, key: Key) -> np.ndarray:
-    """Return the part of every row of a SciPy CSR matrix, (n,) int64; parts may be empty.
-
-    Recursive bisection up to 8 parts, as pymetis has it, and again for parts so small that
-    k-way partitioning starts without any coarsening. On Cora with 100 parts, k-way cuts .45 of
-    the edges and bisection .29; with 1,000, k-way leaves 149 to 181 parts empty, bisection none.
-    """
-    import pymetis
-
-    result = pymetis.part_graph(
-        parts,
-        pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices),
-        recursive=parts <= 8 or adjacency.shape[0] < SMALLEST_COARSENING * parts,
-        options=pymetis.Options(seed=key.fold("metis").value >> 33),  # 31 bits: an int of C
-    )
-    return np.asarray(result.vertex_part, dtype=np.int64)
-
-
-def _halve_largest(
-    adjacency: "sp.csr_matrix", members: list[np.ndarray], clients: int, key: Key
-) -> list[np.ndarray]:
-    """Halve the largest group until there is one a client and none is above the fair share."""
-    fair = -(-adjacency.shape[0] // clients)
-    heap = [(-len(nodes), int(nodes[0]), nodes) for nodes in members]  # no two first nodes agree
-    heapq.heapify(heap)
-    while len(heap) < clients or -heap[0][0] > fair:
-        nodes = heapq.heappop(heap)[2]
-        half = _fill_empty(_metis_parts(adjacency[nodes][:, nodes], 2, key), 2)
-        for side in (nodes[half == 0], nodes[half == 1]):
-            heapq.heappush(heap, (-len(side), int(side[0]), side))
-    return [nodes for _, _, nodes in heap]
-
-
-def _fill_empty(part: np.ndarray, clients: int) -> np.ndarray:
-    """Give each empty client the last node of the client that is largest at that time."""
-    sizes = np.bincount(part, minlength=clients)
-    by_client, ends = np.argsort(part, kind="stable"), np.cumsum(sizes)
-    part = part.copy()
-    for client in np.flatnonzero(sizes == 0):
-        donor = sizes.argmax()
-        ends[donor] -= 1
-        sizes[donor] -= 1
-        part[by_client[ends[donor]]] = client
-        sizes[client] = 1
-    return part
+OVERLAPPING: dict[str, Partitioner] = {
+    "metis_overlapping": metis_overlapping,
+    "shares": shares,
+}
+PARTITIONERS = DISJOINT | OVERLAPPING

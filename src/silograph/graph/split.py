@@ -15,7 +15,8 @@ from torch import Tensor
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.graph.graph import Graph, Split
-from silograph.graph.partition import Partition, key_order
+from silograph.graph.node_key import key_order
+from silograph.graph.partition import Partition
 
 TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
 

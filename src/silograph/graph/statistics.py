@@ -7,12 +7,20 @@ directions.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.core.payload import offsets, owners, ranges
+from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
+from silograph.graph.held import HeldEdges, held_edges
+from silograph.graph.measures import (
+    degree_distances,
+    edge_homophily,
+    label_distances,
+    local_clustering,
+)
 from silograph.graph.partition import Partition
 
 
@@ -31,9 +39,17 @@ class CutStatistics:
         val: as `train`, validation nodes.
         test: as `train`, test nodes.
         num_edges: undirected edges of the uncut graph.
-        edges_cut: undirected edges that no client holds with both end points.
+        edges_cut: missing links: undirected edges of it that are internal to no client.
+        num_nodes: nodes of the uncut graph.
+        nodes_held: those that at least one client holds.
         label_distance: mean Jensen-Shannon distance (natural logarithm) between the label
             distributions of two clients; NaN where fewer than two have labels.
+        label_divergence: mean of its square.
+        degree_distance: mean Hellinger distance between the distributions of two clients'
+            internal degrees; NaN for one client.
+        clustering: (C,) float64 mean clustering coefficient of a client's nodes by its internal
+            edges, or None where it was not asked for.
+        uncut_clustering: the same of the uncut graph.
         homophily: share of the uncut graph's labelled edges whose end points agree; for
             multi-label the mean Jaccard index of their label sets; NaN without such edges.
     """
@@ -49,7 +65,13 @@ class CutStatistics:
     test: Tensor | None
     num_edges: int
     edges_cut: int
+    num_nodes: int
+    nodes_held: int
     label_distance: float
+    label_divergence: float
+    degree_distance: float
+    clustering: Tensor | None
+    uncut_clustering: float | None
     homophily: float
 
     @property
@@ -62,7 +84,12 @@ class CutStatistics:
         """Share of the undirected edges that are cut; 0 for a graph without edges."""
         return self.edges_cut / self.num_edges if self.num_edges else 0.0
 
-    def client_rows(self) -> list[dict[str, int | str]]:
+    @property
+    def copies(self) -> float:
+        """Mean number of clients that hold a node that is held: 1 in a disjoint cut."""
+        return int(self.nodes.sum()) / self.nodes_held
+
+    def client_rows(self) -> list[dict[str, int | float | str]]:
         """Return one row a client: name, sizes, and the number of classes it has labels of."""
         columns = {
             "nodes": self.nodes,
@@ -73,6 +100,7 @@ class CutStatistics:
             "train": self.train,
             "val": self.val,
             "test": self.test,
+            "clustering": self.clustering,
         }
         lists = {name: t.tolist() for name, t in columns.items() if t is not None}
         return [
@@ -82,17 +110,34 @@ class CutStatistics:
 
     def totals(self) -> dict[str, int | float | None]:
         """Return the figures of the whole cut; None where one is undefined."""
-        return {
+        figures = {
+            "nodes": self.num_nodes,
+            "nodes_held": self.nodes_held,
+            "copies": self.copies,
             "edges": self.num_edges,
             "edges_cut": self.edges_cut,
             "cut_share": self.cut_share,
-            "label_distance": None if math.isnan(self.label_distance) else self.label_distance,
-            "homophily": None if math.isnan(self.homophily) else self.homophily,
+            "label_distance": self.label_distance,
+            "label_divergence": self.label_divergence,
+            "degree_distance": self.degree_distance,
+            "clustering": None if self.clustering is None else float(self.clustering.mean()),
+            "uncut_clustering": self.uncut_clustering,
+            "homophily": self.homophily,
         }
+        return {k: None if v is None or math.isnan(v) else v for k, v in figures.items()}
 
 
-def describe(graph: Graph, partition: Partition, split: Split | None = None) -> CutStatistics:
+def describe(
+    graph: Graph, partition: Partition, split: Split | None = None, *, clustering: bool = False
+) -> CutStatistics:
     """Return the figures of a cut; the split's are left out where none is given.
+
+    Args:
+        graph: the uncut graph.
+        partition: its cut.
+        split: who trains, validates and tests.
+        clustering: whether to work out clustering coefficients, which takes a while on dense
+            graphs.
 
     Raises:
         DataError: the partition was made for a graph of another size.
@@ -102,98 +147,57 @@ def describe(graph: Graph, partition: Partition, split: Split | None = None) -> 
             f"expected a partition of this graph's {graph.num_nodes} nodes, "
             f"got one of {partition.num_nodes}"
         )
-    sizes = torch.tensor([len(part) for part in partition.nodes])
-    nodes, client = torch.cat(partition.nodes), owners(offsets(sizes))
-    internal, cross, halo, cut = _edges(graph, partition, nodes, client)
-    labels = _labels(graph, nodes, client, len(sizes))
+    nodes, client, clients = partition.copies, partition.holder, len(partition.ids)
+    edges = held_edges(graph.adj, partition.nodes)
+    inside, outside = partition.internal(edges), partition.external(edges)
+    row, distinct = edges.row[inside], client[edges.row] * graph.num_nodes + edges.neighbor
+    remote = torch.unique(distinct[outside]) // graph.num_nodes
+    labels = _labels(graph, nodes, client, clients)
+    apart = label_distances(labels)
+    local = CSR.from_pairs(row, edges.position[inside], (len(nodes), len(nodes)))
     masks = (None, None, None) if split is None else (split.train, split.val, split.test)
     train, val, test = (
-        None if mask is None else torch.bincount(client[mask[nodes]], minlength=len(sizes))
+        None if mask is None else torch.bincount(client[mask[nodes]], minlength=clients)
         for mask in masks
     )
+    sizes = torch.bincount(client, minlength=clients)
     return CutStatistics(
         ids=partition.ids,
         nodes=sizes,
-        internal_edges=internal,
-        cross_edges=cross,
-        halo=halo,
+        internal_edges=torch.bincount(client[row], minlength=clients) // 2,
+        cross_edges=torch.bincount(client[edges.row[outside]], minlength=clients),
+        halo=torch.bincount(remote, minlength=clients),
         labels=labels,
         train=train,
         val=val,
         test=test,
         num_edges=graph.num_edges,
-        edges_cut=cut,
-        label_distance=label_distance(labels),
+        edges_cut=graph.num_edges - _covered(nodes, edges, inside, graph.num_nodes),
+        num_nodes=graph.num_nodes,
+        nodes_held=int((partition.owner >= 0).sum()),
+        label_distance=_mean(apart),
+        label_divergence=_mean(apart**2),
+        degree_distance=_mean(degree_distances(client, local.degree, clients)),
+        clustering=_client_means(local_clustering(local), client, sizes) if clustering else None,
+        uncut_clustering=float(local_clustering(graph.adj).mean()) if clustering else None,
         homophily=edge_homophily(graph),
     )
 
 
-def label_distance(labels: Tensor) -> float:
-    """Return the mean Jensen-Shannon distance between the rows of `labels` (C, K), as shares.
-
-    sqrt((KL(p | m) + KL(q | m)) / 2) with m = (p + q) / 2: J. Lin: "Divergence measures based on
-    the Shannon entropy", IEEE Trans. Inf. Theory 37(1), 1991; a metric by D. Endres, J.
-    Schindelin, IEEE Trans. Inf. Theory 49(7), 2003. At most sqrt(ln 2) = .833. Rows without
-    labels are left out; NaN where fewer than two are left.
-    """
-    from scipy.spatial.distance import pdist
-
-    counts = labels[labels.sum(dim=1) > 0].double()
-    if len(counts) < 2:
-        return math.nan
-    shares = counts / counts.sum(dim=1, keepdim=True)
-    return float(pdist(shares.numpy(), "jensenshannon").mean())
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
-def edge_homophily(graph: Graph) -> float:
-    """Return how far the end points of edges agree, over edges with two labelled end points.
-
-    Multi-class: share of edges within a class (J. Zhu et al.: "Beyond homophily in graph neural
-    networks", NeurIPS 2020). Multi-label: mean Jaccard index of the label sets (T. Zhao et al.:
-    "Multi-label node classification on graph-structured data", TMLR 2023); two empty sets agree.
-    NaN where there is no such edge.
-    """
-    known = graph.labelled
-    row, col = graph.edge_index
-    kept = known[row] & known[col]
-    row, col = row[kept], col[kept]
-    if not len(row):
-        return math.nan
-    if graph.task == "multiclass":
-        return float((graph.y[row] == graph.y[col]).double().mean())
-    both, either = torch.zeros(len(row)), torch.zeros(len(row))
-    for bit in (graph.y == 1).unbind(dim=1):  # bit by bit: (E, K) need not fit in memory
-        both += bit[row] & bit[col]
-        either += bit[row] | bit[col]
-    return float(torch.where(either == 0, 1.0, both / either.clamp(min=1)).double().mean())
+def _client_means(values: Tensor, client: Tensor, sizes: Tensor) -> Tensor:
+    """Return the mean of values (n,) over each client's rows, (C,) float64."""
+    return torch.bincount(client, values, len(sizes)) / sizes
 
 
-def _edges(
-    graph: Graph, partition: Partition, nodes: Tensor, client: Tensor
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return internal edges, cross-client edges and halo nodes a client, and edges cut."""
-    clients, adj = len(partition.ids), graph.adj
-    degree = adj.degree[nodes]
-    entry = ranges(adj.indptr[:-1].long()[nodes], degree)  # number of the stored edge
-    holder, neighbor = torch.repeat_interleave(client, degree), adj.indices[entry].long()
-
-    # (client, node) as one number; ascending, as nodes are within every client.
-    place = client * graph.num_nodes + nodes
-    wanted = holder * graph.num_nodes + neighbor
-    found = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
-    inside = place[found] == wanted
-    # A neighbor that nobody holds is lost: there is no one to ask for it.
-    outside = ~inside & (partition.owner[neighbor] >= 0)
-
-    covered = torch.zeros(adj.nnz, dtype=torch.bool)
-    covered[entry[inside]] = True
-    remote = torch.unique(wanted[outside]) // max(graph.num_nodes, 1)
-    return (
-        torch.bincount(holder[inside], minlength=clients) // 2,
-        torch.bincount(holder[outside], minlength=clients),
-        torch.bincount(remote, minlength=clients),
-        int((~covered).sum()) // 2,
-    )
+def _covered(nodes: Tensor, edges: HeldEdges, inside: Tensor, num_nodes: int) -> int:
+    """Return how many undirected edges are internal to at least one client."""
+    node, neighbor = nodes[edges.row[inside]], edges.neighbor[inside]
+    once = node < neighbor
+    return len(torch.unique(node[once] * num_nodes + neighbor[once]))
 
 
 def _labels(graph: Graph, nodes: Tensor, client: Tensor, clients: int) -> Tensor:

@@ -1,0 +1,68 @@
+"""Runs whose clients hold copies of the same nodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from silograph.experiment.judging import uncut_counts
+from silograph.experiment.run import run
+from silograph.experiment.setup import Setup
+from silograph.graph.block import make_block
+from silograph.graph.graph import Graph
+from silograph.graph.partition import OVERLAPPING
+from silograph.nn.tiers import predict
+
+MakeGraph = Callable[..., Graph]
+
+
+def test_views_count_copies_and_the_uncut_view_counts_nodes(
+    make_graph: MakeGraph, setups: list[Setup]
+) -> None:
+    result = run(
+        make_graph(100),
+        method="fedavg",
+        partition="metis_overlapping",
+        clients=10,
+        rounds=2,
+        hidden=4,
+        dtype="float64",
+        kernels="torch",
+    )
+    setup = setups[0]
+    split, partition = setup.cut.split, setup.cut.partition
+    copies = [int(split.test[part].sum()) for part in partition.nodes]
+    block, _ = make_block(setup.cut.graph, partition, split, torch.float64)
+    assert block.count(block.split.test).tolist() == copies
+    assert block.num_train.tolist() == [int(split.train[part].sum()) for part in partition.nodes]
+    assert sum(copies) > int(split.test.sum())
+    assert result.model is not None
+    weights = result.model.weights
+    counts = uncut_counts(setup, weights)
+    owned = torch.bincount(partition.owner[split.test], minlength=10)
+    assert counts["test.nodes"].tolist() == owned.tolist()
+    # The server's view: right copies over all copies, each through its client's own edges.
+    logits = predict("torch", setup.method_config.model, weights, block)
+    right = logits.argmax(dim=1) == block.y
+    assert result.test.server is not None
+    expected = float(right[block.split.test].double().mean())
+    assert result.test.server.accuracy == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", OVERLAPPING)
+def test_block_size_does_not_matter(make_graph: MakeGraph, method: str) -> None:
+    config: dict[str, Any] = {
+        "method": "fedavg",
+        "partition": method,
+        "clients": 5,
+        "rounds": 2,
+        "hidden": 4,
+        "dtype": "float64",
+        "drop_edges": 0.5,
+    }
+    one, all_five = (run(make_graph(60), **config, block_size=size) for size in (1, 5))
+    assert one.partition_hash == all_five.partition_hash
+    for a, b in zip(one.rounds, all_five.rounds, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-10)
+        assert a["test_server_accuracy"] == b["test_server_accuracy"]
