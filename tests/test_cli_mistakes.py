@@ -264,6 +264,7 @@ def test_an_interrupt_keeps_the_rounds_so_far(
     assert {path.name for path in (work / "x").iterdir()} == {
         "config.toml",
         "run.json",
+        "simulation.json",
         "clients.csv",
     }
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config, read_toml
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
-from silograph.experiment.folder import check_free, default_folder, write_atomic
+from silograph.experiment.files import write_atomic
+from silograph.experiment.folder import check_free, default_folder
 from silograph.experiment.result import Result
 from silograph.experiment.run import resume, run
 from silograph.graph.graph import Graph
@@ -33,7 +34,7 @@ FAST: dict[str, Any] = {
     "rounds": 3,
     "hidden": 8,
 }
-AT_FIRST = {"clients.csv", "config.toml", "run.json"}
+AT_FIRST = {"clients.csv", "config.toml", "run.json", "simulation.json"}
 ON_THE_WAY = AT_FIRST | {"rounds.csv", "ledger.jsonl", "checkpoints"}
 OF_THE_MACHINE = ("seconds", "peak_memory_bytes", "result_dir")
 
@@ -82,7 +83,7 @@ def done(make_graph: MakeGraph, work: Path) -> tuple[Path, Result]:
 def test_the_files_of_a_run(done: tuple[Path, Result]) -> None:
     folder, result = done
     names = {path.name for path in folder.iterdir()}
-    assert names == ON_THE_WAY | {"result.json", "model.safetensors"}
+    assert names == ON_THE_WAY | {"result.json", "model.safetensors", "report.html"}
     assert result.result_dir == "done"
 
 
@@ -113,7 +114,16 @@ def test_the_table_of_clients(done: tuple[Path, Result]) -> None:
 def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph) -> None:
     folder, result = done
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert set(about) == {"versions", "source", "same", "model", "partition_hash", "dataset"}
+    assert set(about) == {
+        *("versions", "source", "same", "model", "config", "method", "partition_hash", "dataset")
+    }
+    assert {**about["config"], "out": "done"} == vars(result.config)
+    fedavg = METHODS["fedavg"]
+    assert about["method"] == {
+        "title": fedavg.title,
+        "reference": fedavg.reference,
+        "judge": fedavg.judge,
+    }
     assert about["source"] is None  # the graph was in memory
     assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}
     assert result.model is not None
@@ -121,6 +131,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
     assert about["partition_hash"] == result.partition_hash
     graph = make_graph()
     assert about["dataset"] == {
+        "name": "planted",
         "nodes": 60,
         "edges": graph.num_edges,
         "features": 7,

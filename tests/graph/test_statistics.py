@@ -19,7 +19,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
 from silograph.graph.measures import edge_homophily
 from silograph.graph.partition import Partition, make_partition
-from silograph.graph.statistics import describe
+from silograph.graph.statistics import MOST_PAIRED, describe
 
 
 def graph_of(edges: list[tuple[int, int]], y: list[int] | list[list[int]], classes: int) -> Graph:
@@ -75,6 +75,10 @@ def test_figures_agree_with_loops(drawn: tuple[Graph, Partition]) -> None:
         local = full.subgraph(mine)
         assert figures.clustering[client] == pytest.approx(nx.average_clustering(local))
         degrees.append(np.bincount([d for _, d in local.degree], minlength=12) / len(mine))
+        owners = [next(c for c, part in enumerate(held) if b in part) for _, b in crossing]
+        assert figures.between is not None
+        expected_row = [owners.count(other) for other in range(len(held))]
+        assert figures.between[client].tolist() == expected_row
         labels = [int(graph.y[node]) for node in mine]
         assert figures.labels[client].tolist() == [labels.count(k) for k in range(3)]
     lost = sum(not any({a, b} <= mine for mine in held) for a, b in full.edges)
@@ -128,6 +132,14 @@ def test_an_overlapping_cut_by_hand() -> None:
     assert figures.train.tolist() == [2, 1, 0]
     assert figures.val.tolist() == [1, 1, 2]
     assert figures.test.tolist() == [0, 0, 0]
+
+
+def test_edges_between_many_clients_are_not_counted_by_pairs() -> None:
+    nodes = MOST_PAIRED + 1
+    graph = graph_of([(n, n + 1) for n in range(nodes - 1)], [0] * nodes, 1)
+    for clients in (MOST_PAIRED, MOST_PAIRED + 1):
+        cut = make_partition(graph, "random", clients=clients, key=Key.of(0))
+        assert (describe(graph, cut).between is None) == (clients > MOST_PAIRED)
 
 
 def test_figures_of_a_split_are_left_out_without_one() -> None:

@@ -85,6 +85,24 @@ def resume_command(
     _print(result, json)
 
 
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="result folders, finished or not")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="the page (default: DIR/report.html, or comparison.html)"),
+    ] = None,
+) -> None:
+    """Write a page about a run, or about several side by side."""
+    from silograph.experiment.report import write_comparison, write_report
+
+    if len(folders) == 1:
+        page = write_report(folders[0], out)
+    else:
+        page = write_comparison(folders, out or Path("comparison.html"))
+    typer.echo(f"written to {page}")
+
+
 @contextmanager
 def resume_hint(folder: str | None) -> Iterator[None]:
     """On Ctrl-C or a full disk, say how to go on."""

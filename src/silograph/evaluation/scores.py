@@ -63,6 +63,27 @@ def auc_of(histogram: Tensor) -> float | None:
     return float((area[judged] / pairs[judged]).mean()) if bool(judged.any()) else None
 
 
+def _right_and_judged(
+    counts: Mapping[str, Tensor], part: Part, task: Task
+) -> tuple[Tensor, Tensor]:
+    """Return right and judged labels of each client, (C,) int64 both."""
+    nodes, tp, fp, fn, known = (
+        counts[f"{part}.{name}"].long() for name in ("nodes", "tp", "fp", "fn", "known")
+    )
+    if task == "multiclass":
+        return tp.sum(1), nodes
+    return (known - fp - fn).sum(1), known.sum(1)
+
+
+def client_accuracy(
+    counts: Mapping[str, Tensor], part: Part, task: Task
+) -> tuple[float | None, ...]:
+    """Return the accuracy of each client, None where it has no judged label; see `score`."""
+    right, judged = _right_and_judged(counts, part, task)
+    pairs = zip(right.tolist(), judged.tolist(), strict=True)
+    return tuple(hits / number if number else None for hits, number in pairs)
+
+
 def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None:
     """Return the scores of `val` or `test` from all clients' counts; None without any node.
 
@@ -75,11 +96,8 @@ def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None
     nodes = counts[f"{part}.nodes"]
     if int(nodes.sum()) == 0:
         return None
-    tp, fp, fn, known = (counts[f"{part}.{name}"].long() for name in ("tp", "fp", "fn", "known"))
-    if task == "multiclass":
-        right, judged = tp.sum(1), nodes.long()
-    else:
-        right, judged = (known - fp - fn).sum(1), known.sum(1)
+    tp, fp, fn = (counts[f"{part}.{name}"].long() for name in ("tp", "fp", "fn"))
+    right, judged = _right_and_judged(counts, part, task)
     busy = judged > 0
     hits, errors = tp.sum(0), (fp + fn).sum(0)
     present = hits + errors > 0

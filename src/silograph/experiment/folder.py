@@ -2,18 +2,19 @@
 
 config.toml         the run as it was given, ready for `silograph run --config`
 run.json            everything as resolved: seeds, versions, source, hashes of graph and cut
-clients.csv         one row a client: nodes, edges, halo; with bytes and flops when the run is over
+simulation.json     what only a simulation knows of the cut: label counts, edges between clients
+clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test accuracy when
+                    the run is over
 rounds.csv          one row a judged round, written as the run goes
 ledger.jsonl        one line for each direction of each call
 checkpoints/        the last two, for `silograph resume`
 model.safetensors   the server's model of the best round; when the run is over
 result.json         the final result; there only when the run is over
+report.html         the run as a page for people; written after everything else
 """
 
-import csv
 import fcntl
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -25,15 +26,27 @@ from typing import IO, Any
 
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import CheckpointError, ConfigError
-from silograph.experiment.result import Result, Row
+from silograph.experiment.files import (
+    ABOUT,
+    CLIENTS,
+    CONFIG,
+    LEDGER,
+    RESULT,
+    ROUNDS,
+    SIMULATION,
+    Row,
+    read_csv,
+    read_rounds,
+    to_csv,
+    write_atomic,
+)
+from silograph.experiment.result import VIEWS, Result
 from silograph.experiment.setup import Setup, versions
 from silograph.experiment.snapshot import identity
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
-from silograph.graph.statistics import describe
-
-ROUNDS, LEDGER = "rounds.csv", "ledger.jsonl"
-WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
+from silograph.graph.graph import Graph
+from silograph.graph.statistics import CutStatistics, describe
 
 
 def default_folder(config: RunConfig) -> str:
@@ -59,20 +72,6 @@ def check_free(path: str) -> None:
         )
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
 class ResultFolder:
     """Reads and writes one run's folder, and keeps others from writing to it."""
 
@@ -87,7 +86,7 @@ class ResultFolder:
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._written = 0  # records of the ledger that are in its file
         try:
-            self._lock: IO[str] = (path / "config.toml").open(encoding="utf-8")
+            self._lock: IO[str] = (path / CONFIG).open(encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"expected a result folder with a config.toml at {path}, got: {error.strerror}"
@@ -142,7 +141,7 @@ class ResultFolder:
             CheckpointError: it is missing or damaged.
         """
         try:
-            found: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            found: dict[str, Any] = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
             return {"same": found["same"], "source": found["source"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
@@ -177,7 +176,7 @@ class ResultFolder:
     def add_round(self, row: Row) -> None:
         """Append a row to the table of rounds."""
         path = self.path / ROUNDS
-        text = _csv([row])
+        text = to_csv([row])
         if path.exists() and path.stat().st_size:
             text = text.partition("\n")[2]
         with path.open("a", newline="", encoding="utf-8") as file:
@@ -206,8 +205,7 @@ class ResultFolder:
                 os.truncate(self.path / name, size)
         rows, records = [], []
         if sizes.get(ROUNDS):
-            with (self.path / ROUNDS).open(newline="", encoding="utf-8") as file:
-                rows = [_row(line) for line in csv.DictReader(file)]
+            rows = read_rounds(self.path / ROUNDS)
         if sizes.get(LEDGER):
             lines = (self.path / LEDGER).read_text(encoding="utf-8").splitlines()
             records = [Record.from_line(line) for line in lines]
@@ -217,7 +215,7 @@ class ResultFolder:
     @property
     def is_complete(self) -> bool:
         """Whether the run is over and its result written."""
-        return (self.path / "result.json").exists()
+        return (self.path / RESULT).exists()
 
     def finish(self, result: Result, setup: Setup) -> None:
         """Write the final clients.csv, the model, and last result.json; once."""
@@ -225,11 +223,16 @@ class ResultFolder:
             return
         self.add_records(setup.federation.ledger)
         sizes, flops = setup.federation.ledger.by_client()
-        rows = [dict(row) for row in client_rows(setup)]
-        if len(rows) == len(sizes):  # not when one client trained on the uncut graph
-            for row, size, work in zip(rows, sizes.tolist(), flops.tolist(), strict=True):
-                row |= {"bytes": size, "flops": work}
-        write_atomic(self.path / "clients.csv", _csv(rows))
+        columns: dict[str, Sequence[Any]] = {"bytes": sizes.tolist(), "flops": flops.tolist()}
+        for view in VIEWS:
+            columns[f"test_{view}_accuracy"] = result.client_accuracy.get(view, ())
+        rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
+        for name, values in columns.items():
+            # Others have no value, or one client that trained on the uncut graph.
+            known = values if len(values) == len(rows) else [None] * len(rows)
+            for row, value in zip(rows, known, strict=True):
+                row[name] = value
+        write_atomic(self.path / CLIENTS, to_csv(rows))
         if result.model is not None:
             result.model.save(self.path / "model.safetensors")
         full = result.to_dict() | {
@@ -237,49 +240,43 @@ class ResultFolder:
             "partition_hash": result.partition_hash,
         }
         text = json.dumps(full, indent=2, allow_nan=False)
-        write_atomic(self.path / "result.json", text + "\n")
+        write_atomic(self.path / RESULT, text + "\n")
 
 
 def _write_start(
     folder: Path, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
 ) -> None:
     """Write what is known before the first round."""
-    write_atomic(folder / "config.toml", write_toml(replace(given, out=None)))
-    graph = setup.cut.graph
+    write_atomic(folder / CONFIG, write_toml(replace(given, out=None)))
+    cut, method = setup.cut, setup.method
+    graph, figures = cut.graph, describe(cut.graph, cut.partition, cut.split)
     about: dict[str, Any] = {
         "versions": versions(),
         "source": source,
         "same": identity(setup),
         "model": asdict(setup.method_config.model),
-        "partition_hash": setup.cut.partition.hash,
+        "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
+        "method": {"title": method.title, "reference": method.reference, "judge": method.judge},
+        "partition_hash": cut.partition.hash,
         "dataset": {
+            "name": graph.name,
             "nodes": graph.num_nodes,
             "edges": graph.num_edges,
             "features": graph.num_features,
             "classes": graph.num_classes,
         },
     }
-    write_atomic(folder / "run.json", json.dumps(about, indent=2) + "\n")
-    write_atomic(folder / "clients.csv", _csv(client_rows(setup)))
+    write_atomic(folder / ABOUT, json.dumps(about, indent=2) + "\n")
+    write_atomic(folder / CLIENTS, to_csv(figures.client_rows()))
+    write_atomic(folder / SIMULATION, json.dumps(_simulated(figures, graph)) + "\n")
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _row(line: Mapping[str, str]) -> Row:
-    """Return a row of the table of rounds as it was: Python's floats survive their text."""
+def _simulated(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
+    """Return what the experiment knows of the cut because it made it; training reads none of it."""
     return {
-        name: None if not text else int(text) if name in WHOLE else float(text)
-        for name, text in line.items()
+        "note": "Known in a simulation only: silos would not tell label counts or edges.",
+        **figures.totals(),
+        "classes": graph.class_names or [str(k) for k in range(graph.num_classes)],
+        "labels": figures.labels.tolist(),
+        "between": None if figures.between is None else figures.between.tolist(),
     }
-
-
-def client_rows(setup: Setup) -> Sequence[Mapping[str, Any]]:
-    """Return one row for each client of the cut."""
-    cut = setup.cut
-    return describe(cut.graph, cut.partition, cut.split).client_rows()

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.evaluation.judge import counts_here, own_counts, server_counts
-from silograph.evaluation.scores import PARTS, Scores, Views, score
-from silograph.experiment.result import Row
+from silograph.evaluation.scores import PARTS, Scores, Views, client_accuracy, score
+from silograph.experiment.files import Row
 from silograph.experiment.setup import Setup, uncut_block
 from silograph.graph.graph import Split
 from silograph.methods.base import RoundReport, ServerState
@@ -120,10 +120,9 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     return counts_here(cfg.kernels, cfg.model, weights, judged, owner, len(partition.ids))
 
 
-def views_of(setup: Setup, best: Judged) -> tuple[Views, Views]:
+def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
     """Return the validation and test scores of a round in all three views."""
     task = setup.cut.graph.task
-    uncut = None if best.weights is None else uncut_counts(setup, best.weights)
     val, test = (
         Views(
             uncut=None if uncut is None else score(uncut, part, task),
@@ -132,3 +131,16 @@ def views_of(setup: Setup, best: Judged) -> tuple[Views, Views]:
         for part in PARTS
     )
     return val, test
+
+
+def accuracy_by_client(
+    setup: Setup, best: Judged, uncut: Counts | None
+) -> dict[str, tuple[float | None, ...]]:
+    """Return each client's test accuracy in a round, by the views that exist."""
+    views = {"server": best.server, "uncut": uncut, "personalised": best.personalised}
+    task = setup.cut.graph.task
+    return {
+        view: client_accuracy(counts, "test", task)
+        for view, counts in views.items()
+        if counts is not None
+    }

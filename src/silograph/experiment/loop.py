@@ -5,22 +5,28 @@ import resource
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
 from silograph.evaluation.scores import Part, Scores
+from silograph.experiment.files import Row
 from silograph.experiment.folder import ResultFolder
 from silograph.experiment.judging import (
     Judged,
+    accuracy_by_client,
     is_better,
     judge,
     metric_of,
     row_of,
+    uncut_counts,
     views_of,
 )
 from silograph.experiment.progress import Progress
-from silograph.experiment.result import Result, Row
+from silograph.experiment.report import add_report
+from silograph.experiment.result import Result
 from silograph.experiment.setup import DTYPES, Setup
 from silograph.experiment.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.stopping import reason_to_stop
@@ -84,6 +90,7 @@ def train(
     result = _result(setup, snapshot, rows, folder)
     if folder is not None:
         folder.finish(result, setup)
+        add_report(folder.path)
     return result
 
 
@@ -142,8 +149,12 @@ def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
 
 def peak_memory_bytes() -> int:
     """Return the peak resident memory of this process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    with suppress(OSError, StopIteration):  # Linux; ru_maxrss begins with the parent's peak
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024  # "VmHWM:   123456 kB"
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return own if sys.platform == "darwin" else own * 1024
 
 
 def _result(
@@ -156,13 +167,15 @@ def _result(
     model = None
     if best.weights is not None:
         model = TrainedModel(shape, best.weights, graph.class_names, config.normalize)
-    val, test = views_of(setup, best)
+    uncut = None if best.weights is None else uncut_counts(setup, best.weights)
+    val, test = views_of(setup, best, uncut)
     check_loss([val.uncut], "val", best.round)
     check_loss([test.uncut], "test", best.round)
     return Result(
         config=replace(config, out=path),
         test=test,
         val=val,
+        client_accuracy=accuracy_by_client(setup, best, uncut),
         best_round=best.round,
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {config.rounds} rounds",

@@ -1,13 +1,17 @@
 """What a run leaves: scores by view, the table of rounds, the model, and how it came about."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import SilographError
+from silograph.core.errors import ConfigError, SilographError
 from silograph.evaluation.scores import Scores, Views
+from silograph.experiment.files import Row
+from silograph.experiment.report import write_report
 from silograph.experiment.trained import TrainedModel
 from silograph.federation.ledger import Ledger
 
@@ -16,7 +20,6 @@ if TYPE_CHECKING:
 
 VIEWS = tuple(f.name for f in fields(Views))
 REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
-Row = dict[str, int | float | None]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,6 +30,8 @@ class Result:
         config: the run's config, every default and seed written out.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
+        client_accuracy: test accuracy of each client at the best round, by the views that exist;
+            None for a client without test nodes.
         best_round: the round (from 1) that validation picked; the last one without validation
             nodes.
         rounds: one row for each judged round; bytes and flops are totals so far.
@@ -42,6 +47,7 @@ class Result:
     config: RunConfig
     test: Views
     val: Views
+    client_accuracy: Mapping[str, tuple[float | None, ...]]
     best_round: int
     rounds: tuple[Row, ...]
     stopped: str
@@ -105,6 +111,22 @@ class Result:
                 "use result.rounds"
             ) from None
         return pd.DataFrame(list(self.rounds))
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the page of this run and return its path.
+
+        Args:
+            path: the page's file; None is report.html in the result folder, which is there anyway.
+
+        Raises:
+            ConfigError: the run has no result folder (`out`), or `path` holds something else.
+        """
+        if self.result_dir is None:
+            raise ConfigError(
+                "expected a run with a result folder for report(), got one without: give out=DIR "
+                "to sg.run"
+            )
+        return write_report(self.result_dir, path)
 
     def summary(self) -> str:
         """Return the scores as a small text table."""

@@ -13,11 +13,12 @@ import torch
 
 from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
 from silograph.core.errors import ConfigError, DataError
+from silograph.experiment.files import Row
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.loop import first_snapshot, train
 from silograph.experiment.plan import planned
 from silograph.experiment.progress import generating, show_progress
-from silograph.experiment.result import Result, Row
+from silograph.experiment.result import Result
 from silograph.experiment.setup import Setup, choose_method, prepare
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.graph.datasets import check_scale, is_path, load, locate

@@ -23,6 +23,8 @@ from silograph.graph.measures import (
 )
 from silograph.graph.partition import Partition
 
+MOST_PAIRED = 60  # clients for which edges are counted pair by pair
+
 
 @dataclass(frozen=True, eq=False)
 class CutStatistics:
@@ -34,6 +36,8 @@ class CutStatistics:
         internal_edges: (C,) int64 undirected edges with both end points held.
         cross_edges: (C,) int64 edges of held nodes whose other end is held by others only.
         halo: (C,) int64 distinct remote end points of those.
+        between: (C, C) int64 cross-client edges by the client that counts them and the owner of
+            their other end; None for more than `MOST_PAIRED` clients.
         labels: (C, K) int64 nodes of each class; for multi-label, nodes with the bit set.
         train: (C,) int64 training nodes held, or None without a split.
         val: as `train`, validation nodes.
@@ -59,6 +63,7 @@ class CutStatistics:
     internal_edges: Tensor
     cross_edges: Tensor
     halo: Tensor
+    between: Tensor | None
     labels: Tensor
     train: Tensor | None
     val: Tensor | None
@@ -155,6 +160,11 @@ def describe(
     labels = _labels(graph, nodes, client, clients)
     apart = label_distances(labels)
     local = CSR.from_pairs(row, edges.position[inside], (len(nodes), len(nodes)))
+    between = None
+    if clients <= MOST_PAIRED:
+        other = partition.owner[edges.neighbor[outside]]
+        pair = client[edges.row[outside]] * clients + other
+        between = torch.bincount(pair, minlength=clients**2).view(clients, clients)
     masks = (None, None, None) if split is None else (split.train, split.val, split.test)
     train, val, test = (
         None if mask is None else torch.bincount(client[mask[nodes]], minlength=clients)
@@ -167,6 +177,7 @@ def describe(
         internal_edges=torch.bincount(client[row], minlength=clients) // 2,
         cross_edges=torch.bincount(client[edges.row[outside]], minlength=clients),
         halo=torch.bincount(remote, minlength=clients),
+        between=between,
         labels=labels,
         train=train,
         val=val,

@@ -1,0 +1,54 @@
+"""Files of result folders that several readers and writers share; nothing here needs torch."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, int | float | None]
+CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
+ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
+SIMULATION = "simulation.json"
+WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, also after a crash."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV; all have the columns of the first."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file as they stand."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_rounds(path: Path) -> list[Row]:
+    """Return the table of rounds as it was: Python's floats survive their text."""
+    return [
+        {
+            name: None if not text else int(text) if name in WHOLE else float(text)
+            for name, text in line.items()
+        }
+        for line in read_csv(path)
+    ]

@@ -1,0 +1,81 @@
+"""Reports: one run, or several side by side, as a page that needs nothing but a browser."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from silograph.core.errors import ConfigError
+from silograph.experiment.files import REPORT, RESULT, write_atomic
+from silograph.experiment.report.reading import read_run
+
+LOG = logging.getLogger("silograph")
+MARK = "<!-- silograph report -->"
+
+
+def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of one run and return its path.
+
+    Args:
+        folder: a result folder; the run may still be going.
+        out: the page's file; None is report.html in the folder.
+
+    Raises:
+        DataError: there is no run at `folder`, or a file of it is damaged.
+        ConfigError: `out` is there already and is no report.
+    """
+    from silograph.experiment.report.page import run_page  # jinja2 takes a while to import
+
+    path = Path(folder) / REPORT if out is None else Path(out)
+    check_out(path)
+    write_atomic(path, run_page(read_run(folder)))
+    return path
+
+
+def write_comparison(
+    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
+) -> Path:
+    """Write one page about several runs and return its path.
+
+    Args:
+        folders: result folders; the runs may still be going.
+        out: the page's file.
+
+    Raises:
+        DataError: there is no run in one of the folders, or a file of it is damaged.
+        ConfigError: no folder is given, or `out` is there already and is no report.
+    """
+    from silograph.experiment.report.comparison import comparison_page
+
+    if not folders:
+        raise ConfigError("expected at least one result folder, got none")
+    check_out(Path(out))
+    write_atomic(Path(out), comparison_page([read_run(folder) for folder in folders]))
+    return Path(out)
+
+
+def check_out(path: Path) -> None:
+    """Raise `ConfigError` where a page would overwrite something else."""
+    if not os.path.lexists(path):
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            ours = MARK in file.read(200)
+    except OSError:  # a folder, or not to be read
+        ours = False
+    if not ours:
+        raise ConfigError(
+            f"expected the path of a new report or of an old one, got {path}, which is something "
+            "else: choose another --out, nothing was overwritten"
+        )
+
+
+def add_report(folder: Path) -> None:
+    """Write the page of a run that is over, unless it is there; a full disk is but a warning."""
+    report, result = folder / REPORT, folder / RESULT
+    try:
+        # A page from before the end is older than the result.
+        if not report.exists() or report.stat().st_mtime_ns < result.stat().st_mtime_ns:
+            write_report(folder)
+    except OSError as error:
+        LOG.warning("no report.html: %s; later: silograph report %s", error.strerror, folder)

@@ -1,0 +1,193 @@
+"""The page of one run: what its sections say, put into the template."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from silograph.experiment.files import Row
+from silograph.experiment.report.clients import client_figure
+from silograph.experiment.report.configs import commands, settings
+from silograph.experiment.report.cut import cut_figures
+from silograph.experiment.report.figures import (
+    AXES,
+    Curve,
+    curves,
+    size_text,
+    thinned,
+)
+from silograph.experiment.report.reading import VIEWS, RunRecord
+
+MOST_ROWS = 200  # of the table of rounds
+MEANS = {
+    "server": "server's model, each node through its own client's graph",
+    "uncut": "server's model on the uncut graph (simulation only)",
+    "personalised": "each client's own model on its own nodes",
+}
+SCORES = {
+    "accuracy": "accuracy",
+    "accuracy_client_mean": "client mean",
+    "f1_macro": "F1 macro",
+    "f1_micro": "F1 micro",
+    "auc": "AUC",
+}
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the templates; everything they print is escaped."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8")
+    found = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    found.filters |= {"size": size_text, "score": score_text, "number": number_text}
+    found.filters |= {"cell": cell_text, "short": short_text}
+    return found
+
+
+def score_text(value: float | None) -> str:
+    """Return a score with four digits, as the command line prints it."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def number_text(value: float) -> str:
+    """Return a number with separators; three digits are enough for a measured one."""
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def cell_text(value: float | None) -> str:
+    """Return a cell of the table of rounds."""
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def short_text(cell: str) -> str:
+    """Return a cell of clients.csv, with six digits where it is no whole number."""
+    return cell if cell.isdigit() or not cell else f"{float(cell):.6g}"
+
+
+def run_page(run: RunRecord) -> str:
+    """Return the HTML page of a run."""
+    best = run.best_row
+    figures = learning(run)
+    return (
+        environment()
+        .get_template("run.html")
+        .render(
+            run=run,
+            config=run.about["config"],
+            best=best,
+            state=state_of(run),
+            chosen=chosen_of(run),
+            views=VIEWS,
+            means=MEANS,
+            names=SCORES,
+            scores={part: run.scores(part) for part in ("test", "val")},
+            figures=figures,
+            figure_data={figure["key"]: figure["data"] for figure in figures},
+            axes=[axis_of(kept_rows(run))],
+            traffic=traffic(run),
+            clients=client_figure(run),
+            cut=cut_figures(run),
+            settings=settings(run),
+            commands=commands(run),
+            table=[run.rows[i] for i in thinned(len(run.rows), most=MOST_ROWS)],
+        )
+    )
+
+
+def state_of(run: RunRecord) -> str:
+    """Return how far the run is, as a sentence."""
+    last = run.rows[-1]["round"] if run.rows else 0
+    if run.result is None:
+        return (
+            f"not finished: round {last} of {run.about['config']['rounds']} is the last one judged"
+        )
+    return f"finished: {run.result['stopped']}"
+
+
+def chosen_of(run: RunRecord) -> str:
+    """Return how the best round is chosen, as a sentence."""
+    if not run.by_validation:
+        return "The last round is reported: there are no validation nodes to choose by."
+    return (
+        f"The best round is chosen by validation accuracy of the {run.judge} view, ties by "
+        "validation loss. Test scores are shown, and decide nothing."
+    )
+
+
+def kept_rows(run: RunRecord) -> list[Row]:
+    """Return the rows that curves go through."""
+    best = run.best_row
+    place = [i for i, row in enumerate(run.rows) if row is best]
+    return [run.rows[i] for i in thinned(len(run.rows), place)]
+
+
+def axis_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
+    """Return the x values of a run's curves."""
+    return {unit: [row[unit] for row in rows] for unit in AXES}
+
+
+def learning(run: RunRecord) -> list[dict[str, Any]]:
+    """Return the curves of accuracy and loss; the view that chooses is drawn thicker."""
+    rows = kept_rows(run)
+    if not rows:
+        return []
+    axes, best = [axis_of(rows)], run.best_row
+    at = None if best is None else {unit: float(best[unit] or 0) for unit in axes[0]}
+
+    def line(column: str, name: str, look: str) -> Curve:
+        return Curve(name, look, [row.get(column) for row in rows])
+
+    def lines(score: str) -> list[Curve]:
+        return [
+            line(
+                f"{part}_{view}_{score}",
+                f"{'validation' if part == 'val' else 'test'}, {view}",
+                f"{view} {part}{' judge' if view == run.judge and part == 'val' else ''}",
+            )
+            for part in ("val", "test")
+            for view in ("server", "personalised")
+        ]
+
+    accuracy = curves("accuracy", lines("accuracy"), axes, at)
+    loss = curves("loss", [line("train_loss", "training", "train"), *lines("loss")], axes, at)
+    multilabel = run.about["model"]["task"] == "multilabel"
+    found = []
+    if accuracy is not None:
+        what = "right label bits" if multilabel else "right labels"
+        found.append(
+            accuracy
+            | {
+                "title": "Accuracy",
+                "label": "bottom",
+                "says": f"Share of {what}, over all clients' nodes.",
+            }
+        )
+    if loss is not None:
+        says = "Mean loss of a node; training: of the round's participants before their last step."
+        found.append(loss | {"title": "Loss", "label": "top", "says": says})
+    return found
+
+
+def traffic(run: RunRecord) -> dict[str, Any] | None:
+    """Return bytes by kind, down and up, most first; None where nothing was sent."""
+    down, up = (
+        {kind: size for (kind, direction), size in run.traffic.items() if direction == way}
+        for way in ("down", "up")
+    )
+    total = {kind: down.get(kind, 0) + up.get(kind, 0) for kind in {*down, *up}}
+    kinds = sorted((k for k in total if total[k]), key=lambda k: (-total[k], k))
+    if not kinds:
+        return None
+    rows = [
+        {"kind": k, "down": down.get(k, 0), "up": up.get(k, 0), "total": total[k]} for k in kinds
+    ]
+    return {"rows": rows, "most": total[kinds[0]], "total": sum(total.values())}

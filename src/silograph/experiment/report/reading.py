@@ -1,0 +1,164 @@
+"""A run as its result folder tells it; needs neither torch nor the dataset."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silograph.core.config import make_config, read_toml
+from silograph.core.errors import DataError, SilographError
+from silograph.experiment.files import (
+    ABOUT,
+    CLIENTS,
+    CONFIG,
+    LEDGER,
+    RESULT,
+    ROUNDS,
+    SIMULATION,
+    Row,
+    read_csv,
+    read_rounds,
+)
+
+VIEWS = ("server", "uncut", "personalised")
+NEEDED = ("config", "method", "versions", "model", "dataset", "partition_hash")  # of run.json
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """What the folder of a run holds, whether the run is over or not.
+
+    Attributes:
+        path: the folder, as it was given.
+        given: the config as it was given, every key.
+        about: what run.json says.
+        rows: the judged rounds so far.
+        clients: rows of clients.csv.
+        cut: what simulation.json says.
+        traffic: bytes by kind and direction, from the ledger.
+        result: what result.json says; None while the run is not over.
+    """
+
+    path: str
+    given: Mapping[str, Any]
+    about: Mapping[str, Any]
+    rows: Sequence[Row]
+    clients: Sequence[Mapping[str, str]]
+    cut: Mapping[str, Any]
+    traffic: Mapping[tuple[str, str], int]
+    result: Mapping[str, Any] | None
+
+    @property
+    def judge(self) -> str:
+        """The view whose validation accuracy picks the round."""
+        return str(self.about["method"]["judge"])
+
+    @property
+    def by_validation(self) -> bool:
+        """Whether there are validation nodes to pick the round by."""
+        return any(row[f"val_{self.judge}_accuracy"] is not None for row in self.rows)
+
+    @property
+    def best_row(self) -> Row | None:
+        """The row of the best round so far; None before the first."""
+        if not self.rows or not self.by_validation:
+            return self.rows[-1] if self.rows else None
+        if self.result is not None:
+            best = self.result["best_round"]
+            return next((row for row in self.rows if row["round"] == best), None)
+        return max(self.rows, key=self._rank)  # the first of equals
+
+    def _rank(self, row: Row) -> tuple[float, float]:
+        accuracy, loss = (row[f"val_{self.judge}_{name}"] for name in ("accuracy", "loss"))
+        return (-1.0 if accuracy is None else accuracy, 0.0 if loss is None else -loss)
+
+    def scores(self, part: str) -> dict[str, Mapping[str, float | None]]:
+        """Return the scores of `val` or `test` at the best round, by the views there are."""
+        if self.result is not None:
+            return {view: s for view, s in self.result[part].items() if s is not None}
+        row = self.best_row or {}
+        found: dict[str, Mapping[str, float | None]] = {}
+        for view in VIEWS:
+            start = f"{part}_{view}_"
+            names = [name for name in row if name.startswith(start)]
+            if names and row[f"{start}accuracy"] is not None:
+                found[view] = {name.removeprefix(start): row[name] for name in names}
+        return found
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes so far, evaluation included."""
+        if self.result is not None:
+            return int(self.result["bytes"]["total"])
+        return max(int(self.rows[-1]["bytes"] or 0) if self.rows else 0, sum(self.traffic.values()))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far."""
+        if self.result is not None:
+            return float(self.result["seconds"])
+        return float(self.rows[-1]["seconds"] or 0.0) if self.rows else 0.0
+
+    def client_accuracy(self, view: str) -> list[float | None]:
+        """Return the test accuracy of every client at the best round; empty before the end."""
+        cells = [row.get(f"test_{view}_accuracy", "") for row in self.clients]
+        values = [float(cell) if cell else None for cell in cells]
+        return values if any(value is not None for value in values) else []
+
+
+def read_run(path: str | os.PathLike[str]) -> RunRecord:
+    """Return the run of a result folder, also of one that is still being written.
+
+    Raises:
+        DataError: there is no run, or a file of it is missing or damaged.
+    """
+    folder = Path(path)
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        missing = [name for name in NEEDED if name not in about]
+        if missing:
+            raise ValueError(f"run.json without {missing[0]!r}")
+        given = make_config(read_toml(folder / CONFIG), source=f"{folder / CONFIG}")
+        over = (folder / RESULT).exists()
+        return RunRecord(
+            path=os.fspath(path),
+            given=vars(given),
+            about=about,
+            rows=read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else (),
+            clients=read_csv(folder / CLIENTS),
+            cut=json.loads((folder / SIMULATION).read_text(encoding="utf-8")),
+            traffic=read_traffic(folder / LEDGER),
+            result=json.loads((folder / RESULT).read_text(encoding="utf-8")) if over else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, SilographError):
+            raise
+        reason = (
+            f"{Path(error.filename).name}: {error.strerror}"
+            if isinstance(error, OSError)
+            else error
+        )
+        raise DataError(
+            f"expected the result folder of a run at {os.fspath(path)}, got {reason}"
+        ) from None
+
+
+def read_traffic(path: Path) -> dict[tuple[str, str], int]:
+    """Return bytes by kind and direction of a ledger's file; a line still being written is left.
+
+    The operations of each client are skipped: for many clients they are most of the file.
+    """
+    total: dict[tuple[str, str], int] = defaultdict(int)
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                record = json.loads(line[: line.rindex(', "flops": ')] + "}")
+                sizes = record["bytes"]
+                size = sizes["all"] * sizes["times"] if isinstance(sizes, dict) else sum(sizes)
+                total[record["what"], record["direction"]] += size
+    return dict(total)
