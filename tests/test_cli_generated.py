@@ -39,7 +39,8 @@ def test_the_first_run_makes_it_and_says_so(capsys: Capture, home: Path) -> None
     results = [json.loads(Path(out, "result.json").read_text()) for out in ("one", "two")]
     assert results[0]["test"] == results[1]["test"]
     about = json.loads(Path("one", "run.json").read_text())
-    assert about["dataset"] == {"nodes": 717, "edges": 6980, "features": 300, "classes": 100}
+    size = {"nodes": 717, "edges": 6980, "features": 300, "classes": 100}
+    assert about["dataset"] == {"name": "generated:yelp", **size}
     assert about["source"] == {"dataset": "generated:yelp", "data_dir": None}
 
 
