@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         SilographError,
         TrainingError,
     )
+    from silograph.experiment.compare import compare
+    from silograph.experiment.comparison import Comparison
     from silograph.experiment.result import Result
     from silograph.experiment.run import resume, run
     from silograph.experiment.trained import TrainedModel, load_model
@@ -55,6 +57,8 @@ _HOME = {
     "from_pyg": "graph.arrays",
     "from_csv": "graph.files",
     "generate": "graph.generate",
+    "compare": "experiment.compare",
+    "Comparison": "experiment.comparison",
     "run": "experiment.run",
     "resume": "experiment.run",
     "TrainedModel": "experiment.trained",
@@ -65,6 +69,7 @@ _HOME = {
 __version__ = "0.1.0.dev0"
 __all__ = [
     "CheckpointError",
+    "Comparison",
     "ConfigError",
     "CutOptions",
     "DataError",
@@ -79,6 +84,7 @@ __all__ = [
     "Split",
     "TrainedModel",
     "TrainingError",
+    "compare",
     "from_arrays",
     "from_csv",
     "from_networkx",

@@ -3,6 +3,7 @@
 import re
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ COMMANDS = sorted(
         command
         for page in PAGES
         for command in commands_of(page.read_text())
-        if command.startswith(("run ", "partition "))
+        if command.startswith(("run ", "partition ", "compare "))
     }
     | set(commands_of(recipes((ROOT / "Makefile").read_text())))
 )
@@ -82,7 +83,15 @@ def test_commands_are_understood(
         seen.append(config)
 
     monkeypatch.chdir(tmp_path)
+
+    def look_at_all(config: RunConfig, methods: list[str], **_: Any) -> None:
+        for method in methods:
+            choose_method(replace(config, method=method))
+        seen.append(config)
+
     monkeypatch.setattr("silograph.experiment.run.run", lambda **given: look(**given))
+    monkeypatch.setattr("silograph.experiment.compare.compare", look_at_all)
+    monkeypatch.setattr("silograph.cli.studies.print_comparison", lambda *_: 0)
     monkeypatch.setattr("silograph.experiment.tables.print_cut", look)
     monkeypatch.setattr("silograph.experiment.tables.print_result", lambda _: None)
     assert run_app(words) == 0

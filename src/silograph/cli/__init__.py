@@ -5,10 +5,7 @@ Everything slow (torch, loaders) is imported inside the commands, so that help i
 
 import dataclasses
 import importlib.metadata
-import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +13,8 @@ import click
 import typer
 
 from silograph.cli.flags import FIELDS, app, command
+from silograph.cli.hints import resume_hint
+from silograph.cli.studies import print_comparison
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 
@@ -75,14 +74,19 @@ def resume_command(
         bool, typer.Option("--json", help="print the final result as one JSON object")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
-) -> None:
-    """Go on with an interrupted run as if it had not been."""
+) -> int:
+    """Go on with an interrupted run or comparison as if it had not been."""
+    from silograph.experiment.compare import is_comparison, resume_comparison
     from silograph.experiment.progress import best_mode
     from silograph.experiment.run import resume
 
+    progress = "none" if quiet else best_mode()
     with resume_hint(str(folder)):
-        result = resume(folder, progress="none" if quiet else best_mode())
+        if is_comparison(folder):
+            return print_comparison(resume_comparison(folder, progress=progress), json)
+        result = resume(folder, progress=progress)
     _print(result, json)
+    return 0
 
 
 @app.command("report")
@@ -101,17 +105,6 @@ def report_command(
     else:
         page = write_comparison(folders, out or Path("comparison.html"))
     typer.echo(f"written to {page}")
-
-
-@contextmanager
-def resume_hint(folder: str | None) -> Iterator[None]:
-    """On Ctrl-C or a full disk, say how to go on."""
-    try:
-        yield
-    except (KeyboardInterrupt, OSError):
-        if folder is not None and Path(folder).is_dir():
-            typer.echo(f"to go on: silograph resume {shlex.quote(folder)}", err=True)
-        raise
 
 
 def _print(result: "Result", json: bool) -> None:

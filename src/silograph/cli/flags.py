@@ -57,7 +57,7 @@ def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
 
 def command(
     name: str, fields: Collection[str], extra: Mapping[str, tuple[Any, Any]]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a command that takes DATASET, `--config`, the flags of `fields`, and `extra`.
 
     The wrapped function gets a `RunConfig` (run file first, flags over it) and the extras.
@@ -69,8 +69,8 @@ def command(
     """
     chosen = [f for f in dataclasses.fields(RunConfig) if f.name in fields]
 
-    def register(body: Callable[..., None]) -> Callable[..., None]:
-        def called(**given: Any) -> None:
+    def register(body: Callable[..., Any]) -> Callable[..., Any]:
+        def called(**given: Any) -> Any:
             own = {key: given.pop(key) for key in extra}
             file = given.pop("config")
             values = read_toml(file) if file is not None else {}
@@ -79,7 +79,7 @@ def command(
             if "options" in flags:
                 own_options = dict(parse_option(text) for text in flags.pop("options"))
                 values["options"] = {**values.get("options", {}), **own_options}
-            body(make_config(values | flags), **own)
+            return body(make_config(values | flags), **own)
 
         parameters = [
             inspect.Parameter(

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from silograph.graph.generate import Report
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 PLAIN_LINES = 10  # a run prints about this many plain lines
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told of every round."""
 
@@ -49,15 +50,17 @@ def seconds_left(start: float, done: int, to_do: int) -> float:
 
 
 @contextmanager
-def show_progress(total: int, mode: str, done: int = 0) -> Iterator[Progress]:
+def show_progress(total: int, mode: str | Progress, done: int = 0) -> Iterator[Progress]:
     """Yield a progress display: `live`, `plain` or `none`; it goes to standard error.
 
     Args:
         total: rounds of the run.
-        mode: how to show them.
+        mode: how to show them, or who is told of them.
         done: rounds that were over before.
     """
-    if mode == "none":
+    if not isinstance(mode, str):
+        yield mode
+    elif mode == "none":
         yield Silent()
     elif mode == "plain":
         yield Plain(total, done)
@@ -96,7 +99,7 @@ def best_mode() -> str:
     return "live" if sys.stderr.isatty() else "plain"
 
 
-def generating(progress: str) -> "Report | None":
+def generating(progress: str | Progress) -> "Report | None":
     """Return what tells, on standard error, that a graph is being generated."""
     shown: dict[str, int] = {}  # percent, by what is being made
 
@@ -109,4 +112,4 @@ def generating(progress: str) -> "Report | None":
             print(f"\r{percent:3d} %", end=end, file=sys.stderr, flush=True)  # noqa: T201
         shown[what] = percent
 
-    return None if progress == "none" else report
+    return report if isinstance(progress, str) and progress != "none" else None

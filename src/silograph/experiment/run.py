@@ -17,7 +17,7 @@ from silograph.experiment.files import Row
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.loop import first_snapshot, train
 from silograph.experiment.plan import planned
-from silograph.experiment.progress import generating, show_progress
+from silograph.experiment.progress import Progress, generating, show_progress
 from silograph.experiment.result import Result
 from silograph.experiment.setup import Setup, choose_method, prepare
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
@@ -32,7 +32,7 @@ def run(
     graph: Graph | str | os.PathLike[str] | None = None,
     *,
     config: RunConfig | None = None,
-    progress: str = "none",
+    progress: str | Progress = "none",
     **options: Any,
 ) -> Result:
     """Train a federation and return what came of it.
@@ -45,7 +45,7 @@ def run(
     Args:
         graph: a graph, or the name or path of one; None takes `dataset` of the config.
         config: where to start from; None means all defaults.
-        progress: `live`, `plain` or `none`, on standard error.
+        progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
             only if `out` is among them or in `config`.
 
@@ -53,7 +53,7 @@ def run(
         SilographError: something about the options, the graph or the cut cannot be used.
     """
     check_mode(progress)
-    given = _given(graph, config, options)
+    given = given_config(graph, config, options)
     choose_method(given)  # before any data is read: a wrong name should not cost a minute
     if given.out is not None:
         check_free(given.out)
@@ -80,7 +80,7 @@ def run(
                 folder.close()
 
 
-def _given(
+def given_config(
     graph: Graph | str | os.PathLike[str] | None,
     config: RunConfig | None,
     options: dict[str, Any],
@@ -122,7 +122,7 @@ def source_of(config: RunConfig) -> dict[str, str | None]:
 
 
 def resume(
-    path: str | os.PathLike[str], *, graph: Graph | None = None, progress: str = "none"
+    path: str | os.PathLike[str], *, graph: Graph | None = None, progress: str | Progress = "none"
 ) -> Result:
     """Go on with a run that was interrupted, as if it had not been, and return its result.
 
@@ -131,7 +131,7 @@ def resume(
     Args:
         path: the run's result folder.
         graph: the graph, for a run on one that `load` does not find.
-        progress: `live`, `plain` or `none`, on standard error.
+        progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
 
     Raises:
         ConfigError: there is no run at `path`, or another process is writing it.
@@ -190,10 +190,14 @@ def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
 
 
 def _go_on(
-    setup: Setup, folder: ResultFolder | None, progress: str, snapshot: Snapshot, rows: list[Row]
+    setup: Setup,
+    folder: ResultFolder | None,
+    progress: str | Progress,
+    snapshot: Snapshot,
+    rows: list[Row],
 ) -> Result:
     def tell(line: str) -> None:
-        if progress != "none":
+        if isinstance(progress, str) and progress != "none":
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     tell(planned(setup.config))
@@ -206,9 +210,9 @@ def _go_on(
         return train(setup, folder, display, snapshot, rows)
 
 
-def check_mode(progress: str) -> None:
+def check_mode(progress: object) -> None:
     """Raise `ConfigError` for a way of showing progress that does not exist."""
-    if progress not in MODES:
+    if progress not in MODES and not isinstance(progress, Progress):
         raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
 
 

@@ -25,7 +25,8 @@ VIEW_MEANS = {
 }
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
+    """Return a table for the terminal: words to the left in the first column, numbers right."""
     table = Table(
         title=title or None,
         title_justify="left",
@@ -61,7 +62,7 @@ def print_result(result: Result) -> None:
     columns = ["test", "accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
     about = f"{config.method}, {config.clients} clients ({config.partition})"
     title = f"{Path(config.dataset).stem}, {about}"
-    console.print(_table(columns, rows, title))
+    console.print(table_of(columns, rows, title))
     console.print()
     for view in VIEWS:
         if getattr(result.test, view) is not None:
@@ -103,7 +104,7 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     title = f"{cut.graph.name} cut by {config.partition} into {len(rows)} clients"
     names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
     columns = [name.replace("_", " ") for name in names]
-    console.print(_table(columns, [[row[name] for name in names] for row in shown], title))
+    console.print(table_of(columns, [[row[name] for name in names] for row in shown], title))
     console.print()
     if len(rows) > len(shown):
         console.print(f"... and {len(rows) - len(shown)} more clients (all of them: --json)")
@@ -126,6 +127,6 @@ def print_methods() -> None:
 
 def print_datasets() -> None:
     """Print every dataset that is known by name."""
-    table = _table(["dataset", "what it is"], list(DATASETS.items()))
+    table = table_of(["dataset", "what it is"], list(DATASETS.items()))
     table.columns[1].justify = "left"
     _console().print(table)

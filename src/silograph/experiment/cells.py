@@ -1,0 +1,193 @@
+"""A cell of a study: one run, where it stands in the study's tables, and what came of it.
+
+A cell is known by what decides its result, not by its place in a table. The outcome of a cell is a
+line: plain values, as they stand in the study's file.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from silograph.core.config import RunConfig, Scalar, resolve_seeds
+from silograph.core.errors import SilographError
+from silograph.experiment.files import Row
+from silograph.experiment.progress import Progress
+from silograph.experiment.result import VIEWS, Result
+from silograph.experiment.run import resume, run, with_absolute_paths
+from silograph.experiment.setup import DEFAULT_CLIENTS, choose_method, versions, with_optimizer
+from silograph.graph.datasets import is_path
+from silograph.graph.graph import Graph, fingerprint
+
+Line = dict[str, Any]
+RESULTS = 1  # raised where a change of the library changes what the same config gives
+MACHINE = ("out", "checkpoint_every", "data_dir")  # fields that decide no result
+LASTING = "TrainingError"  # an error that is an outcome: the same cell diverges again
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        labels: its place in the study's tables, by coordinate.
+        config: the run.
+        graph: the graph, where it is in memory and not what `dataset` names.
+    """
+
+    labels: Mapping[str, Scalar]
+    config: RunConfig
+    graph: Graph | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the labels as words."""
+        return ", ".join(
+            str(value) if isinstance(value, str) else f"{key} {value}"
+            for key, value in self.labels.items()
+        )
+
+
+def deciding(config: RunConfig, *, in_memory: bool = False) -> dict[str, Any]:
+    """Return what decides a run's result, every seed and default written out.
+
+    Raises:
+        ConfigError: unknown method, model or option (names the nearest).
+    """
+    method, options = choose_method(config)
+    config = with_absolute_paths(config, in_memory=in_memory)
+    config = with_optimizer(resolve_seeds(config), method)
+    if config.clients is None and config.partition != "silo":
+        config = replace(config, clients=DEFAULT_CLIENTS)
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in MACHINE}
+    return values | {"options": asdict(options)}  # type: ignore[call-overload]
+
+
+def start_of(cell: Cell) -> Line:
+    """Return the part of a cell's line that is known before it runs."""
+    graph = None
+    if cell.graph is not None:
+        graph = fingerprint(cell.graph)
+    elif is_path(cell.config.dataset):
+        graph = _file_hash(Path(cell.config.dataset).expanduser())
+    config = deciding(cell.config, in_memory=cell.graph is not None)
+    return {"labels": dict(cell.labels), "config": config, "graph": graph, "results": RESULTS}
+
+
+def _file_hash(path: Path) -> str | None:
+    """Return the hash of a graph's files, None where there are none to read."""
+    digest = hashlib.blake2b(digest_size=8)
+    files = [path / "nodes.csv", path / "edges.csv"] if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file():
+            return None
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def digest_of(start: Line) -> str:
+    """Return 16 hex digits of what decides a line's result.
+
+    A key that a line does not have did not exist when it was written: its default says how things
+    were then.
+    """
+    config = dict(start["config"])
+    for f in fields(RunConfig):
+        if f.name not in (*MACHINE, "options"):
+            config.setdefault(f.name, f.default)
+    with contextlib.suppress(SilographError):  # of a method that is gone: nothing to fill in
+        method, _ = choose_method(RunConfig(method=config["method"]))
+        config["options"] = asdict(method.options()) | config["options"]
+    text = json.dumps([config, start.get("graph"), start["results"]], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def lasts(line: Line) -> bool:
+    """Whether a line is an outcome, not a mishap that another try may not have."""
+    return "error" not in line or line.get("kind") == LASTING
+
+
+def run_cell(
+    config: RunConfig,
+    graph: Graph | None = None,
+    *,
+    folder: str | None = None,
+    progress: Progress | str = "none",
+    test: bool = True,
+) -> Line:
+    """Return what came of a run as plain values; an error is one line of text.
+
+    Args:
+        config: the run.
+        graph: the graph, where it is in memory.
+        folder: where the run keeps its result folder; one that is there is gone on with.
+        progress: told of the rounds.
+        test: whether test scores are told.
+    """
+    reset = _reset_peak_memory()
+    try:
+        if folder is not None and Path(folder).exists():
+            result = resume(folder, graph=graph, progress=progress)
+        else:
+            result = run(graph, config=replace(config, out=folder), progress=progress)
+    except Exception as error:  # one cell must not end the others
+        return {"error": one_line(error), "kind": type(error).__name__, "versions": versions()}
+    peak = {} if reset else {"peak_memory_bytes": None}
+    return _outcome(result, test=test) | peak
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text as one line; the kind stands before what is not silograph's own."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, SilographError) else f"{type(error).__name__}: {text}"[:500]
+
+
+def _outcome(result: Result, *, test: bool) -> Line:
+    config, last = result.config, result.rounds[-1]
+    judge = choose_method(config)[0].judge
+    parts = ("val", "test") if test else ("val",)
+    return {
+        **{part: _views(getattr(result, part)) for part in parts},
+        "judge": judge,
+        "best_round": result.best_round,
+        "stopped": result.stopped,
+        "rounds": last["round"],
+        "last": {k: v for k, v in last.items() if k.partition("_")[0] in parts},
+        "bytes": {"total": result.bytes, "by_kind": result.ledger.bytes_by_kind},
+        "flops": result.flops,
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "clients": config.clients,
+        "kernels": config.kernels,
+        "block_size": config.block_size,
+        "partition": result.partition_hash,
+        "versions": versions(),
+        "curve": _curve(result.rounds, {part: f"{part}_{judge}_accuracy" for part in parts}),
+    }
+
+
+def _views(views: Any) -> dict[str, dict[str, float | None] | None]:
+    found = {view: getattr(views, view) for view in VIEWS}
+    return {view: None if scores is None else asdict(scores) for view, scores in found.items()}
+
+
+def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Return the judged rounds as columns, rounded: enough to draw."""
+    columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
+    return {name: [_short(row[key]) for row in rows] for name, key in columns.items()}
+
+
+def _short(value: float | None) -> float | None:
+    return round(value, 5) if isinstance(value, float) else value
+
+
+def _reset_peak_memory() -> bool:
+    """Forget the peak memory of earlier cells of this process; return whether that is possible."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True

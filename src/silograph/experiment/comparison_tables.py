@@ -1,0 +1,136 @@
+"""The tables of a comparison: as text for a terminal, as Markdown for a page."""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from rich.console import Console
+
+from silograph.experiment.comparison import Comparison, Row
+from silograph.experiment.markdown import markdown_table
+from silograph.experiment.result import VIEWS
+from silograph.experiment.tables import table_of
+
+WIDE = 140  # columns from which scores and costs stand side by side
+Column = tuple[str, Callable[[Row], str]]
+Titled = tuple[str, list[Column]]
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """Return a share in percent."""
+    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.2f}"
+
+
+def small(p: float | None) -> str:
+    """Return a p-value."""
+    return "-" if p is None else "< .001" if p < 0.001 else f"{p:.3f}".lstrip("0")
+
+
+def scaled(value: float | None, unit: float, digits: int) -> str:
+    """Return a cost in its unit."""
+    return "-" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _score(view: str) -> Column:
+    def text(row: Row) -> str:
+        mean, std = row[f"{view}_mean"], row[f"{view}_std"]
+        spread = "" if std is None else f" ± {percent(std)}"
+        return f"{percent(mean)}{spread}{'*' if view in row['best'] else ''}"
+
+    return view, text
+
+
+def _seeds(row: Row) -> str:
+    return str(row["seeds"])
+
+
+def _interval(row: Row) -> str:
+    if row["low"] is None:
+        return "-"
+    return f"{percent(row['low'], signed=True)} to {percent(row['high'], signed=True)}"
+
+
+def _difference(row: Row) -> str:
+    if row["method"] == row["reference"]:
+        return "reference"
+    return percent(row["difference"], signed=True)
+
+
+METHOD: Column = ("method", lambda row: str(row["method"]))
+SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
+TESTED: list[Column] = [
+    ("difference", _difference),
+    ("95 % interval", _interval),
+    ("p", lambda row: small(row["p"])),
+    ("p, Holm", lambda row: small(row["p_holm"])),
+    ("pairs", lambda row: "-" if row["pairs"] is None else str(row["pairs"])),
+]
+COSTS: list[Column] = [
+    ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
+    ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
+    ("seconds", lambda row: scaled(row["seconds"], 1, 1)),
+    ("MiB peak", lambda row: scaled(row["peak_memory_bytes"], 2**20, 0)),
+    ("best round", lambda row: scaled(row["best_round"], 1, 0)),
+]
+
+
+def tables_of(width: float) -> list[Titled]:
+    """Return the tables that fit a width."""
+    if width >= WIDE:
+        return [("", [METHOD, *SCORES, *TESTED[:3], *COSTS])]
+    apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", COSTS)]
+    return [(title, [METHOD, *columns]) for title, columns in apart]
+
+
+def groups(comparison: Comparison) -> list[tuple[str, list[Row]]]:
+    """Return the rows by the values of what is varied, with those values in words."""
+    over = comparison.asked.over
+    return [
+        (", ".join(f"{key} {value}" for key, value in zip(over, point, strict=True)), list(rows))
+        for point, rows in groupby(comparison.rows, key=lambda row: [row[key] for key in over])
+    ]
+
+
+def title_of(comparison: Comparison) -> str:
+    """Return dataset and metric in words."""
+    config = comparison.cells[0].config
+    known = comparison.asked.over
+    words = [] if "dataset" in known else [config.dataset]
+    words += [] if "clients" in known or config.clients is None else [f"{config.clients} clients"]
+    words += [] if "partition" in known else [config.partition]
+    return ", ".join(words)
+
+
+def _texts(columns: Sequence[Column], rows: Sequence[Row]) -> list[list[str]]:
+    return [[text(row) for _, text in columns] for row in rows]
+
+
+def text_of(comparison: Comparison, width: int) -> str:
+    """Return tables and notes as plain text of at most so many columns."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    for point, rows in groups(comparison):
+        for title, columns in tables_of(width):
+            words = [w for w in (title_of(comparison), point, title) if w]
+            names = [name for name, _ in columns]
+            console.print(table_of(names, _texts(columns, rows), ": ".join(words)))
+            console.print()
+    for note in comparison.notes:
+        console.print(note)
+    for line in comparison.failed:
+        console.print(f"failed: {line}")
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def markdown_of(comparison: Comparison) -> str:
+    """Return tables and notes as a page."""
+    parts = [f"# Comparison: {title_of(comparison)}"]
+    for point, rows in groups(comparison):
+        for title, columns in tables_of(-math.inf):
+            parts.append("## " + ": ".join(w for w in (point, title) if w))
+            parts.append(markdown_table([name for name, _ in columns], _texts(columns, rows)))
+    parts.append("\n".join(f"- {note}" for note in comparison.notes))
+    if comparison.failed:
+        parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in comparison.failed))
+    return "\n\n".join(parts) + "\n"
