@@ -22,7 +22,7 @@ from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
 from silograph.graph.partition import PARTITIONERS
 from silograph.methods import METHODS
-from silograph.nn.conv import CONVS
+from silograph.nn.model import MODELS
 
 pytestmark = pytest.mark.usefixtures("work")
 
@@ -50,6 +50,10 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "layers": (["--layers", "3"], "layers = 3", 3),
     "hidden": (["--hidden", "16"], "hidden = 16", 16),
     "dropout": (["--dropout", "0"], "dropout = 0", 0.0),
+    "residual": (["--residual"], "residual = true", True),
+    "heads": (["--heads", "4"], "heads = 4", 4),
+    "hops": (["--hops", "5"], "hops = 5", 5),
+    "teleport": (["--teleport", "0.2"], "teleport = 0.2", 0.2),
     "method": (["--method", "fedavg"], 'method = "fedavg"', "fedavg"),
     "options": (
         ["--option", "server_lr=0.5", "--option", "server-optimizer=adam"],
@@ -127,6 +131,7 @@ def test_the_set_of_flags() -> None:
         "--option",
         "--all-components",
         "--no-keep-optimizer",
+        "--no-residual",
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS}
@@ -216,7 +221,7 @@ def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("field", "table"), [("method", METHODS), ("partition", PARTITIONERS), ("model", CONVS)]
+    ("field", "table"), [("method", METHODS), ("partition", PARTITIONERS), ("model", MODELS)]
 )
 def test_help_names_every_choice(field: str, table: Mapping[str, object]) -> None:
     text = next(f for f in dataclasses.fields(RunConfig) if f.name == field).metadata["help"]

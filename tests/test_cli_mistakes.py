@@ -28,7 +28,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
     "underscore": (["run", "--local_epochs", "2"], "Did you mean --local-epochs?"),
     "partition": (["run", "g.npz", "--partition", "metes"], "'metes': did you mean 'metis'? "),
-    "model": (["run", "g.npz", "--model", "gnc"], "unknown model 'gnc': did you mean 'gcn'? "),
+    "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),
     "option": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
         "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",

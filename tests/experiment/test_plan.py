@@ -68,7 +68,7 @@ def test_kernels_are_compiled_where_they_can_be(conv: str, optimizer: Optimizer)
 @pytest.mark.parametrize(
     ("conv", "optimizer", "device", "reason"),
     [
-        ("gat", Adam(0.1), "cpu", "convolution gat is not compiled"),
+        ("gat", Adam(0.1), "cpu", "model gat is not compiled"),
         ("gcn", Plain(), "cpu", "optimizer Plain is not compiled"),
         ("gcn", Adam(0.1), "cuda", "device cuda is not a CPU"),
     ],

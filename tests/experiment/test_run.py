@@ -270,7 +270,7 @@ def test_a_config_and_what_replaces_it(make_graph: MakeGraph) -> None:
         ({"roundss": 3}, "unknown key in options 'roundss': did you mean 'rounds'"),
         ({"method": "fedavgg"}, "unknown method 'fedavgg': did you mean 'fedavg'"),
         ({"partition": "metes"}, "unknown partition method 'metes': did you mean 'metis'"),
-        ({"model": "gnc"}, "unknown model 'gnc': did you mean 'gcn'"),
+        ({"model": "gcnn"}, "unknown model 'gcnn': did you mean 'gcn'"),
         (
             {"method": "fedopt", "options": {"server_lrr": 1}},
             "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'",

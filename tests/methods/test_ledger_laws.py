@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from layers import model_of
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
+from silograph.core.work import metered
 from silograph.evaluation.judge import own_counts, server_counts
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
@@ -18,7 +20,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.nn.fit import LOSS_FLOPS, Schedule
+from silograph.nn.fit import LOSS_FLOPS, Schedule, fit
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam
 from silograph.selection.uniform import select_uniform
@@ -182,6 +184,62 @@ def test_work_is_the_closed_form(
         second = 2 * n * h * k + 2 * entries * k + (2 + 2 + 1) * n * k
         assert judged.flops[c] == first + second
         assert judged.bytes.tolist() == [0] * 5
+
+
+def layer_work(model: Model, layer: int, n: int, entries: int, values: int, *, train: bool) -> int:
+    """Work of one layer by hand; values of X stand for its product in layer 0, n I later.
+
+    `both` counts the way back, `two` that for both factors of a product.
+    """
+    wide, out, last = model.hidden, model.widths[layer + 1], layer == model.layers - 1
+    both, two = (2, 3) if train else (1, 1)
+    stored = values if layer == 0 else n * wide
+    product = 2 * stored * (both if layer == 0 else two)  # for each column of the weight
+    total = both * n * out  # bias
+    if model.conv == "graphconv":
+        total += 2 * product * out + both * 2 * entries * out + n * out
+    elif model.conv == "gin":  # sums, self loop, bias and ReLU inside, then the second product
+        total += product * wide + both * (2 * entries + 2 * n + n + n) * wide
+        total += two * 2 * n * wide * out
+    elif model.conv == "gat":  # both scores, then edges and loops, then the division
+        z = model.heads * out if last else out
+        total += product * z + two * 2 * 2 * n * z
+        total += (entries + n) * (both * 6 * model.heads + two * 2 * z) + both * n * z
+        total += both * n * z * last  # the mean of the heads
+    else:
+        total += product * out
+    if layer and train:
+        total += 4 * n * wide  # dropout
+    if not last:
+        total += both * n * out  # ReLU
+    if model.residual and layer and not last:
+        total += n * out
+    return total
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("conv", ["graphconv", "gin", "gat", "appnp"])
+def test_work_of_every_layer_is_the_closed_form(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], conv: str, sparse: bool
+) -> None:
+    graph = make_graph(40, sparse=sparse)
+    block, _ = cut_block(graph, 5)
+    model = model_of(conv, graph.num_features, graph.num_classes, layers=3, residual=True)
+    weights, k = init_weights(model, Key.of(9), torch.float64), graph.num_classes
+    size = sum(w.numel() for w in weights.values())
+    with metered(5) as meter:
+        fit(model, SGD(0.1), Schedule(2), block, weights, None, Key.of(1))
+    for c, part in enumerate(block.take(torch.tensor([c])) for c in range(5)):
+        n, entries, train = len(part.y), part.adj.nnz, int(part.num_train)
+        values = part.x.csr.nnz if isinstance(part.x, SparseRows) else n * graph.num_features
+        step, judged = (
+            sum(layer_work(model, i, n, entries, values, train=way) for i in range(3))
+            # A hop of APPNP: sums, two scalings, self loop, restart.
+            + model.hops * (2 if way else 1) * (2 * entries + (2 + 2 + 2) * n) * k
+            for way in (True, False)
+        )
+        assert meter.flops[c] == 2 * (step + LOSS_FLOPS * k * train + 2 * size)
+        assert meter.part(Kind.EVALUATION).flops[c] == judged
 
 
 def test_clients_that_do_not_train_do_no_work(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from layers import MODELS_WITH_SKIPS, model_of, reference_model
 from silograph.core.key import Key
 from silograph.core.payload import Stacked, take_all
 from silograph.evaluation.judge import own_counts, server_counts
@@ -21,9 +22,9 @@ from silograph.graph.split import make_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions
-from silograph.nn.conv import CONVS, Params
+from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import init_weights
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 ROUNDS = 4
@@ -36,9 +37,10 @@ Built = tuple[ClientBlock, Route]
 
 
 def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
-    model = Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task)
+    conv = changes.pop("conv", "gcn")
+    sizes = graph.num_features, graph.num_classes
     cfg = MethodConfig(
-        model=replace(model, conv=changes.pop("conv", "gcn")),
+        model=model_of(conv, *sizes, hidden=8, dropout=0.5, task=graph.task),
         optimizer=OPTIMIZERS[changes.pop("optimizer", "adam")],
         schedule=Schedule(2),
         keep_optimizer=method.keep_optimizer,
@@ -130,14 +132,34 @@ def test_a_block_of_many_is_many_blocks_of_one(
             torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(("conv", "residual"), MODELS_WITH_SKIPS)
 def test_every_layer_trains_the_same_in_blocks(
-    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], conv: str
+    make_graph: Callable[..., Graph],
+    cut_block: Callable[..., Built],
+    conv: str,
+    residual: bool,
+    keep: bool,
 ) -> None:
     graph = make_graph(50, sparse=True)
-    cfg = config(graph, FEDAVG, conv=conv)
+    cfg = config(graph, FEDAVG, conv=conv, keep_optimizer=keep)
+    cfg = replace(cfg, model=replace(cfg.model, layers=3 if residual else 2, residual=residual))
     built = cut_block(graph, 5)
-    assert_same(train(FEDAVG, cfg, built, 5), train(FEDAVG, cfg, built, 1))
+    one = train(FEDAVG, cfg, built, 1)
+    for block_size in (2, 5):
+        assert_same(train(FEDAVG, cfg, built, block_size), one)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("conv", ["gin", "gat", "appnp"])
+def test_every_method_trains_every_kind_of_layer(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], conv: str, name: str
+) -> None:
+    graph, method = make_graph(50, missing=0.1), METHODS[name]
+    built = cut_block(graph, 5)
+    for schedule in (Schedule(2), Schedule(1, batch_size=3)):
+        cfg = config(graph, method, conv=conv, participation=0.6, schedule=schedule)
+        assert_same(train(method, cfg, built, 5), train(method, cfg, built, 1))
 
 
 @pytest.mark.parametrize("adam", [True, False])
@@ -222,48 +244,36 @@ def test_numbering_and_order_change_nothing(make_graph: Callable[..., Graph], na
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize(("conv", "residual"), MODELS_WITH_SKIPS)
 def test_one_client_with_kept_optimizer_is_centralized_training(
-    make_graph: Callable[..., Graph], conv: str, optimizer: str
+    make_graph: Callable[..., Graph], conv: str, residual: bool, optimizer: str
 ) -> None:
     """The oracle is an ordinary torch loop over PyG's layers, without dropout."""
-    from torch_geometric.nn import GCNConv, SAGEConv
-
     graph = make_graph(50)
     cut = whole(graph)
     split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     cfg = config(graph, FEDAVG, conv=conv, optimizer=optimizer, keep_optimizer=True)
-    cfg = replace(cfg, model=replace(cfg.model, dropout=0.0))
+    model = replace(cfg.model, dropout=0.0, layers=3 if residual else 2, residual=residual)
+    cfg = replace(cfg, model=model)
     ours = train(FEDAVG, cfg, make_block(graph, cut, split, torch.float64), 1).weights
 
-    kinds = {"gcn": GCNConv, "sage": SAGEConv, "mlp": torch.nn.Linear}
-    layers = [kinds[conv](i, o).double() for i, o in [(7, 8), (8, 3)]]
-    names = {
-        "gcn": {"weight": "lin.weight", "bias": "bias"},
-        "sage": {"weight": "lin_l.weight", "bias": "lin_l.bias", "root": "lin_r.weight"},
-        "mlp": {"weight": "weight", "bias": "bias"},
-    }[conv]
-    first = init_weights(cfg.model, Key.of(9), torch.float64)
-    for number, layer in enumerate(layers):
-        layer.load_state_dict({b: transposed(first[f"{number}.{a}"]) for a, b in names.items()})
-    parameters = [p for layer in layers for p in layer.parameters()]
+    theirs = {
+        name: w.requires_grad_()
+        for name, w in init_weights(cfg.model, Key.of(9), torch.float64).items()
+    }
     step: torch.optim.Optimizer = (
-        torch.optim.Adam(parameters, lr=0.01, weight_decay=5e-4)
+        torch.optim.Adam(list(theirs.values()), lr=0.01, weight_decay=5e-4)
         if optimizer == "adam"
-        else torch.optim.SGD(parameters, lr=0.1, weight_decay=5e-4, momentum=0.9)
+        else torch.optim.SGD(list(theirs.values()), lr=0.1, weight_decay=5e-4, momentum=0.9)
     )
-    x, edges = graph.x.double(), () if conv == "mlp" else (graph.edge_index,)  # type: ignore[union-attr]
+    x = graph.x.double()  # type: ignore[union-attr]
     for _ in range(ROUNDS * cfg.schedule.epochs):
         step.zero_grad()
-        logits = layers[1](torch.relu(layers[0](x, *edges)), *edges)
+        logits = reference_model(cfg.model, theirs, x, graph.edge_index)
         torch.nn.functional.cross_entropy(logits[split.train], graph.y[split.train]).backward()
         step.step()
-    for number, layer in enumerate(layers):
-        theirs = layer.state_dict()
-        for our, name in names.items():
-            torch.testing.assert_close(
-                ours[f"{number}.{our}"], transposed(theirs[name]), rtol=0, atol=TOLERANCE
-            )
+    for name, w in theirs.items():
+        torch.testing.assert_close(ours[name], w.detach(), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("keep", [True, False])

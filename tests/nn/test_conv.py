@@ -2,24 +2,38 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, SAGEConv
 
+from layers import CONVS, model_of, reference
 from silograph.core.key import Key
 from silograph.graph.block import ClientBlock, Rows, SparseRows, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.graph.halo import Route
-from silograph.nn.conv import CONVS, Params, convolve, glorot, internal_messages
+from silograph.nn.conv import (
+    GAT,
+    GCN,
+    GIN,
+    MLP,
+    SAGE,
+    AnyConv,
+    GraphConv,
+    Params,
+    Propagation,
+    convolve,
+    internal_messages,
+    operator,
+)
+from silograph.nn.conv.base import glorot
+from silograph.nn.model import MODELS, num_sums, stages
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 
-OUT = 5
+OUT = 6
 EVERY_CONV = pytest.mark.parametrize("name", sorted(CONVS))
 BOTH_FEATURES = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 
@@ -55,30 +69,6 @@ def random_weights(name: str, features: int, seed: int) -> Params:
     }
 
 
-def reference(name: str, p: Mapping[str, Tensor], features: int) -> Any:
-    """Return PyG's layer with these weights, as a function of dense x and edge_index."""
-    layer: Any
-    if name == "mlp":
-        layer = torch.nn.Linear(features, OUT).double()
-        pairs = [(layer.weight, p["weight"].T), (layer.bias, p["bias"])]
-    elif name == "gcn":
-        layer = GCNConv(features, OUT).double()
-        pairs = [(layer.lin.weight, p["weight"].T), (layer.bias, p["bias"])]
-    else:
-        layer = SAGEConv(features, OUT).double()
-        pairs = [
-            (layer.lin_l.weight, p["weight"].T),
-            (layer.lin_r.weight, p["root"].T),
-            (layer.lin_l.bias, p["bias"]),
-        ]
-    with torch.no_grad():
-        for parameter, value in pairs:
-            assert parameter.shape == value.shape
-            parameter.copy_(value)
-    assert len(pairs) == len(list(layer.parameters()))
-    return layer if name != "mlp" else lambda x, _: layer(x)
-
-
 def outputs_and_grads(
     name: str, p: Params, x: Rows, block: ClientBlock, cotangent: Tensor
 ) -> tuple[Tensor, Params]:
@@ -99,7 +89,7 @@ def test_a_convolution_equals_pyg(
     block = uncut(graph)
     p = random_weights(name, graph.num_features, seed)
     got = convolve(CONVS[name], p, block.x, internal_messages(block, torch.float64))
-    close(got, reference(name, p, graph.num_features)(dense_x(block), graph.edge_index).detach())
+    close(got, reference(CONVS[name], p, dense_x(block), graph.edge_index, OUT).detach())
 
 
 @EVERY_CONV
@@ -121,19 +111,7 @@ def test_gradients_equal_pyg(make_graph: MakeGraph, name: str) -> None:
         return convolve(CONVS[name], leaves, x, internal_messages(block, torch.float64))
 
     def theirs(x: Tensor, leaves: Mapping[str, Tensor]) -> Tensor:
-        layer = reference(name, p, graph.num_features)
-        if name == "mlp":
-            return x @ leaves["weight"] + leaves["bias"]
-        names = {
-            "gcn": {"lin.weight": "weight", "bias": "bias"},
-            "sage": {"lin_l.weight": "weight", "lin_r.weight": "root", "lin_l.bias": "bias"},
-        }[name]
-        swapped = {
-            theirs: leaves[mine].T if leaves[mine].dim() == 2 else leaves[mine]
-            for theirs, mine in names.items()
-        }
-        out: Tensor = torch.func.functional_call(layer, swapped, (x, graph.edge_index))
-        return out
+        return reference(CONVS[name], leaves, x, graph.edge_index, OUT)
 
     for left, right in zip(grads(ours), grads(theirs), strict=True):
         close(left, right)
@@ -196,21 +174,62 @@ def test_renumbering_the_nodes_renumbers_the_output(
     close(outputs[0][order], outputs[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes", "bound"),
-    [
-        # Glorot: sqrt(6 / (I + O)) with I + O = 96; SAGE: 1 / sqrt(I).
-        ("gcn", {"weight": (64, 32), "bias": (32,)}, 0.25),
-        ("mlp", {"weight": (64, 32), "bias": (32,)}, 0.25),
-        ("sage", {"weight": (64, 32), "root": (64, 32), "bias": (32,)}, 0.125),
-    ],
-)
-def test_initial_weights(name: str, shapes: dict[str, tuple[int, ...]], bound: float) -> None:
-    params = CONVS[name].init(Key.of(0), 64, 32)
-    assert {k: tuple(v.shape) for k, v in params.items()} == shapes
+# Bounds of uniform draws by I = 64, O = 32, H = 16 and 4 heads: Glorot is sqrt(6 / (I + O)), that
+# of torch's linear layers 1 / sqrt(I). None: all zeros.
+ROOTED = {"weight": ((64, 32), 1 / 8), "root": ((64, 32), 1 / 8), "bias": ((32,), 1 / 8)}
+INITIAL: dict[str, tuple[AnyConv, Mapping[str, tuple[tuple[int, ...], float | None]]]] = {
+    "gcn": (GCN(), {"weight": ((64, 32), 0.25), "bias": ((32,), None)}),
+    "mlp": (MLP(), {"weight": ((64, 32), 0.25), "bias": ((32,), None)}),
+    "sage": (
+        SAGE(),
+        {"weight": ((64, 32), 1 / 8), "root": ((64, 32), 1 / 8), "bias": ((32,), 1 / 8)},
+    ),
+    "graphconv": (
+        GraphConv(),
+        {"weight": ((64, 32), 1 / 8), "root": ((64, 32), 1 / 8), "bias": ((32,), 1 / 8)},
+    ),
+    "gin": (
+        GIN(16),
+        {
+            "weight": ((64, 16), 1 / 8),
+            "bias": ((16,), 1 / 8),
+            "out": ((16, 32), 1 / 4),
+            "out_bias": ((32,), 1 / 4),
+        },
+    ),
+    "gat": (
+        GAT(4, concat=True),
+        {
+            "weight": ((64, 32), 0.25),
+            "sender": ((4, 8), 0.5**0.5),
+            "receiver": ((4, 8), 0.5**0.5),
+            "bias": ((32,), None),
+        },
+    ),
+    "gat, mean": (
+        GAT(4, concat=False),
+        {
+            "weight": ((64, 128), (6 / 192) ** 0.5),
+            "sender": ((4, 32), (6 / 36) ** 0.5),
+            "receiver": ((4, 32), (6 / 36) ** 0.5),
+            "bias": ((32,), None),
+        },
+    ),
+    "propagation": (Propagation(0.1), {}),
+}
+
+
+@pytest.mark.parametrize("name", INITIAL)
+def test_initial_weights(name: str) -> None:
+    conv, expected = INITIAL[name]
+    params = conv.init(Key.of(0), 64, 32)
+    assert {k: tuple(v.shape) for k, v in params.items()} == {
+        k: s for k, (s, _) in expected.items()
+    }
     assert all(v.dtype == torch.float64 for v in params.values())
     for k, value in params.items():
-        if k == "bias" and name != "sage":
+        bound = expected[k][1]
+        if bound is None:
             assert not value.any()
             continue
         assert float(value.abs().max()) <= bound
@@ -220,10 +239,13 @@ def test_initial_weights(name: str, shapes: dict[str, tuple[int, ...]], bound: f
         assert (
             abs(float(value.square().mean()) - bound**2 / 3) <= 5 * bound**2 * (4 / 45 / n) ** 0.5
         )
-    assert not torch.equal(params["weight"], params.get("root", params["weight"] + 1))
-    again, other = (CONVS[name].init(Key.of(seed), 64, 32) for seed in (0, 1))
-    assert all(torch.equal(again[k], params[k]) for k in shapes)
-    assert not torch.equal(other["weight"], params["weight"])
+    drawn = [v for k, v in params.items() if expected[k][1] is not None]
+    # No weight is a copy of another.
+    assert len({tuple(v.flatten()[:8].tolist()) for v in drawn}) == len(drawn)
+    again, other = (conv.init(Key.of(seed), 64, 32) for seed in (0, 1))
+    assert all(torch.equal(again[k], params[k]) for k in params)
+    if drawn:
+        assert not torch.equal(other["weight"], params["weight"])
 
 
 def test_glorot_depends_on_key_and_both_widths() -> None:
@@ -232,9 +254,44 @@ def test_glorot_depends_on_key_and_both_widths() -> None:
     close(glorot(key, 4, 20)[:, :2] * 2, glorot(key, 4, 2))
 
 
-def test_the_table_of_convolutions_says_who_sums() -> None:
-    assert {name: conv.sums for name, conv in CONVS.items()} == {
-        "gcn": True,
-        "sage": True,
-        "mlp": False,
-    }
+def test_convolutions_say_who_sums_and_whose_sum_has_parts() -> None:
+    convs = {name: stages(model_of(name))[-1].conv for name in MODELS}
+    assert [name for name, conv in convs.items() if not conv.sums] == ["mlp"]
+    assert [name for name, conv in convs.items() if conv.indivisible] == ["gat"]
+    reason = convs["gat"].indivisible
+    assert reason is not None
+    assert reason.startswith("attention weighs each edge by both of its ends")
+
+
+def test_no_model_has_two_sums_in_a_stage() -> None:
+    for name in MODELS:
+        model = model_of(name, layers=3)
+        hears = 3 if name == "appnp" else 0 if name == "mlp" else 3
+        assert num_sums(model) == hears
+        assert len(stages(model)) == (6 if name == "appnp" else 3)
+
+
+def test_operators_of_one_block_do_not_mix(make_graph: MakeGraph) -> None:
+    """Steps with another restart have another matrix; equal ones share it."""
+    messages = internal_messages(uncut(make_graph(20)), torch.float64)
+    one, two = (operator(Propagation(t), messages) for t in (0.1, 0.5))
+    assert operator(Propagation(0.1), messages) is one
+    assert one.values is not None
+    assert two.values is not None
+    close(one.values / 0.9, two.values / 0.5)
+    close(one.values / 0.9, operator(GCN(), messages).values)  # type: ignore[arg-type]
+
+
+def test_attention_does_not_overflow(make_graph: MakeGraph) -> None:
+    """A constant added to all logits of a receiver cancels, however large it is."""
+    block = uncut(isolate(make_graph(30), [4]))
+    x = torch.cat([dense_x(block), torch.ones(30, 1, dtype=torch.float64)], dim=1)
+    p = random_weights("gat", 8, 0)
+    p["weight"] = p["weight"].abs()  # logits above 0, where the leaky ReLU is linear
+    p["sender"], p["receiver"] = p["sender"].abs(), p["receiver"].abs()
+    x = x.abs()
+    messages = internal_messages(block, torch.float64)
+    expected = convolve(CONVS["gat"], p, x, messages)
+    assert bool(expected.isfinite().all())
+    huge = {**p, "receiver": p["receiver"] * 1e4}
+    close(convolve(CONVS["gat"], huge, x, messages), expected)

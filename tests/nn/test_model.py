@@ -1,53 +1,33 @@
 """Laws of the model: a stack of layers, and dropout that no grouping of clients changes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, SAGEConv
 
+from layers import MODELS_WITH_SKIPS, model_of, reference_model
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key, keep_probability
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
-from silograph.nn.conv import CONVS, Params
-from silograph.nn.model import Model, dropout, forward, init_weights
+from silograph.nn.conv import Params
+from silograph.nn.model import MODELS, Model, dropout, forward, init_weights, stages
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 
-EVERY_CONV = pytest.mark.parametrize("conv", sorted(CONVS))
+EVERY_CONV = pytest.mark.parametrize("conv", sorted(MODELS))
+SKIPS = pytest.mark.parametrize(("conv", "residual"), MODELS_WITH_SKIPS)
 DROP = 0.4
-
-
-def model_of(conv: str, layers: int = 3) -> Model:
-    return Model(conv, 7, 6, 3, layers, DROP, "multiclass")
+KEEP = keep_probability(DROP)
 
 
 def stacked_weights(model: Model, clients: int) -> Params:
     own = [init_weights(model, Key.of(c), torch.float64) for c in range(clients)]
     return {name: torch.stack([p[name] for p in own]) for name in own[0]}
-
-
-def reference(conv: str, p: Mapping[str, Tensor], layer: int) -> Any:
-    """Return PyG's layer with the weights of a layer, as a function of x and edge_index."""
-    weight, bias = p[f"{layer}.weight"], p[f"{layer}.bias"]
-    module: Any
-    if conv == "mlp":
-        return lambda x, _: x @ weight + bias
-    if conv == "gcn":
-        module = GCNConv(*weight.shape).double()
-        values = {"lin.weight": weight.T, "bias": bias}
-    else:
-        module = SAGEConv(*weight.shape).double()
-        root = p[f"{layer}.root"]
-        values = {"lin_l.weight": weight.T, "lin_r.weight": root.T, "lin_l.bias": bias}
-    module.load_state_dict(values)
-    return module
 
 
 def edges(block: ClientBlock) -> Tensor:
@@ -58,41 +38,87 @@ def close(left: Tensor, right: Tensor) -> None:
     torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
 
 
-@EVERY_CONV
+def dense_x(block: ClientBlock) -> Tensor:
+    return block.x.csr.tensor.to_dense() if isinstance(block.x, SparseRows) else block.x
+
+
+@SKIPS
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", [1, 4])
 def test_forward_is_a_stack_of_pyg_layers(
-    make_graph: MakeGraph, cut_block: MakeBlock, conv: str, sparse: bool, layers: int
+    make_graph: MakeGraph,
+    cut_block: MakeBlock,
+    conv: str,
+    residual: bool,
+    sparse: bool,
+    layers: int,
 ) -> None:
     block, _ = cut_block(make_graph(40, sparse=sparse), 3)
-    model = model_of(conv, layers)
+    model = model_of(conv, layers=layers, residual=residual)
     weights = init_weights(model, Key.of(1), torch.float64)
-    h = block.x.csr.tensor.to_dense() if isinstance(block.x, SparseRows) else block.x
     with torch.no_grad():
-        for layer in range(layers):
-            h = reference(conv, weights, layer)(h, edges(block))
-            h = h if layer == layers - 1 else h.relu()
+        expected = reference_model(model, weights, dense_x(block), edges(block))
     # The model has dropout, but without a key there is none.
-    close(forward(model, weights, block), h)
+    close(forward(model, weights, block), expected)
 
 
-@EVERY_CONV
-def test_dropout_falls_on_the_hidden_rows_by_key_layer_and_row_key(
-    make_graph: MakeGraph, cut_block: MakeBlock, conv: str
+@SKIPS
+def test_gradients_are_those_of_pyg_layers(
+    make_graph: MakeGraph, cut_block: MakeBlock, conv: str, residual: bool
 ) -> None:
     block, _ = cut_block(make_graph(40), 3)
-    model, key = model_of(conv), Key.of(8)
+    model = model_of(conv, layers=4, residual=residual)
+    leaves = {
+        k: w.requires_grad_() for k, w in init_weights(model, Key.of(1), torch.float64).items()
+    }
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(40, 3, dtype=torch.float64, generator=generator)
+    ours, theirs = (
+        torch.autograd.grad((out * cotangent).sum(), list(leaves.values()))
+        for out in (
+            forward(model, leaves, block),
+            reference_model(model, leaves, dense_x(block), edges(block)),
+        )
+    )
+    assert all(bool(grad.any()) for grad in ours)
+    for left, right in zip(ours, theirs, strict=True):
+        close(left, right)
+
+
+@SKIPS
+def test_dropout_falls_on_the_hidden_rows_by_key_layer_and_row_key(
+    make_graph: MakeGraph, cut_block: MakeBlock, conv: str, residual: bool
+) -> None:
+    """Before the convolutions of hidden layers only: skips and restarts are whole."""
+    block, _ = cut_block(make_graph(40), 3)
+    model, key = model_of(conv, layers=4, residual=residual), Key.of(8)
     weights = init_weights(model, Key.of(1), torch.float64)
-    assert isinstance(block.x, Tensor)
-    h = block.x
+    masks = {
+        layer: key.fold("dropout", layer).keep(block.row_key, 6, DROP).double() / KEEP
+        for layer in range(1, 4)
+    }
     with torch.no_grad():
-        for layer in range(model.layers):
-            if layer:
-                keep = key.fold("dropout", layer).keep(block.row_key, h.shape[1], DROP)
-                h = h * keep / keep_probability(DROP)
-            h = reference(conv, weights, layer)(h, edges(block))
-            h = h if layer == model.layers - 1 else h.relu()
-    close(forward(model, weights, block, key), h)
+        expected = reference_model(model, weights, dense_x(block), edges(block), masks)
+    close(forward(model, weights, block, key), expected)
+
+
+@pytest.mark.parametrize("teleport", [0.0, 0.5, 1.0])
+def test_a_restart_is_between_propagation_and_none(
+    make_graph: MakeGraph, cut_block: MakeBlock, teleport: float
+) -> None:
+    block, _ = cut_block(make_graph(40), 3)
+    model = model_of("appnp", teleport=teleport)
+    weights = init_weights(model, Key.of(1), torch.float64)
+    out = forward(model, weights, block)
+    close(out, reference_model(model, weights, dense_x(block), edges(block)))
+    if teleport == 1:  # the MLP's predictions
+        close(out, forward(replace(model, conv="mlp"), weights, block))
+
+
+def test_skips_need_three_layers(make_graph: MakeGraph, cut_block: MakeBlock) -> None:
+    for layers, skips in ((1, []), (2, []), (3, [1]), (5, [1, 2, 3])):
+        model = model_of("gcn", layers=layers, residual=True)
+        assert [n for n, stage in enumerate(stages(model)) if stage.skip] == skips
 
 
 @EVERY_CONV
@@ -185,18 +211,27 @@ def test_initial_weights_are_the_same_numbers_in_both_precisions(conv: str) -> N
         assert torch.equal(single[name], value.float())
 
 
+NAMES = {
+    "gcn": ("weight", "bias"),
+    "mlp": ("weight", "bias"),
+    "appnp": ("weight", "bias"),
+    "sage": ("weight", "root", "bias"),
+    "graphconv": ("weight", "root", "bias"),
+    "gin": ("weight", "bias", "out", "out_bias"),
+    "gat": ("weight", "sender", "receiver", "bias"),
+}
+
+
 @EVERY_CONV
 def test_initial_weights_of_every_layer(conv: str) -> None:
-    model = model_of(conv)
+    model = model_of(conv, layers=3)
     weights = init_weights(model, Key.of(3), torch.float64)
     assert model.widths == [7, 6, 6, 3]
-    names = ["weight", "root", "bias"] if conv == "sage" else ["weight", "bias"]
-    expected = {
-        f"{layer}.{name}": (outputs,) if name == "bias" else (inputs, outputs)
-        for layer, (inputs, outputs) in enumerate([(7, 6), (6, 6), (6, 3)])
-        for name in names
-    }
-    assert {name: tuple(w.shape) for name, w in weights.items()} == expected
+    assert list(weights) == [f"{layer}.{name}" for layer in range(3) for name in NAMES[conv]]
+    if conv in ("gcn", "sage", "mlp", "graphconv", "appnp"):
+        for layer, (inputs, outputs) in enumerate([(7, 6), (6, 6), (6, 3)]):
+            assert weights[f"{layer}.weight"].shape == (inputs, outputs)
+            assert weights[f"{layer}.bias"].shape == (outputs,)
     # No layer starts as a copy of another, drawn at equal or at other widths.
     assert not torch.equal(weights["1.weight"], weights["0.weight"][:6])
     deeper = init_weights(replace(model, layers=4), Key.of(3), torch.float64)
@@ -207,8 +242,36 @@ def test_initial_weights_of_every_layer(conv: str) -> None:
     assert not torch.equal(other["0.weight"], weights["0.weight"])
 
 
+def test_widths_of_heads_and_perceptrons() -> None:
+    """Heads stand side by side in hidden layers; perceptrons are as wide as these."""
+    shapes = {
+        conv: {k: tuple(w.shape) for k, w in init_weights(model, Key.of(0), torch.float32).items()}
+        for conv, model in {"gat": model_of("gat"), "gin": model_of("gin")}.items()
+    }
+    assert shapes["gat"] == {
+        "0.weight": (7, 6),
+        "0.sender": (2, 3),
+        "0.receiver": (2, 3),
+        "0.bias": (6,),
+        "1.weight": (6, 2 * 3),
+        "1.sender": (2, 3),
+        "1.receiver": (2, 3),
+        "1.bias": (3,),
+    }
+    assert shapes["gin"] == {
+        "0.weight": (7, 6),
+        "0.bias": (6,),
+        "0.out": (6, 6),
+        "0.out_bias": (6,),
+        "1.weight": (6, 6),
+        "1.bias": (6,),
+        "1.out": (6, 3),
+        "1.out_bias": (3,),
+    }
+
+
 def test_one_layer_goes_from_features_to_outputs() -> None:
-    assert model_of("gcn", 1).widths == [7, 3]
+    assert model_of("gcn", layers=1).widths == [7, 3]
 
 
 def test_layers_past_the_tenth_keep_their_own_weights(
@@ -216,7 +279,7 @@ def test_layers_past_the_tenth_keep_their_own_weights(
 ) -> None:
     # "1." is a prefix of "1.weight", not of "10.weight" or "11.weight".
     block, _ = cut_block(make_graph(20), 2)
-    model = replace(model_of("mlp", 12), dropout=0.0)
+    model = replace(model_of("mlp", layers=12), dropout=0.0)
     weights = {
         name: w if w.dim() == 2 else w + 1.0  # keeps units alive through all layers
         for name, w in init_weights(model, Key.of(0), torch.float64).items()
@@ -232,7 +295,7 @@ def test_layers_past_the_tenth_keep_their_own_weights(
 
 def test_an_unknown_convolution_is_told(make_graph: MakeGraph, cut_block: MakeBlock) -> None:
     model = replace(model_of("gcn"), conv="gcm")
-    message = r"^unknown convolution 'gcm': did you mean 'gcn'\? Choices: gcn, mlp, sage$"
+    message = r"^unknown model 'gcm': did you mean 'gcn'\? Choices: appnp, gat, gcn, gin, "
     with pytest.raises(ConfigError, match=message):
         init_weights(model, Key.of(0), torch.float64)
     block, _ = cut_block(make_graph(20), 2)

@@ -15,11 +15,11 @@ from silograph.core.work import Meter, metered
 from silograph.graph.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
-from silograph.nn.conv import CONVS, Params
+from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, Schedule, stacked_copies
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import MODELS, Model, init_weights
 from silograph.nn.optim import SGD, Adam, Optimizer, rest
-from silograph.nn.tiers import COMPILED_CONVS, Kernels, fit, predict, why_not_compiled
+from silograph.nn.tiers import COMPILED_MODELS, Kernels, fit, predict, why_not_compiled
 from silograph.nn.tiers import rest as tier_rest
 
 pytest.importorskip("numba")
@@ -122,7 +122,7 @@ def assert_equal(case: Case, tolerance: float = TOLERANCE) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("conv", COMPILED_CONVS)
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_layers_and_schedules(
     make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, schedule: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_layers_and_schedules(
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("conv", COMPILED_CONVS)
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: int) -> None:
     for schedule in (Schedule(2), Schedule(2, batch_size=3, fanout=(2,) * layers)):
         changes = {"conv": conv, "layers": layers, "schedule": schedule}
@@ -217,7 +217,7 @@ def test_clients_of_a_block_have_the_bits_of_blocks_of_one(
             assert torch.equal(many.logits[case.block.client == c], one.logits)
 
 
-@pytest.mark.parametrize("conv", COMPILED_CONVS)
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_float32_is_near(make_graph: MakeGraph, cut_block: CutBlock, conv: str) -> None:
     case = case_of(make_graph, cut_block, conv=conv, dtype=torch.float32)
     ours, theirs = case.run("compiled")[0].logits, case.run("torch")[0].logits
@@ -226,7 +226,7 @@ def test_float32_is_near(make_graph: MakeGraph, cut_block: CutBlock, conv: str) 
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("conv", COMPILED_CONVS)
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool) -> None:
     for layers, shared in itertools.product((1, 2, 3), (True, False)):
         case = case_of(
@@ -261,12 +261,14 @@ def test_why_a_model_is_not_compiled() -> None:
     cpu = torch.device("cpu")
     assert why_not_compiled(model, ADAM, cpu) is None
     reason = why_not_compiled(replace(model, conv="gat"), ADAM, cpu)
-    assert reason == "convolution gat is not compiled"
+    assert reason == "model gat is not compiled"
+    reason = why_not_compiled(replace(model, residual=True), ADAM, cpu)
+    assert reason == "residual connections are not compiled"
     assert why_not_compiled(model, ADAM, torch.device("cuda")) == "device cuda is not a CPU"
 
 
 def test_all_layers_are_compiled_or_known_not_to_be() -> None:
-    assert set(COMPILED_CONVS) <= set(CONVS)
+    assert set(COMPILED_MODELS) <= set(MODELS)
 
 
 def test_training_changes_nothing_that_it_was_given(

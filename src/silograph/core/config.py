@@ -97,15 +97,32 @@ class RunConfig:
     participation: Annotated[float, Field(gt=0, le=1)] = field(
         default=1.0, metadata=option("share of clients that train in a round", "Clients")
     )
-    model: str = field(default="gcn", metadata=option("convolution: gcn, sage or mlp", "Model"))
+    model: str = field(
+        default="gcn",
+        metadata=option("layers: gcn, sage, graphconv, gin, gat, appnp or mlp", "Model"),
+    )
     layers: Annotated[int, Field(ge=1)] = field(
-        default=2, metadata=option("number of convolutions", "Model")
+        default=2, metadata=option("number of layers with weights", "Model")
     )
     hidden: Annotated[int, Field(ge=1)] = field(
         default=128, metadata=option("width of the hidden layers", "Model")
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.5, metadata=option("share of hidden activations dropped", "Model")
+    )
+    residual: bool = field(
+        default=False,
+        metadata=option("add a hidden layer's input to its output (from 3 layers on)", "Model"),
+    )
+    heads: Annotated[int, Field(ge=1)] | None = field(
+        default=None, metadata=option("attention heads of gat (default: 8)", "Model")
+    )
+    hops: Annotated[int, Field(ge=1)] | None = field(
+        default=None, metadata=option("propagation steps of appnp (default: 10)", "Model")
+    )
+    teleport: Annotated[float, Field(ge=0, le=1)] | None = field(
+        default=None,
+        metadata=option("share of the prediction kept in a step of appnp (default: 0.1)", "Model"),
     )
     method: str = field(
         default="fedopt",

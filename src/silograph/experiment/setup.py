@@ -22,12 +22,13 @@ from silograph.graph.partition import Partition, make_partition
 from silograph.graph.split import choose_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
-from silograph.nn.conv import CONVS
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model
+from silograph.nn.model import MODELS, Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 DEFAULT_CLIENTS = 10
+HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
+OPTION_OF = {"heads": "gat", "hops": "appnp", "teleport": "appnp"}
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
@@ -125,8 +126,56 @@ def choose_method(config: RunConfig) -> tuple[Method, object]:
     """
     method = lookup(METHODS, config.method, "method")
     options: object = checked(method.options, config.options, f"options of {method.name}")
-    lookup(CONVS, config.model, "model")
+    with_model_options(config)
     return method, options
+
+
+def with_model_options(config: RunConfig) -> RunConfig:
+    """Return the config with the options of its model written out.
+
+    Raises:
+        ConfigError: unknown model (names the nearest), or an option that it cannot use.
+    """
+    lookup(MODELS, config.model, "model")
+    for name, model in OPTION_OF.items():
+        if config.model != model and getattr(config, name) is not None:
+            raise ConfigError(
+                f"expected {name} with model {model} only, got {name}={getattr(config, name)} with "
+                f"model {config.model}: leave it out"
+            )
+    if config.residual and config.layers < 3:
+        raise ConfigError(
+            f"expected 3 layers or more with residual, got {config.layers}: there is no hidden "
+            "layer whose input and output are equally wide"
+        )
+    if config.model == "gat":
+        config = replace(config, heads=HEADS if config.heads is None else config.heads)
+        if config.layers > 1 and config.hidden % (config.heads or 1):
+            raise ConfigError(
+                f"expected a hidden width that is a multiple of {config.heads} heads, got "
+                f"{config.hidden}: they stand side by side in it"
+            )
+    if config.model == "appnp":
+        hops = HOPS if config.hops is None else config.hops
+        teleport = TELEPORT if config.teleport is None else config.teleport
+        config = replace(config, hops=hops, teleport=teleport)
+    return config
+
+
+def _model(config: RunConfig, graph: Graph) -> Model:
+    return Model(
+        conv=config.model,
+        features=graph.num_features,
+        hidden=config.hidden,
+        outputs=graph.num_classes,
+        layers=config.layers,
+        dropout=config.dropout,
+        task=graph.task,
+        residual=config.residual,
+        heads=config.heads or 1,
+        hops=config.hops or 0,
+        teleport=config.teleport or 0.0,
+    )
 
 
 def with_optimizer(config: RunConfig, method: Method) -> RunConfig:
@@ -147,10 +196,10 @@ def _optimizer(config: RunConfig) -> Optimizer:
 
 
 def parse_fanout(config: RunConfig) -> tuple[int, ...] | None:
-    """Return neighbors drawn by hop, (L,); a single number holds for every hop, 0 is all.
+    """Return neighbors drawn by hop; a single number holds for every hop, 0 is all.
 
     Raises:
-        ConfigError: not a list of numbers, or not one for each layer.
+        ConfigError: not a list of numbers, or not one for each hop.
     """
     if config.fanout is None:
         return None
@@ -158,11 +207,12 @@ def parse_fanout(config: RunConfig) -> tuple[int, ...] | None:
     if not all(re.fullmatch(r"[0-9]{1,18}", word.strip()) for word in words):
         raise ConfigError(f"expected a fanout of numbers like 10,5, got {config.fanout!r}")
     counts = tuple(int(word) for word in words)
+    hops, each = (config.layers, "layer") if config.hops is None else (config.hops, "hop")
     if len(counts) == 1:
-        counts *= config.layers
-    if len(counts) != config.layers:
+        counts *= hops
+    if len(counts) != hops:
         raise ConfigError(
-            f"expected a fanout of one number or {config.layers} (one for each layer), got "
+            f"expected a fanout of one number or {hops} (one for each {each}), got "
             f"{config.fanout!r}"
         )
     return counts
@@ -187,22 +237,14 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
         SilographError: something about config or graph cannot be used.
     """
     method, options = choose_method(config)
-    config = with_optimizer(config, method)
+    config = with_model_options(with_optimizer(config, method))
     parse_target(config.target)
     optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
     schedule = Schedule(config.local_epochs, config.batch_size, parse_fanout(config))
     cut = cut_graph(config, graph)
     partition = whole(cut.graph) if method.uncut else cut.partition
     block, route = make_block(cut.graph, partition, cut.split, dtype)
-    model = Model(
-        conv=config.model,
-        features=cut.graph.num_features,
-        hidden=config.hidden,
-        outputs=cut.graph.num_classes,
-        layers=config.layers,
-        dropout=config.dropout,
-        task=cut.graph.task,
-    )
+    model = _model(config, cut.graph)
     config = plan(replace(config, clients=len(cut.partition.ids)), model, optimizer, block, device)
     assert config.keep_optimizer is not None  # written out
     assert config.kernels != "auto"  # planned

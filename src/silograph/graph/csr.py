@@ -92,9 +92,14 @@ class CSR:
         )
 
     @cached_property
+    def by_column(self) -> Tensor:
+        """The entries in the order of their columns, then rows, (nnz,) int64."""
+        return torch.sort(self.indices, stable=True).indices
+
+    @cached_property
     def transposed(self) -> "CSR":
         """The transpose, built once: torch's own transposed products are several times slower."""
-        order = torch.sort(self.indices, stable=True).indices
+        order = self.by_column
         lengths = torch.bincount(self.indices, minlength=self.num_cols)
         dtype = self.indices.dtype
         return CSR(

@@ -18,11 +18,11 @@ from torch import Tensor
 from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
 from silograph.core.payload import Patched, Stacked, offsets
 from silograph.graph.block import ClientBlock, SparseRows
-from silograph.nn.conv import CONVS, Params
+from silograph.nn.conv import GAT, Conv, Params
 from silograph.nn.fit import Fitted, Schedule, patched
 from silograph.nn.kernels import arrays, training
 from silograph.nn.kernels import optim as kernels_optim
-from silograph.nn.model import Model, first_maps, weight_shapes
+from silograph.nn.model import Model, first_maps, stages, weight_shapes
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.work import report_pass, report_training
 
@@ -145,8 +145,15 @@ def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
     return found
 
 
+def _conv(model: Model) -> Conv:
+    """Return the convolution of every layer."""
+    conv = stages(model)[0].conv
+    assert not isinstance(conv, GAT)  # see why_not_compiled
+    return conv
+
+
 def _rows(model: Model, block: ClientBlock) -> arrays.Rows:
-    conv, adj, values = CONVS[model.conv], block.adj, block.adj.values
+    conv, adj, values = _conv(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
     degree = adj.degree.to(values.dtype)[:, None]
     one = torch.ones_like(degree)
@@ -240,7 +247,7 @@ def _later_names(model: Model) -> Iterator[str]:
     """Names of the weights after the first matrices, in the kernels' order."""
     yield "0.bias"
     for layer in range(1, model.layers):
-        yield from (f"{layer}.{name}" for name in CONVS[model.conv].maps)
+        yield from (f"{layer}.{name}" for name in _conv(model).maps)
         yield f"{layer}.bias"
 
 

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from silograph.core.errors import lookup
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -28,13 +27,15 @@ from silograph.core.payload import (
 )
 from silograph.core.work import report_each, report_rows, work_for, work_of
 from silograph.graph.block import ClientBlock, Rows, SparseRows
-from silograph.nn.conv import CONVS, Params
+from silograph.nn.conv import Params
 from silograph.nn.loss import node_loss
 from silograph.nn.model import (
     Model,
     Pass,
     first_maps,
     forward_pass,
+    num_sums,
+    stages,
     weight_shapes,
     whole_pass,
 )
@@ -53,18 +54,18 @@ class Schedule:
     Attributes:
         epochs: passes over them.
         batch_size: training nodes in a step; None: all.
-        fanout: (L,) neighbors drawn of each node by hop, the training nodes' first, 0 for all;
-            None: every edge of the client in every step.
+        fanout: neighbors drawn of each node by hop, the training nodes' first, 0 for all; None:
+            every edge of the client in every step.
     """
 
     epochs: int
     batch_size: int | None = None
     fanout: tuple[int, ...] | None = None
 
-    def drawn(self, layers: int) -> tuple[int, ...] | None:
+    def drawn(self, hops: int) -> tuple[int, ...] | None:
         """Return the fan-out of every hop, or None where a step takes all rows of a client."""
         if self.fanout is None and self.batch_size is not None:
-            return (0,) * layers
+            return (0,) * hops
         return self.fanout
 
 
@@ -130,7 +131,7 @@ def fit(
     tensors = {name: f.t for name, f in held.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         dtype = next(iter(tensors.values())).dtype
-        inputs = replace(whole_pass(block, model.layers, dtype), x=rows_for(block, compact))
+        inputs = replace(whole_pass(model, block, dtype), x=rows_for(block, compact))
         logits = forward_pass(model, tensors, inputs, None)
     weights = _weights(optimizer, block, start, held, steps)
     kept = {name: f.t for name, f in given.items()}
@@ -193,7 +194,7 @@ class _Trainer:
 
     def run(self, block: ClientBlock, held: Held, given: Held) -> tuple[Held, Held, Tensor, Tensor]:
         """Return weights, optimizer state, loss (C,) and number of steps (C,)."""
-        if self.schedule.drawn(self.model.layers) is None:
+        if self.schedule.drawn(num_sums(self.model)) is None:
             return self._full(block, held, given)
         parts = []
         for position in torch.arange(block.num_clients, device=block.off.device).split(1):
@@ -210,7 +211,7 @@ class _Trainer:
         memory = self._memory(weights, given)
         dtype = next(iter(weights.values())).dtype
         x = rows_for(block, self.compact)
-        inputs = replace(whole_pass(block, self.model.layers, dtype), x=x)
+        inputs = replace(whole_pass(self.model, block, dtype), x=x)
         loss = torch.empty(0)
         for epoch in range(self.schedule.epochs):
             key = self.key.fold("epoch", epoch, "batch", 0)
@@ -225,9 +226,9 @@ class _Trainer:
         weights = {name: f.t for name, f in held.items()}
         memory = self._memory(weights, given)
         x, steps = rows_for(block, self.compact), 0
-        fanout = self.schedule.drawn(self.model.layers)
+        fanout = self.schedule.drawn(num_sums(self.model))
         assert fanout is not None  # see `run`
-        sums = lookup(CONVS, self.model.conv, "convolution").sums
+        sums = tuple(stage.conv.sums for stage in stages(self.model))
         device = block.off.device
         total = torch.zeros(1, dtype=torch.float64, device=device)
         for epoch in range(self.schedule.epochs):
@@ -235,7 +236,7 @@ class _Trainer:
             key = self.key.fold("epoch", epoch)
             for number, seeds in enumerate(batches(block, self.schedule.batch_size, key)):
                 step_key = key.fold("batch", number)
-                inputs = sampled_pass(block, x, seeds, fanout, step_key, sums=sums)
+                inputs = sampled_pass(block, x, seeds, fanout, step_key, sums)
                 off = torch.tensor([0, len(seeds)], device=device)
                 seen = replace(block, off=off, y=block.y[seeds])
                 every = torch.ones(len(seeds), dtype=torch.bool, device=device)

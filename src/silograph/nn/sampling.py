@@ -6,8 +6,10 @@ degree / drawn of them, so the sum over neighbors is unbiased for every convolut
 
 Draws are hashes of the keys of the rows, so they depend on no numbering.
 
-n: rows. L: layers.
+n: rows. L: stages.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,8 +61,7 @@ def sampled_pass(
     seeds: Tensor,
     fanout: tuple[int, ...],
     key: Key,
-    *,
-    sums: bool,
+    sums: Sequence[bool],
 ) -> Pass:
     """Return the pass that ends at the seeds, along edges drawn from there.
 
@@ -68,17 +69,20 @@ def sampled_pass(
         block: one client.
         x: its features, in the form that the weights want.
         seeds: rows whose logits are wanted.
-        fanout: (L,) neighbors drawn by hop, the seeds' first; 0 for all.
+        fanout: neighbors drawn by hop, the seeds' first, 0 for all; one for each stage that sums.
         key: key of the step.
-        sums: whether the model hears neighbors at all; else none are drawn.
+        sums: (L,) whether a stage sums over neighbors; else none are drawn.
     """
     rows = seeds
     keys: list[Tensor] = []
     messages: list[Messages] = []
-    for hop, count in enumerate(fanout):
-        layer = len(fanout) - 1 - hop
-        drawn = draw_edges(block, rows, count or None, key.fold("neighbors", layer))
-        senders, heard = _one_layer(block, rows, *(drawn if sums else (t[:0] for t in drawn)))
+    hops = iter(fanout)
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    for number, hears in reversed(tuple(enumerate(sums))):
+        drawn = rows[:0], rows[:0], block.adj.values[:0]
+        if hears:
+            drawn = draw_edges(block, rows, next(hops) or None, key.fold("neighbors", number))
+        senders, heard = _one_stage(block, rows, *drawn)
         messages.insert(0, heard)
         keys.insert(0, block.row_key[senders])
         rows = senders
@@ -91,14 +95,14 @@ def sampled_pass(
     return Pass(entering, tuple(messages), tuple(keys))
 
 
-def _one_layer(
+def _one_stage(
     block: ClientBlock, rows: Tensor, position: Tensor, neighbor: Tensor, share: Tensor
 ) -> tuple[Tensor, Messages]:
-    """Return the rows that enter a layer, those that leave it first, and the layer's messages.
+    """Return the rows that enter a stage, those that leave it first, and the stage's messages.
 
     Args:
         block: one client.
-        rows: (r,) int64 rows that leave the layer.
+        rows: (r,) int64 rows that leave the stage.
         position: (e,) int64 position among `rows` of every edge.
         neighbor: (e,) int64 its other end.
         share: (e,) how many edges it stands for.

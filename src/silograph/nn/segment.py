@@ -4,6 +4,8 @@ C: clients. n: rows. I, O: input and output width. `off` (C + 1,) int64 are the 
 client. A weight of one dimension more than usual has a slice for each client.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,58 @@ def sparse_product(matrix: CSR, dense: Tensor, *, symmetric: bool = False) -> Te
     transposed = (lambda: matrix) if symmetric else (lambda: matrix.transposed)
     out: Tensor = _SparseProduct.apply(dense, matrix, transposed)  # type: ignore[no-untyped-call]
     return out
+
+
+class _EdgeProduct(torch.autograd.Function):
+    """Sums over edges with a weight for each edge and head, without a value for each edge."""
+
+    @staticmethod
+    def forward(ctx, weight, z, matrix):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(weight, z)
+        ctx.matrix = matrix
+        return _each_head(matrix, weight, z)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        weight, z = ctx.saved_tensors
+        matrix = ctx.matrix
+        rows, columns = matrix.row, matrix.indices.long()
+        heads = zip(grad.unbind(1), z.unbind(1), strict=True)
+        grad_weight = torch.stack([(g[rows] * t[columns]).sum(1) for g, t in heads], dim=1)
+        back = _each_head(matrix.transposed, weight[matrix.by_column], grad)
+        return grad_weight, back, None
+
+
+def _each_head(matrix: CSR, weight: Tensor, z: Tensor) -> Tensor:
+    parts = zip(weight.unbind(1), z.unbind(1), strict=True)
+    weighted = [_product(replace(matrix, values=w.contiguous()), t) for w, t in parts]
+    return torch.stack(weighted, dim=1)
+
+
+def edge_product(matrix: CSR, weight: Tensor, z: Tensor) -> Tensor:
+    """Return the sums of z (m, heads, D) over edges, (n, heads, D).
+
+    Args:
+        matrix: (n, m); its values are not looked at.
+        weight: (nnz, heads) of every stored entry.
+        z: (m, heads, D).
+    """
+    out: Tensor = _EdgeProduct.apply(weight, z, matrix)  # type: ignore[no-untyped-call]
+    return out
+
+
+def segment_heads(z: Tensor, weight: Tensor, off: Tensor) -> Tensor:
+    """Return the product of each row and head with a vector, (n, heads).
+
+    Args:
+        z: (n, heads * D).
+        weight: (heads, D) shared by all clients, or (C, heads, D).
+        off: (C + 1,).
+    """
+    report_rows(off, 2 * z.shape[1] * (1 + gradients(z, weight)))
+    if weight.dim() == 3:
+        weight = weight.repeat_interleave(off.diff(), dim=0, output_size=len(z))
+    return (z.view(len(z), *weight.shape[-2:]) * weight).sum(dim=2)
 
 
 class _SegmentProduct(torch.autograd.Function):

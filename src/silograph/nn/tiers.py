@@ -20,13 +20,15 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.optim import rest as rest_torch
 
 Kernels = Literal["compiled", "torch"]
-COMPILED_CONVS = ("gcn", "sage", "mlp")
+COMPILED_MODELS = ("gcn", "sage", "mlp")
 
 
 def why_not_compiled(model: Model, optimizer: Optimizer, device: torch.device) -> str | None:
     """Return why the compiled kernels cannot be used, or None if they can."""
-    if model.conv not in COMPILED_CONVS:
-        return f"convolution {model.conv} is not compiled"
+    if model.conv not in COMPILED_MODELS:
+        return f"model {model.conv} is not compiled"
+    if model.residual:
+        return "residual connections are not compiled"
     if not isinstance(optimizer, SGD | Adam):
         return f"optimizer {type(optimizer).__name__} is not compiled"
     if device.type != "cpu":

@@ -9,9 +9,8 @@ import torch
 from silograph.core.kinds import Kind
 from silograph.core.work import report_clients, work_for
 from silograph.graph.block import ClientBlock, SparseRows
-from silograph.nn.conv import CONVS
 from silograph.nn.fit import LOSS_FLOPS, Schedule
-from silograph.nn.model import Model, weight_shapes
+from silograph.nn.model import Model, stages, weight_shapes
 from silograph.nn.optim import Optimizer
 
 
@@ -20,7 +19,7 @@ def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:
     name = ("counts", model.layers, model.conv)
     if name not in block.memo:
         rows = block.off.diff()
-        edges = block.adj.indptr[block.off].diff() * CONVS[model.conv].sums
+        edges = block.adj.indptr[block.off].diff() * stages(model)[0].conv.sums
         entries = torch.zeros_like(rows)
         if isinstance(block.x, SparseRows):
             entries = block.x.csr.indptr[block.off].diff()

@@ -1,0 +1,139 @@
+"""Convolutions, each split into the parts that a federation needs to tell apart.
+
+    z = map(x)                                  linear, at the node that sends
+    s = post * (A @ (pre * z)) + own * z        the sum over neighbors, scaled on both sides, and
+                                                the node's own z
+    out = finish(x, s)                          bias, further self terms, what comes after the sum
+
+Only the sum crosses clients, so only the sum has to know about them; each side scales by its
+own degrees, so no degree travels. In the backward pass `pre` and `post` swap.
+
+Every function takes weights that are shared by all clients or stacked by client (`segment`).
+
+n: rows. I, O: input and output width. C: clients.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.work import report_entries, report_rows
+from silograph.graph.block import Rows
+from silograph.graph.csr import CSR
+from silograph.nn.conv.messages import Messages
+from silograph.nn.segment import gradients, segment_bias, segment_linear, sparse_product
+
+Params = dict[str, Tensor]
+
+
+class Conv(Protocol):
+    """A convolution whose sum over neighbors is plain; see the head of this file for its parts.
+
+    A value: equal ones have equal scales.
+    """
+
+    @property
+    def sums(self) -> bool:
+        """Whether neighbors are summed at all."""
+
+    @property
+    def indivisible(self) -> str | None:
+        """Why silos cannot each send their part of the sum; None: they can."""
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """Names of the weights (I, O) that meet x, and meet it linearly."""
+
+    def init(self, key: Key, inputs: int, outputs: int) -> Params:
+        """Return initial weights in float64, shared form."""
+
+    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+        """Return z (n, O)."""
+
+    def pre(self, degree: Tensor) -> Tensor | None:
+        """Return the sender's scale (n, 1), or None for 1."""
+
+    def post(self, degree: Tensor) -> Tensor | None:
+        """Return the receiver's scale (n, 1), or None for 1."""
+
+    def own(self, degree: Tensor) -> Tensor | None:
+        """Return the weight of the receiver's own z (n, 1), or None for 0."""
+
+    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+        """Return the output (n, O)."""
+
+
+def operator(conv: Conv, messages: Messages) -> CSR:
+    """Return post * A * pre + own as one matrix (n, n), for messages among the same rows.
+
+    One product in place of four passes over the rows.
+    """
+    if conv not in messages.operators:
+        like = messages.sender
+        one, zero = np.ones(len(like)), np.zeros(len(like))
+        pre, post, own = conv.pre(like), conv.post(like), conv.own(like)
+        left, right, middle = (
+            default if scale is None else scale[:, 0].double().cpu().numpy()
+            for scale, default in ((post, one), (pre, one), (own, zero))
+        )
+        adj = messages.adj.scipy()
+        matrix = sp.diags_array(left) @ adj @ sp.diags_array(right) + sp.diags_array(middle)
+        found = CSR.from_scipy(sp.csr_matrix(matrix))
+        messages.operators[conv] = found.to(like.device, like.dtype)
+    return messages.operators[conv]
+
+
+def propagate(conv: Conv, z: Tensor, messages: Messages) -> Tensor:
+    """Return post * (A @ (pre * z)) + own * z, (n, O)."""
+    pre, post = conv.pre(messages.sender), conv.post(messages.receiver)
+    own = conv.own(messages.receiver)
+    width, passes = z.shape[1], 1 + gradients(z)
+    report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
+    report_rows(messages.sender_off, width * passes * (pre is not None))
+    report_rows(messages.off, width * passes * ((post is not None) + 2 * (own is not None)))
+    if messages.own is None:
+        matrix = operator(conv, messages)
+        # Scales on both sides are the same up to a factor.
+        alike = messages.symmetric and (pre is None) == (post is None)
+        return sparse_product(matrix, z, symmetric=alike)
+    s = sparse_product(messages.adj, z if pre is None else pre * z)
+    s = s if post is None else post * s
+    return s if own is None else s + own * messages.own_of(z)
+
+
+def glorot(key: Key, inputs: int, outputs: int) -> Tensor:
+    """Uniform in +-sqrt(6 / (I + O)) (Glorot and Bengio, AISTATS 2010), (I, O) float64."""
+    bound: float = (6 / (inputs + outputs)) ** 0.5
+    return (2 * key.matrix(inputs, outputs) - 1) * bound
+
+
+def uniform(key: Key, inputs: int, outputs: int) -> Tensor:
+    """Uniform in +-1/sqrt(I), torch's default for linear layers, (I, O) float64."""
+    bound: float = inputs**-0.5
+    return (2 * key.matrix(inputs, outputs) - 1) * bound
+
+
+def uniform_bias(key: Key, inputs: int, outputs: int) -> Tensor:
+    """Return the bias of such a layer, (O,) float64."""
+    bound: float = inputs**-0.5
+    return ((2 * key.matrix(1, outputs) - 1) * bound)[0]
+
+
+def rooted_init(key: Key, inputs: int, outputs: int) -> Params:
+    """Return weights of neighbors, of the node itself, and a bias, all uniform."""
+    return {
+        "weight": uniform(key.fold("weight"), inputs, outputs),
+        "root": uniform(key.fold("root"), inputs, outputs),
+        "bias": uniform_bias(key.fold("bias"), inputs, outputs),
+    }
+
+
+def add_root(p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+    """Return s (n, O) plus the node's own row, through its own weight, and the bias."""
+    report_rows(m.off, s.shape[1])
+    own = segment_linear(m.own_rows(x), p["root"], m.off)
+    return segment_bias(s + own, p["bias"], m.off)
