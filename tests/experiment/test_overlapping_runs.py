@@ -1,17 +1,23 @@
 """Runs whose clients hold copies of the same nodes."""
 
+import csv
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from silograph.core.key import Key
 from silograph.experiment.judging import uncut_counts
-from silograph.experiment.run import run
+from silograph.experiment.run import resume, run
 from silograph.experiment.setup import Setup
 from silograph.graph.block import make_block
+from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
-from silograph.graph.partition import OVERLAPPING
+from silograph.graph.options import CutOptions
+from silograph.graph.partition import OVERLAPPING, make_partition
+from silograph.graph.statistics import describe
 from silograph.nn.tiers import predict
 
 MakeGraph = Callable[..., Graph]
@@ -66,3 +72,27 @@ def test_block_size_does_not_matter(make_graph: MakeGraph, method: str) -> None:
     for a, b in zip(one.rounds, all_five.rounds, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-10)
         assert a["test_server_accuracy"] == b["test_server_accuracy"]
+
+
+def test_a_folder_holds_the_cut_and_goes_on_with_it(work: Path) -> None:
+    options: dict[str, Any] = {
+        "partition": "metis_overlapping",
+        "clients": 6,
+        "clients_per_part": 3,
+        "drop_edges": 0.3,
+        "rounds": 2,
+        "hidden": 4,
+    }
+    whole = run("g.npz", **options, out="one")
+    with open("one/clients.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    key = Key.of(0).fold("partition")
+    chosen = CutOptions(clients_per_part=3, drop_edges=0.3)
+    graph = load("g.npz")
+    cut = make_partition(graph, "metis_overlapping", clients=6, key=key, options=chosen)
+    assert whole.partition_hash == cut.hash
+    assert [int(row["nodes"]) for row in rows] == [len(part) for part in cut.nodes]
+    internal = describe(graph, cut).internal_edges.tolist()
+    assert [int(row["internal_edges"]) for row in rows] == internal
+    Path("one/result.json").unlink()
+    assert resume("one").test == whole.test

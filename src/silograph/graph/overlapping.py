@@ -50,7 +50,7 @@ def shares(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[T
     """Let each client draw its own share of all nodes, xi ~ Normal(mean, variance).
 
     Shares are clipped to .05 to 1. F. Chen et al.: "FedGraph: Federated graph learning with
-    intelligent sampling", IEEE TPDS 33(8), 2022, section 5, which draws from a mean of .8 and
+    intelligent sampling", IEEE TPDS 33(8), 2022, section 5, which has a mean of .8 and
     variances of .1, .5 and 1. A node is held by nobody with probability prod (1 - xi).
     """
     mean, variance = options.share_mean, options.share_variance
