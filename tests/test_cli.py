@@ -199,7 +199,9 @@ def test_which_progress_is_shown(
     assert all("s left  val accuracy 0." in line for line in lines[1:])
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "partition", "methods", "datasets"])
+@pytest.mark.parametrize(
+    "command", ["run", "compare", "reproduce", "partition", "methods", "datasets"]
+)
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> None:
     text = printed(capsys, command, flag)

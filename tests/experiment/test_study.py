@@ -15,7 +15,7 @@ from commands import save
 from runs import FAST, MakeGraph, outcome
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.cells import Cell, Line, deciding, digest_of, run_cell, start_of
+from silograph.experiment.cells import Cell, Line, deciding, digest_of, run_cell
 from silograph.experiment.handed import read_graph, write_graph
 from silograph.experiment.run import run
 from silograph.experiment.study import How, StudyFile, check_processes, read_lines, run_missing
@@ -41,7 +41,7 @@ def without_time(line: Line) -> Line:
 
 
 def test_what_decides_a_result_decides_the_digest() -> None:
-    known = digest_of(start_of(cell()))
+    known = cell().digest
     same: list[dict[str, Any]] = [
         {"out": "x", "checkpoint_every": 7, "data_dir": "/d"},
         {"partition_seed": 0, "lr": 0.1, "optimizer": "sgd"},  # as they are resolved
@@ -55,8 +55,8 @@ def test_what_decides_a_result_decides_the_digest() -> None:
         {"dataset": "cora"},
         {"threads": 2},
     ]
-    assert all(digest_of(start_of(cell(**changes))) == known for changes in same)
-    digests = {digest_of(start_of(cell(**changes))) for changes in other}
+    assert all(cell(**changes).digest == known for changes in same)
+    digests = {cell(**changes).digest for changes in other}
     assert len(digests | {known}) == len(other) + 1
 
 
@@ -66,7 +66,7 @@ def test_the_number_of_clients_is_written_out() -> None:
 
 
 def test_a_key_that_came_later_has_its_default() -> None:
-    line = start_of(cell())
+    line = cell().start
     known = digest_of(line)
     del line["config"]["normalize"]
     del line["config"]["options"]["server_beta2"]
@@ -76,14 +76,14 @@ def test_a_key_that_came_later_has_its_default() -> None:
 
 
 def test_a_graph_is_known_by_what_it_holds(make_graph: MakeGraph, work: Path) -> None:
-    here = start_of(cell(make_graph()))
+    here = cell(make_graph()).start
     assert here["graph"] == fingerprint(make_graph())
-    assert digest_of(here) != digest_of(start_of(cell(make_graph(seed=1))))
-    file = digest_of(start_of(cell(dataset="g.npz")))
-    assert file == digest_of(start_of(cell(dataset=str(work / "g.npz"))))
+    assert digest_of(here) != cell(make_graph(seed=1)).digest
+    file = cell(dataset="g.npz").digest
+    assert file == cell(dataset=str(work / "g.npz")).digest
     save("g.npz", make_graph(seed=1))
-    assert digest_of(start_of(cell(dataset="g.npz"))) != file
-    assert start_of(cell(dataset="no.npz"))["graph"] is None
+    assert cell(dataset="g.npz").digest != file
+    assert cell(dataset="no.npz").start["graph"] is None
 
 
 # --- one cell -------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_graph_is_handed_over_whole(make_graph: MakeGraph, tmp_path: Path, spa
 
 
 def some_line(seed: int) -> Line:
-    return start_of(cell(seed=seed)) | {"error": "no ± more", "kind": "TrainingError"}
+    return cell(seed=seed).start | {"error": "no ± more", "kind": "TrainingError"}
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_no_other(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_processes_give_the_same_and_one_may_die(
         )
         run_missing(cells, there, how, 3)
         for each in cells:
-            ours, theirs = (f.found(digest_of(start_of(each))) for f in (here, there))
+            ours, theirs = (f.found(each.digest) for f in (here, there))
             assert ours is not None
             assert theirs is not None
             assert without_time(ours) == without_time(theirs)

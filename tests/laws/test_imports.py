@@ -16,6 +16,7 @@ LAYERS = [
     {"sampling", "selection", "aggregation", "evaluation", "recommendation"},
     {"methods"},
     {"experiment"},
+    {"recipes"},
     {"cli", "__init__"},
     {"__main__"},
 ]

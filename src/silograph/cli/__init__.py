@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
+from silograph.cli import reproduce  # noqa: F401 - registers its command
 from silograph.cli.flags import FIELDS, app, command
 from silograph.cli.hints import resume_hint
 from silograph.cli.studies import print_comparison

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,26 @@ class Cell:
             for key, value in self.labels.items()
         )
 
+    @cached_property
+    def start(self) -> Line:
+        """Return the part of the cell's line that is known before it runs.
+
+        Raises:
+            ConfigError: unknown method, model or option (names the nearest).
+        """
+        graph = None
+        if self.graph is not None:
+            graph = fingerprint(self.graph)
+        elif is_path(self.config.dataset):
+            graph = _file_hash(Path(self.config.dataset).expanduser())
+        config = deciding(self.config, in_memory=self.graph is not None)
+        return {"labels": dict(self.labels), "config": config, "graph": graph, "results": RESULTS}
+
+    @cached_property
+    def digest(self) -> str:
+        """Return what the cell is known by."""
+        return digest_of(self.start)
+
 
 def deciding(config: RunConfig, *, in_memory: bool = False) -> dict[str, Any]:
     """Return what decides a run's result, every seed and default written out.
@@ -64,17 +85,6 @@ def deciding(config: RunConfig, *, in_memory: bool = False) -> dict[str, Any]:
         config = replace(config, clients=DEFAULT_CLIENTS)
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in MACHINE}
     return values | {"options": asdict(options)}  # type: ignore[call-overload]
-
-
-def start_of(cell: Cell) -> Line:
-    """Return the part of a cell's line that is known before it runs."""
-    graph = None
-    if cell.graph is not None:
-        graph = fingerprint(cell.graph)
-    elif is_path(cell.config.dataset):
-        graph = _file_hash(Path(cell.config.dataset).expanduser())
-    config = deciding(cell.config, in_memory=cell.graph is not None)
-    return {"labels": dict(cell.labels), "config": config, "graph": graph, "results": RESULTS}
 
 
 def _file_hash(path: Path) -> str | None:

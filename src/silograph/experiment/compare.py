@@ -12,13 +12,12 @@ from typing import Any
 
 from silograph.core.config import RunConfig, Scalar, make_config
 from silograph.core.errors import ConfigError, unknown
-from silograph.experiment.cells import MACHINE, Cell, deciding, digest_of, start_of
+from silograph.experiment.cells import MACHINE, Cell, digest_of
 from silograph.experiment.comparison import METRICS, VIEW_CHOICES, Asked, Comparison
 from silograph.experiment.files import write_atomic
 from silograph.experiment.paired import TESTS, Test
 from silograph.experiment.run import check_mode, given_config
-from silograph.experiment.study import How, StudyFile, check_processes, run_missing
-from silograph.graph.datasets import load
+from silograph.experiment.study import How, StudyFile, check_processes, fetch, run_missing
 from silograph.graph.graph import Graph
 
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
@@ -164,8 +163,8 @@ def cells_of(asked: Asked, base: RunConfig, graph: Graph | None) -> list[Cell]:
         options = own | dict(asked.options.get(method, {}))
         changes = {**varied, "method": method, "options": options, "seed": seed, "out": None}
         config = make_config(values | changes)
-        deciding(config, in_memory=graph is not None)  # a wrong name costs no run
         cells.append(Cell({"method": method, **varied, "seed": seed}, config, graph))
+        _ = cells[-1].start  # a wrong name costs no run
     return cells
 
 
@@ -189,7 +188,7 @@ def _opened(folder: Path, cells: Sequence[Cell], plan: Mapping[str, Any]) -> Stu
         )
     file = StudyFile(folder / LINES)
     try:
-        known = {digest_of(start_of(cell)) for cell in cells}
+        known = {cell.digest for cell in cells}
         for line in file.lines:
             if digest_of(line) not in known:
                 labels = ", ".join(f"{key} {value}" for key, value in line["labels"].items())
@@ -212,25 +211,18 @@ def _is_empty(folder: Path) -> bool:
 
 def _compared(asked: Asked, cells: Sequence[Cell], file: StudyFile, how: How) -> Comparison:
     """Run what is missing and return the tables, written beside the lines."""
-    if any(file.found(digest_of(start_of(cell))) is None for cell in cells):
-        _fetch(cells)
+    if any(file.found(cell.digest) is None for cell in cells):
+        fetch(cells)
     run_missing(cells, file, how, len(cells))
     found = Comparison(
         asked=asked,
         cells=tuple(cells),
-        lines=tuple(file.found(digest_of(start_of(cell))) for cell in cells),
+        lines=tuple(file.found(cell.digest) for cell in cells),
         folder=None if file.path is None else str(file.path.parent),
     )
     if file.path is not None:
         write_atomic(file.path.with_name(PAGE), found.to_markdown())
     return found
-
-
-def _fetch(cells: Sequence[Cell]) -> None:
-    """Read every graph once: a wrong name is told at once, and nothing is downloaded twice."""
-    found = {(c.config.dataset, c.config.data_dir, c.config.scale) for c in cells if not c.graph}
-    for dataset, data_dir, scale in sorted(found, key=str):
-        load(dataset, data_dir=data_dir, scale=scale)
 
 
 def is_comparison(folder: str | os.PathLike[str]) -> bool:

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import TracebackType
 
 from silograph.core.errors import ConfigError
-from silograph.experiment.cells import Cell, Line, digest_of, lasts, start_of
+from silograph.experiment.cells import Cell, Line, digest_of, lasts
 from silograph.experiment.study_progress import show_study
 from silograph.experiment.workers import Job, run_here, run_in_processes
+from silograph.graph.datasets import load
 
 
 class StudyFile:
@@ -202,14 +203,24 @@ def check_processes(processes: int | None, threads: int) -> int:
     return processes
 
 
+def fetch(cells: Iterable[Cell]) -> None:
+    """Read every graph once: a wrong name is told at once, and nothing is downloaded twice.
+
+    Raises:
+        SilographError: a graph cannot be read.
+    """
+    found = {(c.config.dataset, c.config.data_dir, c.config.scale) for c in cells if not c.graph}
+    for dataset, data_dir, scale in sorted(found, key=str):
+        load(dataset, data_dir=data_dir, scale=scale)
+
+
 def job_of(cell: Cell, how: How) -> Job:
     """Return a cell ready to be run."""
-    start = start_of(cell)
     folder = None
     if how.runs is not None:
         words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(v)) for v in cell.labels.values())
-        folder = str(how.runs / f"{words[:60]}-{digest_of(start)[:8]}")
-    return Job(cell, start, folder, how.test)
+        folder = str(how.runs / f"{words[:60]}-{cell.digest[:8]}")
+    return Job(cell, folder, how.test)
 
 
 def run_missing(
@@ -237,21 +248,20 @@ def run_missing(
     def missing() -> Iterator[Job]:
         nonlocal failed
         for cell in cells:
-            job = job_of(cell, how)
-            line = file.found(digest_of(job.start))
+            line = file.found(cell.digest)
             if line is not None and lasts(line):
                 failed += "error" in line
                 display.skipped()
                 tell(cell, line)
             elif how.until is None or time.monotonic() < how.until:
-                yield job
+                yield job_of(cell, how)
 
     runner = run_here if how.processes == 0 else run_in_processes
     with show_study(how.progress, total) as display:
         outcomes = runner(missing(), how.processes, display)
         try:
             for job, outcome in outcomes:
-                line = job.start | outcome
+                line = job.cell.start | outcome
                 file.add(line)
                 ran, failed = ran + 1, failed + ("error" in line)
                 display.finished(job.cell, line)

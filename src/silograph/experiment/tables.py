@@ -125,6 +125,14 @@ def print_methods() -> None:
             console.print(f"  --option {f.name}={default}  {f.metadata['help']}")
 
 
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table of words."""
+    table = table_of(columns, rows)
+    for column in table.columns:
+        column.justify = "left"
+    _console().print(table)
+
+
 def print_datasets() -> None:
     """Print every dataset that is known by name."""
     table = table_of(["dataset", "what it is"], list(DATASETS.items()))

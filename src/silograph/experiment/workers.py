@@ -30,13 +30,11 @@ class Job:
 
     Attributes:
         cell: the cell.
-        start: the part of its line that is known.
         folder: its result folder, None for none.
         test: whether test scores are told.
     """
 
     cell: Cell
-    start: Line
     folder: str | None
     test: bool
 

@@ -1,0 +1,110 @@
+"""`silograph reproduce`: recipes, listed and made."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from silograph.cli.flags import app
+from silograph.cli.studies import FAILED, words
+from silograph.core.errors import ConfigError
+
+
+def only_of(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
+    """Return the values that cells may have, by key, of `KEY=V1,V2`.
+
+    >>> only_of(["clients=10,100"], "cora")
+    {'clients': ['10', '100'], 'dataset': ['cora']}
+
+    Raises:
+        ConfigError: another form, or a key twice.
+    """
+    given = [*texts, *([f"dataset={datasets}"] if datasets is not None else [])]
+    found: dict[str, list[str]] = {}
+    for text in given:
+        key, equals, values = text.partition("=")
+        if not equals or key in found:
+            raise ConfigError(f"expected --only KEY=VALUE,VALUE, each key once, got {text!r}")
+        found[key] = words(values, f"--only {key}")
+    return found
+
+
+@contextmanager
+def again_hint(arguments: Sequence[str]) -> Iterator[None]:
+    """On Ctrl-C or a full disk, say how to go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, OSError):
+        typer.echo(f"to go on: silograph {shlex.join(arguments)}", err=True)
+        raise
+
+
+@app.command("reproduce")
+def reproduce_command(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="name of a recipe, or FILE.py:NAME (default: list the recipes)"),
+    ] = None,
+    datasets: Annotated[
+        str | None, typer.Option("--datasets", help="run only cells of these: cora,pubmed")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="run only cells with KEY=VALUE,VALUE (repeatable)"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = Path(
+        "benchmarks"
+    ),
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", help="folder in which datasets are looked for first")
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", help="runs at the same time (default: cores / threads)"),
+    ] = None,
+    max_minutes: Annotated[
+        float,
+        typer.Option("--max-minutes", help="start no more cells then; 0 only writes the page"),
+    ] = math.inf,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+) -> int:
+    """Run what a recipe lacks and write its page, ours beside the paper's."""
+    from silograph.experiment.progress import best_mode
+    from silograph.experiment.reproduce import reproduce
+    from silograph.recipes import find_recipe
+
+    if recipe is None:
+        list_recipes(out)
+        return 0
+    chosen = only_of(only or [], datasets)
+    arguments = ["reproduce", recipe, "--out", str(out)]
+    arguments += [f"--only={key}={','.join(values)}" for key, values in chosen.items()]
+    arguments += ["--data-dir", data_dir] if data_dir is not None else []
+    arguments += ["--processes", str(processes)] if processes is not None else []
+    with again_hint(arguments):
+        made = reproduce(
+            find_recipe(recipe),
+            out=out,
+            data_dir=data_dir,
+            only=chosen,
+            processes=processes,
+            max_minutes=max_minutes,
+            progress="none" if quiet else best_mode(),
+        )
+    typer.echo(f"ran {made.ran} cells, {made.failed} without result, {made.missing} not yet run")
+    typer.echo(f"written to {made.page}")
+    return FAILED if made.failed else 0
+
+
+def list_recipes(out: Path) -> None:
+    """Print the recipes that ship with silograph, and how far their files are."""
+    from silograph.experiment.reproduce import listing
+    from silograph.experiment.tables import print_table
+    from silograph.recipes import RECIPES, find_recipe
+
+    rows = listing(out, [find_recipe(name) for name in RECIPES])
+    print_table(["recipe", "cells", "what it is"], rows)

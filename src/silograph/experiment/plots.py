@@ -1,0 +1,79 @@
+"""Curves as SVG by matplotlib, on white, so that they are legible on light and dark pages."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from silograph.core.errors import SilographError
+
+# Okabe and Ito's colors, told apart without color vision; yellow left out, too faint on white.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+INK = "#222222"
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A plot of lines.
+
+    Attributes:
+        title: of the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        lines: x and y of each line, by its name.
+        errors: half the height of the bar at each point, by the name of the line.
+        markers: whether points are marked.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Points]
+    errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    markers: bool = False
+
+
+def check_plots() -> None:
+    """Raise `SilographError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SilographError(
+            "expected matplotlib for the plots of the page, got no such package: "
+            "pip install 'silograph[plots]'"
+        ) from None
+
+
+def svg_of(curves: Curves) -> str:
+    """Return a plot as SVG; the same curves give the same text."""
+    check_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {"svg.hashsalt": "silograph", "svg.fonttype": "none"}
+    style |= {"font.size": 11}
+    style |= {"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+    with rc_context(style):
+        figure = Figure(figsize=(8, 4), facecolor="white", layout="constrained")
+        axes = figure.add_subplot()
+        for number, (name, (x, y)) in enumerate(curves.lines.items()):
+            axes.errorbar(
+                x,
+                y,
+                yerr=curves.errors.get(name),
+                label=name,
+                color=COLORS[number % len(COLORS)],
+                linestyle=("-", "--", ":")[number // len(COLORS) % 3],
+                marker="o" if curves.markers else None,
+                capsize=3,
+            )
+        axes.set(title=curves.title, xlabel=curves.x, ylabel=curves.y)
+        axes.grid(color="#dddddd")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        if curves.lines:
+            axes.legend(frameon=False)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
