@@ -72,7 +72,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "eval_every": (["--eval-every", "10"], "eval_every = 10", 10),
     "patience": (["--patience", "5"], "patience = 5", 5),
     "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
-    "max_bytes": (["--max-bytes", "1000"], "max_bytes = 1000", 1000),
+    "max_bytes": (["--max-bytes", "1kB"], "max_bytes = 1000", 1000),
     "max_seconds": (["--max-seconds", "2.5"], "max_seconds = 2.5", 2.5),
     "strict": (["--strict"], "strict = true", True),
     "checkpoint_every": (["--checkpoint-every", "0"], "checkpoint_every = 0", 0),
@@ -89,8 +89,9 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
 }
 ONLY_FLAGS = {"--config", "--json", "--quiet", "--help"}
 KEYS = [
-    *("dataset", "method", "clients", "partition", "rounds", "seed", "test", "best_round"),
-    *("stopped", "bytes", "flops", "seconds", "peak_memory_bytes", "result_dir"),
+    *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
+    *("val", "best_round", "stopped", "bytes", "flops", "seconds", "peak_memory_bytes"),
+    "result_dir",
 ]
 
 

@@ -21,8 +21,9 @@ from silograph.methods import METHODS
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 KEYS = [
-    *("dataset", "method", "clients", "partition", "rounds", "seed", "test", "best_round"),
-    *("stopped", "bytes", "flops", "seconds", "peak_memory_bytes", "result_dir"),
+    *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
+    *("val", "best_round", "stopped", "bytes", "flops", "seconds", "peak_memory_bytes"),
+    "result_dir",
 ]
 SCORES = ["accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc"]
 

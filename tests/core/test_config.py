@@ -184,6 +184,9 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
         ({"lr": float("inf")}, "lr: input should be a finite number", "got inf"),
         ({"weight_decay": -1e-9}, "weight_decay: input should be greater than", "got -1e-09"),
         ({"momentum": 1.0}, "momentum: input should be less than 1", "got 1.0"),
+        ({"max_bytes": "0B"}, "max_bytes: input should be greater than or equal to 1", "got 0"),
+        ({"max_bytes": "10 mb"}, "max_bytes: expected a number of bytes, or of kB", "got '10 mb'"),
+        ({"max_bytes": "-1MB"}, "max_bytes: expected a number of bytes, or of kB", "got '-1MB'"),
         ({"eval_every": 0}, "eval_every: input should be greater than", "got 0"),
         ({"seed": -1}, "seed: input should be greater than or equal to 0", "got -1"),
         ({"seed": 2**63}, "seed: input should be less than", f"got {2**63}"),
@@ -204,6 +207,25 @@ def test_a_value_out_of_range_is_told_in_one_line(
     assert message.startswith(start)
     assert got in message
     assert message.endswith("(run.toml)")
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (1, 1),
+        ("1000", 1000),
+        ("12B", 12),
+        ("1kB", 1000),
+        ("0.3 kB", 300),
+        (" 10MB ", 10**7),
+        ("1.5GB", 1_500_000_000),
+        ("0.0019kB", 1),
+    ],
+)
+def test_bytes_may_have_a_unit(given: int | str, count: int) -> None:
+    config = make_config({"max_bytes": given})
+    assert config.max_bytes == count
+    assert f"max_bytes = {count}\n" in write_toml(config)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from runs import MakeGraph, go
 from silograph.core.errors import SilographError
@@ -29,8 +31,22 @@ def test_the_dictionary_of_a_result(make_graph: MakeGraph) -> None:
     assert tuple(values["test"]) == VIEWS == ("server", "uncut", "personalised")
     for view in VIEWS:
         assert tuple(values["test"][view]) == REPORTED
+        assert values["val"][view] == asdict(getattr(result.val, view))
+    assert values["partition_hash"] == result.partition_hash
     assert values["seconds"] >= 0
     assert 10**7 < values["peak_memory_bytes"] < 10**12
+
+
+def test_every_node_has_its_client_and_its_part(make_graph: MakeGraph) -> None:
+    graph = make_graph()
+    cut = go(graph).cut
+    assert cut.graph.node_id.tolist() == graph.node_id.tolist()
+    held = [len(nodes) for nodes in cut.partition.nodes]
+    assert cut.partition.owner.bincount().tolist() == held
+    assert len(cut.partition.ids) == 4
+    parts = torch.stack([cut.split.train, cut.split.val, cut.split.test])
+    assert parts.shape == (3, graph.num_nodes)
+    assert (parts.sum(dim=0) <= 1).all()
 
 
 def test_seconds_grow_along_the_table(make_graph: MakeGraph) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic import BeforeValidator
 
 from silograph.core.config import RunConfig, make_config, parse_option, read_toml
 
@@ -22,8 +23,13 @@ app = typer.Typer(
 
 
 def _plain_type(annotation: Any) -> type:
-    """Return the type that a flag is read as: Optional, Annotated and Literal taken off."""
+    """Return the type that a flag is read as: Optional, Annotated and Literal taken off.
+
+    Text where the config has its own way to read a value.
+    """
     if get_origin(annotation) is Annotated:
+        if any(isinstance(part, BeforeValidator) for part in get_args(annotation)):
+            return str
         return _plain_type(get_args(annotation)[0])
     if isinstance(annotation, type):
         return annotation

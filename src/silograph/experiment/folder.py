@@ -235,11 +235,7 @@ class ResultFolder:
         write_atomic(self.path / CLIENTS, to_csv(rows))
         if result.model is not None:
             result.model.save(self.path / "model.safetensors")
-        full = result.to_dict() | {
-            "val": asdict(result.val),
-            "partition_hash": result.partition_hash,
-        }
-        text = json.dumps(full, indent=2, allow_nan=False)
+        text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
         write_atomic(self.path / RESULT, text + "\n")
 
 

@@ -182,6 +182,7 @@ def _result(
         model=model,
         ledger=ledger,
         partition_hash=setup.cut.partition.hash,
+        cut=setup.cut,
         seconds=snapshot.seconds,
         peak_memory_bytes=peak_memory_bytes(),
         result_dir=path,

@@ -12,6 +12,7 @@ from silograph.core.errors import ConfigError, SilographError
 from silograph.evaluation.scores import Scores, Views
 from silograph.experiment.files import Row
 from silograph.experiment.report import write_report
+from silograph.experiment.setup import Cut
 from silograph.experiment.trained import TrainedModel
 from silograph.federation.ledger import Ledger
 
@@ -39,6 +40,7 @@ class Result:
         model: the server's model at the best round; None where the server has none.
         ledger: what every call cost.
         partition_hash: hash of the cut.
+        cut: the graph as it was used, with the client and the part of every node.
         seconds: wall-clock seconds of the rounds, evaluation included.
         peak_memory_bytes: the process's peak resident memory in bytes.
         result_dir: the result folder, or None.
@@ -54,6 +56,7 @@ class Result:
     model: TrainedModel | None
     ledger: Ledger
     partition_hash: str
+    cut: Cut
     seconds: float
     peak_memory_bytes: int
     result_dir: str | None
@@ -83,7 +86,9 @@ class Result:
             "partition": config.partition,
             "rounds": config.rounds,
             "seed": config.seed,
+            "partition_hash": self.partition_hash,
             "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
+            "val": asdict(self.val),
             "best_round": self.best_round,
             "stopped": self.stopped,
             "bytes": {"total": self.bytes, "by_kind": self.ledger.bytes_by_kind},
