@@ -41,7 +41,7 @@ lock:
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet hatchling editables
-	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune]'
+	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune,tensorboard,mlflow]'
 	.venv-lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
 	rm -rf .venv-lock
 

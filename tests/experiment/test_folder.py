@@ -142,7 +142,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
 def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result]) -> None:
     folder, result = done
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    names = [f.name for f in fields(RunConfig) if f.name != "out"]
+    names = [f.name for f in fields(RunConfig) if f.name not in ("out", "tracker")]
     same = about["same"]
     assert same.keys() == {f"config {name}" for name in names} | {
         *("graph", "partition", "silograph", "torch", "numpy", "scipy", "numba")

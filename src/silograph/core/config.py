@@ -234,6 +234,13 @@ class RunConfig:
         default=1,
         metadata=option("rounds between checkpoints in the result folder; 0 is never", "Results"),
     )
+    tracker: str | None = field(
+        default=None,
+        metadata=option(
+            "who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI",
+            "Results",
+        ),
+    )
     out: str | None = field(
         default=None,
         metadata=option("result folder (default: runs/DATASET-METHOD-TIME)", "Results"),

@@ -27,9 +27,10 @@ from silograph.experiment.judging import (
 from silograph.experiment.progress import Progress
 from silograph.experiment.report import add_report
 from silograph.experiment.result import Result
-from silograph.experiment.setup import DTYPES, Setup
+from silograph.experiment.setup import DTYPES, Setup, versions
 from silograph.experiment.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.stopping import reason_to_stop
+from silograph.experiment.trackers import RunFacts, Watched
 from silograph.experiment.trained import TrainedModel
 from silograph.methods.base import ServerState
 from silograph.nn.model import init_weights
@@ -58,6 +59,7 @@ def train(
     display: Progress,
     snapshot: Snapshot,
     rows: list[Row],
+    trackers: Watched,
 ) -> Result:
     """Go on from a snapshot to the end of the run.
 
@@ -67,10 +69,16 @@ def train(
         display: told of every round.
         snapshot: where the run is; its federation has the states that belong to it.
         rows: the table of rounds so far; grows.
+        trackers: told of every judged round, unless the run is complete already.
     """
     config, fed = setup.config, setup.federation
     began = time.monotonic() - snapshot.seconds
     metric = metric_of(setup, rows[-1]) if rows else ""
+    complete = folder is not None and folder.is_complete
+    path = None if folder is None else str(folder.path)
+    if not complete:
+        facts = RunFacts(snapshot.round, path, setup.cut.partition.hash, versions())
+        trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
         snapshot, row = _round(setup, snapshot, began)
         if row is not None:
@@ -78,6 +86,7 @@ def train(
             metric = metric_of(setup, row)
             if folder is not None:
                 folder.add_round(row)
+            trackers.round(row)
         over = snapshot.round == config.rounds or snapshot.stopped is not None
         due = config.checkpoint_every and (over or snapshot.round % config.checkpoint_every == 0)
         if folder is not None and due:
@@ -91,6 +100,8 @@ def train(
     if folder is not None:
         folder.finish(result, setup)
         add_report(folder.path)
+    if not complete:
+        trackers.end(result)
     return result
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from silograph.experiment.progress import Progress, generating, show_progress
 from silograph.experiment.result import Result
 from silograph.experiment.setup import Setup, choose_method, prepare
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
+from silograph.experiment.trackers import Tracker, Watched, make_tracker
 from silograph.graph.datasets import check_scale, is_path, load, locate
 from silograph.graph.graph import Graph
 
@@ -33,6 +34,7 @@ def run(
     *,
     config: RunConfig | None = None,
     progress: str | Progress = "none",
+    trackers: Sequence[Tracker] = (),
     **options: Any,
 ) -> Result:
     """Train a federation and return what came of it.
@@ -46,6 +48,7 @@ def run(
         graph: a graph, or the name or path of one; None takes `dataset` of the config.
         config: where to start from; None means all defaults.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
+        trackers: who else is told of every round, besides `tracker` of the config.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
             only if `out` is among them or in `config`.
 
@@ -55,6 +58,7 @@ def run(
     check_mode(progress)
     given = given_config(graph, config, options)
     choose_method(given)  # before any data is read: a wrong name should not cost a minute
+    watched = _watched(given, trackers)
     if given.out is not None:
         check_free(given.out)
     source = None
@@ -74,10 +78,16 @@ def run(
         if given.out is not None:
             folder = ResultFolder.create(given.out, setup, given, source)
         try:
-            return _go_on(setup, folder, progress, start, [])
+            return _go_on(setup, folder, progress, start, [], watched)
         finally:
             if folder is not None:
                 folder.close()
+
+
+def _watched(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
+    """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
+    named = [] if config.tracker is None else [make_tracker(config.tracker)]
+    return Watched([*named, *trackers])
 
 
 def given_config(
@@ -122,7 +132,11 @@ def source_of(config: RunConfig) -> dict[str, str | None]:
 
 
 def resume(
-    path: str | os.PathLike[str], *, graph: Graph | None = None, progress: str | Progress = "none"
+    path: str | os.PathLike[str],
+    *,
+    graph: Graph | None = None,
+    progress: str | Progress = "none",
+    trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Go on with a run that was interrupted, as if it had not been, and return its result.
 
@@ -132,6 +146,7 @@ def resume(
         path: the run's result folder.
         graph: the graph, for a run on one that `load` does not find.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
+        trackers: who else is told of the rounds to come, besides `tracker` of the config.
 
     Raises:
         ConfigError: there is no run at `path`, or another process is writing it.
@@ -144,6 +159,7 @@ def resume(
     try:
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        watched = _watched(config, trackers)
         if graph is None:
             source = about["source"]
             if source is None:
@@ -161,7 +177,7 @@ def resume(
             setup = prepare(resolve_seeds(config), graph)
             check_identity(about["same"], identity(setup))
             snapshot, rows = _restore(setup, folder)
-            return _go_on(setup, folder, progress, snapshot, rows)
+            return _go_on(setup, folder, progress, snapshot, rows, watched)
     finally:
         folder.close()
 
@@ -195,6 +211,7 @@ def _go_on(
     progress: str | Progress,
     snapshot: Snapshot,
     rows: list[Row],
+    trackers: Watched,
 ) -> Result:
     def tell(line: str) -> None:
         if isinstance(progress, str) and progress != "none":
@@ -207,7 +224,7 @@ def _go_on(
 
         watch = told_of_compiling(tell)
     with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch:
-        return train(setup, folder, display, snapshot, rows)
+        return train(setup, folder, display, snapshot, rows, trackers)
 
 
 def check_mode(progress: object) -> None:
@@ -226,7 +243,10 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     data_dir = None if config.data_dir is None else _absolute(config.data_dir)
     is_file = not in_memory and is_path(config.dataset)
     dataset = _absolute(config.dataset) if is_file else config.dataset
-    return replace(config, data_dir=data_dir, dataset=dataset)
+    tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
+    if name == "tensorboard" and where:
+        tracker = f"{name}={_absolute(where)}"
+    return replace(config, data_dir=data_dir, dataset=dataset, tracker=tracker)
 
 
 def _absolute(path: str) -> str:

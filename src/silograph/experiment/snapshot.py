@@ -44,7 +44,8 @@ class Snapshot:
 def identity(setup: Setup) -> dict[str, str]:
     """Return everything that must be the same for a run to go on, by name."""
     config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
-    del config["out"]
+    for name in ("out", "tracker"):  # they decide no number
+        del config[name]
     found = versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
