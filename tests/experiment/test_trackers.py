@@ -251,6 +251,8 @@ def test_what_tensorboard_is_told(
     assert result.test.personalised is not None
     final = ("final/test_personalised_accuracy", result.test.personalised.accuracy)
     assert (*final, result.best_round) in writer.scalars
+    go(make_graph(), tracker=f"tensorboard={tmp_path}", out=str(tmp_path / "y"))
+    assert Writer.made[-1].folder == str(tmp_path / "y")  # runs do not mix in one folder
     assert "    method: local\n" in writer.texts["config"]
     assert result.partition_hash in writer.texts["config"]
 

@@ -63,7 +63,7 @@ class TensorBoard:
     """Writes events for TensorBoard; those of rounds that come again are purged."""
 
     def __init__(self, folder: str | None = None) -> None:
-        """Write to `folder`; None is `tensorboard` in the result folder."""
+        """Write to `folder`/NAME for a result folder NAME; None is `tensorboard` in the latter."""
         self._folder = folder
         self._writer: SummaryWriter
 
@@ -71,8 +71,9 @@ class TensorBoard:
         """Open the folder and show the config as a text."""
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self._folder or str(Path(facts.result_dir or ".", "tensorboard"))
-        self._writer = SummaryWriter(folder, purge_step=facts.done + 1)
+        own = Path(facts.result_dir or ".")
+        folder = own / "tensorboard" if self._folder is None else Path(self._folder, own.name)
+        self._writer = SummaryWriter(str(folder), purge_step=facts.done + 1)
         lines = [f"    {name}: {value}" for name, value in told(config, facts).items()]
         self._writer.add_text("config", "\n".join(lines), facts.done)
 
