@@ -30,19 +30,21 @@
     const show = (panel, x) => {
       const { unit } = panel.dataset;
       const [low, high] = [Number(panel.dataset.low), Number(panel.dataset.high)];
-      const found = series.map((s) => {
+      const several = data.axes.length > 1;
+      const reaches = (xs) => !several || (xs[0] <= x && x <= xs[xs.length - 1]);
+      const found = series.filter((s) => reaches(data.axes[s.axis][unit])).map((s) => {
         const i = nearest(data.axes[s.axis][unit], x);
         return { s, i, y: s.y[i] };
       }).filter((f) => f.y !== null);
-      if (!found.length) return;
+      if (!found.length) { hide(); return; }
       const axis = data.axes[found[0].s.axis];
-      const at = axis[unit][found[0].i];
+      const at = several ? x : axis[unit][found[0].i];
       const cursor = panel.querySelector(".cursor");
       const share = (at - low) / (high - low);
       cursor.hidden = false;
       cursor.style.left = `${100 * share}%`;
       tip.replaceChildren();
-      if (data.axes.length === 1) {
+      if (!several) {
         const i = found[0].i;
         tip.append(line(`round ${axis.round[i]}`, `${shown(axis.bytes[i] / 1e6)} MB, ${shown(axis.seconds[i])} s`, ""));
       } else {
