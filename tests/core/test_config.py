@@ -85,6 +85,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "block_size": st.none() | COUNTS,
     "strict": st.booleans(),
     "checkpoint_every": st.integers(0, 10**6),
+    "tracker": st.none() | st.text(),
     "out": st.none() | st.text(),
 }
 VALUES = st.fixed_dictionaries({}, optional=FIELDS)
