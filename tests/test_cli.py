@@ -85,6 +85,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "threads": (["--threads", "2"], "threads = 2", 2),
     "kernels": (["--kernels", "torch"], 'kernels = "torch"', "torch"),
     "block_size": (["--block-size", "8"], "block_size = 8", 8),
+    "tracker": (["--tracker", "mlflow"], 'tracker = "mlflow"', "mlflow"),
     "out": (["--out", "o"], 'out = "o"', "o"),
 }
 ONLY_FLAGS = {"--config", "--json", "--quiet", "--help"}
