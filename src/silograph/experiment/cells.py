@@ -25,7 +25,7 @@ from silograph.graph.graph import Graph, fingerprint
 
 Line = dict[str, Any]
 RESULTS = 1  # raised where a change of the library changes what the same config gives
-MACHINE = ("out", "checkpoint_every", "data_dir")  # fields that decide no result
+MACHINE = ("out", "checkpoint_every", "data_dir", "tracker")  # fields that decide no result
 LASTING = "TrainingError"  # an error that is an outcome: the same cell diverges again
 
 
