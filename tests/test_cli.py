@@ -202,7 +202,7 @@ def test_which_progress_is_shown(
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "compare", "reproduce", "partition", "methods", "datasets"]
+    "command", ["run", "compare", "reproduce", "tune", "partition", "methods", "datasets"]
 )
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> None:

@@ -118,6 +118,10 @@ def test_the_set_of_flags() -> None:
     own = {"--methods", "--seeds", "--over", "--options", "--baseline", "--metric", "--view"}
     own |= {"--test", "--processes"}
     assert flags_of("compare") == (flags_of("run") - {"--method", "--option", "--seed"}) | own
+    own = {"--trials", "--max-minutes", "--seeds", "--keys", "--range", "--view", "--search-seed"}
+    assert flags_of("tune") == (flags_of("run") - {"--seed"}) | own | {"--processes"}
+    own = {"--datasets", "--only", "--out", "--data-dir", "--processes", "--max-minutes"}
+    assert flags_of("reproduce") == own | {"--quiet", "--help"}
 
 
 # --- as a program ---------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from silograph.experiment.result import Result
     from silograph.experiment.run import resume, run
     from silograph.experiment.trained import TrainedModel, load_model
+    from silograph.experiment.tune import tune
+    from silograph.experiment.tuned import Tuned
     from silograph.graph.arrays import from_arrays, from_networkx, from_pyg
     from silograph.graph.datasets import load
     from silograph.graph.files import from_csv
@@ -59,6 +61,8 @@ _HOME = {
     "generate": "graph.generate",
     "compare": "experiment.compare",
     "Comparison": "experiment.comparison",
+    "tune": "experiment.tune",
+    "Tuned": "experiment.tuned",
     "run": "experiment.run",
     "resume": "experiment.run",
     "TrainedModel": "experiment.trained",
@@ -84,6 +88,7 @@ __all__ = [
     "Split",
     "TrainedModel",
     "TrainingError",
+    "Tuned",
     "compare",
     "from_arrays",
     "from_csv",
@@ -95,6 +100,7 @@ __all__ = [
     "make_partition",
     "resume",
     "run",
+    "tune",
 ]
 
 

@@ -12,6 +12,7 @@ import pytest
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
 from silograph.experiment.setup import choose_method, with_optimizer
+from silograph.experiment.tune import chosen_ranges
 from silograph.graph.datasets import DATASETS
 from silograph.methods import METHODS
 
@@ -53,7 +54,7 @@ COMMANDS = sorted(
         command
         for page in PAGES
         for command in commands_of(page.read_text())
-        if command.startswith(("run ", "partition ", "compare "))
+        if command.startswith(("run ", "partition ", "compare ", "tune "))
     }
     | set(commands_of(recipes((ROOT / "Makefile").read_text())))
 )
@@ -84,14 +85,21 @@ def test_commands_are_understood(
 
     monkeypatch.chdir(tmp_path)
 
+    def look_at_ranges(config: RunConfig, keys: list[str] | None, ranges: Any, **_: Any) -> None:
+        chosen_ranges(config, keys, ranges)
+        look(config)
+
     def look_at_all(config: RunConfig, methods: list[str], **_: Any) -> None:
         for method in methods:
-            choose_method(replace(config, method=method))
+            own = config.options if method == config.method else {}
+            choose_method(replace(config, method=method, options=own))
         seen.append(config)
 
     monkeypatch.setattr("silograph.experiment.run.run", lambda **given: look(**given))
     monkeypatch.setattr("silograph.experiment.compare.compare", look_at_all)
     monkeypatch.setattr("silograph.cli.studies.print_comparison", lambda *_: 0)
+    monkeypatch.setattr("silograph.experiment.tune.tune", look_at_ranges)
+    monkeypatch.setattr("silograph.cli.studies.print_search", lambda *_: 0)
     monkeypatch.setattr("silograph.experiment.tables.print_cut", look)
     monkeypatch.setattr("silograph.experiment.tables.print_result", lambda _: None)
     assert run_app(words) == 0

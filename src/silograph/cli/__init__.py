@@ -15,7 +15,7 @@ import typer
 from silograph.cli import reproduce  # noqa: F401 - registers its command
 from silograph.cli.flags import FIELDS, app, command
 from silograph.cli.hints import resume_hint
-from silograph.cli.studies import print_comparison
+from silograph.cli.studies import print_comparison, print_search
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 
@@ -76,15 +76,18 @@ def resume_command(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> int:
-    """Go on with an interrupted run or comparison as if it had not been."""
+    """Go on with an interrupted run, comparison or search as if it had not been."""
     from silograph.experiment.compare import is_comparison, resume_comparison
     from silograph.experiment.progress import best_mode
     from silograph.experiment.run import resume
+    from silograph.experiment.tune import is_search, resume_search
 
     progress = "none" if quiet else best_mode()
     with resume_hint(str(folder)):
         if is_comparison(folder):
             return print_comparison(resume_comparison(folder, progress=progress), json)
+        if is_search(folder):
+            return print_search(resume_search(folder, progress=progress), json)
         result = resume(folder, progress=progress)
     _print(result, json)
     return 0

@@ -1,5 +1,7 @@
-"""Commands that run many cells: `compare`."""
+"""Commands that run many cells: `compare` and `tune`."""
 
+import math
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from silograph.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from silograph.experiment.comparison import Comparison
+    from silograph.experiment.tuned import Tuned
 
 FAILED = 1  # exit code where a cell failed
 APART = ("method", "options", "seed")  # flags that a comparison has of its own
@@ -167,3 +170,85 @@ def print_comparison(found: "Comparison", json: bool) -> int:
         typer.echo(found.summary(shutil.get_terminal_size().columns))
         typer.echo(f"written to {found.folder}")
     return FAILED if found.failed else 0
+
+
+def ranges_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the ranges of `KEY=RANGE`, by key, as text.
+
+    >>> ranges_of(["lr=0.001:0.3:log"])
+    {'lr': '0.001:0.3:log'}
+
+    Raises:
+        ConfigError: another form, or a key twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts or []:
+        key, equals, values = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key in found:
+            raise ConfigError(f"expected --range KEY=LOW:HIGH, each key once, got {text!r}")
+        found[key] = values
+    return found
+
+
+@command(
+    "tune",
+    [name for name in FIELDS if name != "seed"],
+    {
+        "trials": _option(int, "--trials", "settings to try", 30),
+        "max_minutes": _option(float, "--max-minutes", "try no more settings then", math.inf),
+        "seeds": _option(str, "--seeds", "how many seeds a setting runs with, or which", "1"),
+        "keys": _option(str | None, "--keys", "keys to tune: lr,dropout (default: see docs)"),
+        "ranges": _option(
+            list[str] | None, "--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"
+        ),
+        "view": _option(
+            str, "--view", "that is maximized: server, uncut, personalised or own", "own"
+        ),
+        "search_seed": _option(int, "--search-seed", "another one tries other settings", 0),
+        "processes": PROCESSES,
+        "json": _option(bool, "--json", "print everything as one JSON object", False),
+        "quiet": QUIET,
+    },
+)
+def tune_command(
+    config: RunConfig,
+    seeds: str,
+    keys: str | None,
+    ranges: list[str] | None,
+    json: bool,
+    quiet: bool,
+    **asked: Any,
+) -> int:
+    """Search settings of a method by validation scores alone; judge the winner on test nodes."""
+    from silograph.experiment.folder import default_folder
+    from silograph.experiment.progress import best_mode
+    from silograph.experiment.tune import tune
+
+    chosen = None if keys is None else [k.replace("-", "_") for k in words(keys, "--keys")]
+    given_seeds, given_ranges = seeds_of(seeds), ranges_of(ranges)
+    out = config.out or default_folder(replace(config, method=f"tune-{config.method}"))
+    with resume_hint(out):
+        found = tune(
+            config=replace(config, out=None),
+            seeds=given_seeds,
+            keys=chosen,
+            ranges=given_ranges,
+            out=out,
+            progress="none" if quiet else best_mode(),
+            **asked,
+        )
+    return print_search(found, json)
+
+
+def print_search(found: "Tuned", json: bool) -> int:
+    """Print a search; return the exit code."""
+    if json:
+        typer.echo(found.to_json())
+    else:
+        typer.echo(found.summary(shutil.get_terminal_size().columns))
+        typer.echo(f"written to {found.folder}")
+        if found.best is not None:
+            best = shlex.quote(f"{found.folder}/best.toml")
+            typer.echo(f"run the winner: silograph run --config {best}")
+    return FAILED if found.best is None else 0

@@ -19,9 +19,10 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.ranges import Range, choice, lin, log
+from silograph.core.ranges import Scalar as Scalar
 
 T = TypeVar("T")
-Scalar = bool | int | float | str
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -43,9 +44,9 @@ def parse_bytes(value: Any) -> Any:
     return int(Decimal(found[1]) * UNITS[found[2]])  # decimal, so that 0.3 kB is 300
 
 
-def option(help: str, group: str, *, off: str = "") -> dict[str, str]:
-    """Return the metadata of a field: its help text, its panel, and the flag that says no."""
-    return {"help": help, "group": group, "off": off}
+def option(help: str, group: str, *, off: str = "", tune: Range | None = None) -> dict[str, Any]:
+    """Return the metadata of a field: help, panel, the flag that says no, what tuning tries."""
+    return {"help": help, "group": group, "off": off, "tune": tune}
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -125,10 +126,12 @@ class RunConfig:
         default=2, metadata=option("number of layers with weights", "Model")
     )
     hidden: Annotated[int, Field(ge=1)] = field(
-        default=128, metadata=option("width of the hidden layers", "Model")
+        default=128,
+        metadata=option("width of the hidden layers", "Model", tune=choice(32, 64, 128, 256)),
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = field(
-        default=0.5, metadata=option("share of hidden activations dropped", "Model")
+        default=0.5,
+        metadata=option("share of hidden activations dropped", "Model", tune=lin(0.0, 0.8)),
     )
     residual: bool = field(
         default=False,
@@ -156,7 +159,8 @@ class RunConfig:
         default=100, metadata=option("number of rounds", "Training")
     )
     local_epochs: Annotated[int, Field(ge=1)] = field(
-        default=1, metadata=option("passes of a client over its nodes in a round", "Training")
+        default=1,
+        metadata=option("passes of a client over its nodes in a round", "Training", tune=lin(1, 5)),
     )
     batch_size: Annotated[int, Field(ge=1, lt=2**63)] | None = field(
         default=None,
@@ -172,10 +176,15 @@ class RunConfig:
     )
     lr: Annotated[float, Field(gt=0)] | None = field(
         default=None,
-        metadata=option("the clients' learning rate (default: sgd 0.1, adam 0.01)", "Training"),
+        metadata=option(
+            "the clients' learning rate (default: sgd 0.1, adam 0.01)",
+            "Training",
+            tune=log(1e-3, 1.0),
+        ),
     )
     weight_decay: Annotated[float, Field(ge=0)] = field(
-        default=5e-4, metadata=option("L2 penalty added to the gradient", "Training")
+        default=5e-4,
+        metadata=option("L2 penalty added to the gradient", "Training", tune=log(1e-6, 1e-2)),
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.0, metadata=option("momentum of the clients' sgd", "Training")

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
-from silograph.core.errors import SilographError
 from silograph.experiment.cells import Cell, Line
+from silograph.experiment.frames import frame_of
 from silograph.experiment.paired import Paired, Test, holm, paired, power_of
 from silograph.experiment.result import REPORTED, VIEWS
 from silograph.experiment.setup import choose_method
@@ -192,14 +192,7 @@ class Comparison:
         Raises:
             SilographError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise SilographError(
-                "expected pandas for to_dataframe(), got no such package: pip install pandas, or "
-                "use comparison.rows"
-            ) from None
-        return pd.DataFrame(self.rows)
+        return frame_of(self.rows, "comparison.rows")
 
     def summary(self, width: int = 140) -> str:
         """Return tables and notes as text of at most so many columns."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, SilographError
+from silograph.core.errors import ConfigError
 from silograph.evaluation.scores import Scores, Views
 from silograph.experiment.files import Row
+from silograph.experiment.frames import frame_of
 from silograph.experiment.report import write_report
 from silograph.experiment.setup import Cut
 from silograph.experiment.trained import TrainedModel
@@ -108,14 +109,7 @@ class Result:
         Raises:
             SilographError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise SilographError(
-                "expected pandas for to_dataframe(), got no such package: pip install pandas, or "
-                "use result.rounds"
-            ) from None
-        return pd.DataFrame(list(self.rounds))
+        return frame_of(self.rounds, "result.rounds")
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the page of this run and return its path.

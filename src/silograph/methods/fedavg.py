@@ -24,6 +24,7 @@ from silograph.aggregation.server_step import ServerAdam, ServerMomentum, Step, 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
+from silograph.core.ranges import log
 from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import begin, local_round, rests, shared_weights, train
@@ -43,7 +44,11 @@ class FedOptOptions:
         default="adam", metadata={"help": "adam (FedAdam) or momentum (FedAvgM)"}
     )
     server_lr: Annotated[float, Field(gt=0)] | None = field(
-        default=None, metadata={"help": "step size; none: 1 for momentum, 0.005 for adam"}
+        default=None,
+        metadata={
+            "help": "step size; none: 1 for momentum, 0.005 for adam",
+            "tune": log(1e-3, 1.0),
+        },
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.9, metadata={"help": "momentum; 0 with step size 1 is FedAvg"}
@@ -55,7 +60,11 @@ class FedOptOptions:
         default=0.99, metadata={"help": "adam: decay of the second moment"}
     )
     server_tau: Annotated[float, Field(gt=0)] = field(
-        default=1e-5, metadata={"help": "adam: degree of adaptivity, added to the root"}
+        default=1e-5,
+        metadata={
+            "help": "adam: degree of adaptivity, added to the root",
+            "tune": log(1e-7, 1e-2),
+        },
     )
 
 
