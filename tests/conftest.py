@@ -17,6 +17,7 @@ from silograph.graph.graph import MISSING, Graph
 from silograph.graph.halo import Route
 from silograph.graph.partition import Partition, make_partition
 from silograph.graph.split import make_split
+from silograph.nn.module import Make
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -116,8 +117,8 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
     """Every set-up that runs make while the test goes."""
     seen: list[Setup] = []
 
-    def spy(config: RunConfig, graph: Graph) -> Setup:
-        seen.append(prepare(config, graph))
+    def spy(config: RunConfig, graph: Graph, make: Make | None) -> Setup:
+        seen.append(prepare(config, graph, make))
         return seen[-1]
 
     monkeypatch.setattr("silograph.experiment.run.prepare", spy)

@@ -14,7 +14,8 @@ from layers import MODELS_WITH_SKIPS
 from runs import FAST, MakeGraph, files_of, go, of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.setup import choose_method, parse_fanout, with_model_options
+from silograph.experiment.models import with_model_options
+from silograph.experiment.setup import choose_method, parse_fanout
 from silograph.graph.graph import largest_component
 from silograph.nn.model import MODELS, Model
 

@@ -25,6 +25,7 @@ from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
 from silograph.nn import model as model_module
 from silograph.nn.conv import Params
+from silograph.nn.module import Make
 
 # --- the same again, and grouping -----------------------------------------------------------------
 
@@ -182,9 +183,9 @@ def test_torch_threads_are_those_of_the_run_and_then_as_before(
 ) -> None:
     threads: list[int] = []
 
-    def spy(config: RunConfig, graph: Graph) -> Setup:
+    def spy(config: RunConfig, graph: Graph, make: Make | None) -> Setup:
         threads.append(torch.get_num_threads())
-        return prepare(config, graph)
+        return prepare(config, graph, make)
 
     monkeypatch.setattr("silograph.experiment.run.prepare", spy)
     torch.set_num_threads(3)

@@ -24,7 +24,7 @@ from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
-from silograph.nn.model import init_weights
+from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 ROUNDS = 4
@@ -36,11 +36,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
 Built = tuple[ClientBlock, Route]
 
 
-def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
-    conv = changes.pop("conv", "gcn")
+def shape(graph: Graph, conv: str = "gcn", **options: Any) -> Model:
     sizes = graph.num_features, graph.num_classes
+    return model_of(conv, *sizes, **{"hidden": 8, "dropout": 0.5, "task": graph.task} | options)
+
+
+def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
     cfg = MethodConfig(
-        model=model_of(conv, *sizes, hidden=8, dropout=0.5, task=graph.task),
+        model=shape(graph, changes.pop("conv", "gcn"), **changes.pop("shape", {})),
         optimizer=OPTIMIZERS[changes.pop("optimizer", "adam")],
         schedule=Schedule(2),
         keep_optimizer=method.keep_optimizer,
@@ -142,8 +145,8 @@ def test_every_layer_trains_the_same_in_blocks(
     keep: bool,
 ) -> None:
     graph = make_graph(50, sparse=True)
-    cfg = config(graph, FEDAVG, conv=conv, keep_optimizer=keep)
-    cfg = replace(cfg, model=replace(cfg.model, layers=3 if residual else 2, residual=residual))
+    skips = {"layers": 3 if residual else 2, "residual": residual}
+    cfg = config(graph, FEDAVG, conv=conv, shape=skips, keep_optimizer=keep)
     built = cut_block(graph, 5)
     one = train(FEDAVG, cfg, built, 1)
     for block_size in (2, 5):
@@ -252,9 +255,9 @@ def test_one_client_with_kept_optimizer_is_centralized_training(
     graph = make_graph(50)
     cut = whole(graph)
     split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
-    cfg = config(graph, FEDAVG, conv=conv, optimizer=optimizer, keep_optimizer=True)
-    model = replace(cfg.model, dropout=0.0, layers=3 if residual else 2, residual=residual)
-    cfg = replace(cfg, model=model)
+    layers = 3 if residual else 2
+    model = shape(graph, conv, dropout=0.0, layers=layers, residual=residual)
+    cfg = config(graph, FEDAVG, optimizer=optimizer, keep_optimizer=True, model=model)
     ours = train(FEDAVG, cfg, make_block(graph, cut, split, torch.float64), 1).weights
 
     theirs = {
@@ -269,7 +272,7 @@ def test_one_client_with_kept_optimizer_is_centralized_training(
     x = graph.x.double()  # type: ignore[union-attr]
     for _ in range(ROUNDS * cfg.schedule.epochs):
         step.zero_grad()
-        logits = reference_model(cfg.model, theirs, x, graph.edge_index)
+        logits = reference_model(model, theirs, x, graph.edge_index)
         torch.nn.functional.cross_entropy(logits[split.train], graph.y[split.train]).backward()
         step.step()
     for name, w in theirs.items():
@@ -285,8 +288,7 @@ def test_fedavg_is_the_loop_over_clients(
 
     graph = make_graph(50)
     block, route = cut_block(graph, 5)
-    cfg = config(graph, FEDAVG, keep_optimizer=keep)
-    cfg = replace(cfg, model=replace(cfg.model, dropout=0.0))
+    cfg = config(graph, FEDAVG, keep_optimizer=keep, shape={"dropout": 0.0})
     ours = train(FEDAVG, cfg, (block, route), 5).weights
 
     class Net(torch.nn.Module):

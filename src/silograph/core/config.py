@@ -120,7 +120,11 @@ class RunConfig:
     )
     model: str = field(
         default="gcn",
-        metadata=option("layers: gcn, sage, graphconv, gin, gat, appnp or mlp", "Model"),
+        metadata=option(
+            "layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your "
+            "own: FILE.py:NAME or package.module:NAME",
+            "Model",
+        ),
     )
     layers: Annotated[int, Field(ge=1)] = field(
         default=2, metadata=option("number of layers with weights", "Model")

@@ -28,13 +28,13 @@ from silograph.evaluation.counts import (
 )
 from silograph.federation.base import Federation, Op, Sum
 from silograph.graph.block import ClientBlock
-from silograph.nn.model import Model
+from silograph.nn.model import AnyModel
 from silograph.nn.tiers import Kernels, predict
 
 HISTOGRAM = "test.histogram"
 
 
-def no_logits(model: Model, block: ClientBlock) -> dict[str, Ragged]:
+def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
     """Return the state of clients that have no model yet: for them all classes are alike."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     counts = block.count(judged_mask(block))
@@ -122,7 +122,7 @@ def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
 
 def counts_here(
     kernels: Kernels,
-    model: Model,
+    model: AnyModel,
     weights: Mapping[str, Tensor],
     block: ClientBlock,
     group: Tensor,

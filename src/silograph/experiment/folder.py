@@ -20,7 +20,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +43,7 @@ from silograph.experiment.files import (
 from silograph.experiment.result import VIEWS, Result
 from silograph.experiment.setup import Setup, versions
 from silograph.experiment.snapshot import identity
+from silograph.experiment.trained import described
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
@@ -250,7 +251,7 @@ def _write_start(
         "versions": versions(),
         "source": source,
         "same": identity(setup),
-        "model": asdict(setup.method_config.model),
+        "model": described(setup.method_config.model),
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
         "method": {"title": method.title, "reference": method.reference, "judge": method.judge},
         "partition_hash": cut.partition.hash,

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -50,6 +51,11 @@ def imported(spec: str, kind: type[T]) -> T:
             "that type"
         )
     return found
+
+
+def spec_of(value: type | Callable[..., object]) -> str:
+    """Return how a class or function of this process is named; it may be local, or in a script."""
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 def absolute(spec: str) -> str:

@@ -11,7 +11,8 @@ import torch
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.graph.block import ClientBlock, SparseRows
-from silograph.nn.model import Model, first_maps, weight_shapes
+from silograph.nn.model import AnyModel, first_maps, weight_shapes
+from silograph.nn.module import ModuleModel
 from silograph.nn.optim import Optimizer
 from silograph.nn.tiers import Kernels, why_not_compiled
 
@@ -22,7 +23,7 @@ COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
 
 
 def choose_kernels(
-    config: RunConfig, model: Model, optimizer: Optimizer, device: torch.device
+    config: RunConfig, model: AnyModel, optimizer: Optimizer, device: torch.device
 ) -> Kernels:
     """Return the kernels of a run.
 
@@ -40,7 +41,7 @@ def choose_kernels(
 
 
 def client_bytes(
-    model: Model, block: ClientBlock, kernels: Kernels, itemsize: int, *, compact: bool
+    model: AnyModel, block: ClientBlock, kernels: Kernels, itemsize: int, *, compact: bool
 ) -> int:
     """Return the bytes of one client's weights in training, on the mean over clients."""
     maps, total = first_maps(model), 0
@@ -52,7 +53,7 @@ def client_bytes(
     return total * itemsize * COPIES[kernels]
 
 
-def choose_block_size(model: Model, block: ClientBlock, kernels: Kernels, *, keep: bool) -> int:
+def choose_block_size(model: AnyModel, block: ClientBlock, kernels: Kernels, *, keep: bool) -> int:
     """Return how many clients are computed at once.
 
     Args:
@@ -61,6 +62,8 @@ def choose_block_size(model: Model, block: ClientBlock, kernels: Kernels, *, kee
         kernels: what computes.
         keep: whether optimizers are kept; then no weight is left out.
     """
+    if isinstance(model, ModuleModel):
+        return 1  # clients are computed one after the other
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
     needed = client_bytes(model, block, kernels, itemsize, compact=not keep)
@@ -77,7 +80,7 @@ def planned(config: RunConfig) -> str:
 
 def plan(
     config: RunConfig,
-    model: Model,
+    model: AnyModel,
     optimizer: Optimizer,
     block: ClientBlock,
     device: torch.device,

@@ -15,7 +15,9 @@ from silograph.core.config import RunConfig, make_config, read_toml, resolve_see
 from silograph.core.errors import ConfigError, DataError
 from silograph.experiment.files import Row
 from silograph.experiment.folder import ResultFolder, check_free
+from silograph.experiment.imported import absolute, is_spec, spec_of
 from silograph.experiment.loop import first_snapshot, train
+from silograph.experiment.models import own_module
 from silograph.experiment.plan import planned
 from silograph.experiment.progress import Progress, generating, show_progress
 from silograph.experiment.result import Result
@@ -24,6 +26,7 @@ from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpo
 from silograph.experiment.trackers import Tracker, Watched, make_tracker
 from silograph.graph.datasets import check_scale, is_path, load, locate
 from silograph.graph.graph import Graph
+from silograph.nn.module import Make
 
 LOG = logging.getLogger("silograph")
 MODES = ("live", "plain", "none")
@@ -50,14 +53,17 @@ def run(
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         trackers: who else is told of every round, besides `tracker` of the config.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
-            only if `out` is among them or in `config`.
+            only if `out` is among them or in `config`. `model` may also be a class of your own,
+            whose call with numbers of features and outputs gives a torch.nn.Module.
 
     Raises:
         SilographError: something about the options, the graph or the cut cannot be used.
     """
     check_mode(progress)
+    options, make = named_model(options)
     given = given_config(graph, config, options)
     choose_method(given)  # before any data is read: a wrong name should not cost a minute
+    make = own_module(given) if make is None else make
     watched = _watched(given, trackers)
     if given.out is not None:
         check_free(given.out)
@@ -72,7 +78,7 @@ def run(
     if given.out is not None:  # after loading, whose errors name a path as it was given
         given = with_absolute_paths(given, in_memory=source is None)
     with torch_threads(given.threads):
-        setup = prepare(resolve_seeds(given), graph)
+        setup = prepare(resolve_seeds(given), graph, make)
         start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         folder = None
         if given.out is not None:
@@ -88,6 +94,14 @@ def _watched(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
     named = [] if config.tracker is None else [make_tracker(config.tracker)]
     return Watched([*named, *trackers])
+
+
+def named_model(options: dict[str, Any]) -> tuple[dict[str, Any], Make | None]:
+    """Return options whose `model` is a name, and the class or function that stood there."""
+    make = options.get("model")
+    if not callable(make):
+        return options, None
+    return options | {"model": spec_of(make)}, make
 
 
 def given_config(
@@ -135,6 +149,7 @@ def resume(
     path: str | os.PathLike[str],
     *,
     graph: Graph | None = None,
+    model: Make | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
 ) -> Result:
@@ -145,6 +160,7 @@ def resume(
     Args:
         path: the run's result folder.
         graph: the graph, for a run on one that `load` does not find.
+        model: the class of the model, for a run with one that cannot be imported.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         trackers: who else is told of the rounds to come, besides `tracker` of the config.
 
@@ -159,6 +175,7 @@ def resume(
     try:
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        model = _module_again(config) if model is None else model
         watched = _watched(config, trackers)
         if graph is None:
             source = about["source"]
@@ -174,12 +191,20 @@ def resume(
                 report=generating(progress),
             )
         with torch_threads(config.threads):
-            setup = prepare(resolve_seeds(config), graph)
+            setup = prepare(resolve_seeds(config), graph, model)
             check_identity(about["same"], identity(setup))
             snapshot, rows = _restore(setup, folder)
             return _go_on(setup, folder, progress, snapshot, rows, watched)
     finally:
         folder.close()
+
+
+def _module_again(config: RunConfig) -> Make | None:
+    """Import the module of a run that goes on."""
+    try:
+        return own_module(config)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
 
 
 def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
@@ -246,7 +271,8 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
     if name == "tensorboard" and where:
         tracker = f"{name}={_absolute(where)}"
-    return replace(config, data_dir=data_dir, dataset=dataset, tracker=tracker)
+    model = absolute(config.model) if is_spec(config.model) else config.model
+    return replace(config, data_dir=data_dir, dataset=dataset, tracker=tracker, model=model)
 
 
 def _absolute(path: str) -> str:

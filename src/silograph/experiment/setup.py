@@ -12,6 +12,7 @@ import torch
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
+from silograph.experiment.models import make_model, own_module, with_model_options
 from silograph.experiment.plan import plan
 from silograph.experiment.stopping import parse_target
 from silograph.federation.in_process import InProcess
@@ -23,12 +24,10 @@ from silograph.graph.split import choose_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.nn.fit import Schedule
-from silograph.nn.model import MODELS, Model
+from silograph.nn.module import Make, ModuleModel
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 DEFAULT_CLIENTS = 10
-HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
-OPTION_OF = {"heads": "gat", "hops": "appnp", "teleport": "appnp"}
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
@@ -130,54 +129,6 @@ def choose_method(config: RunConfig) -> tuple[Method, object]:
     return method, options
 
 
-def with_model_options(config: RunConfig) -> RunConfig:
-    """Return the config with the options of its model written out.
-
-    Raises:
-        ConfigError: unknown model (names the nearest), or an option that it cannot use.
-    """
-    lookup(MODELS, config.model, "model")
-    for name, model in OPTION_OF.items():
-        if config.model != model and getattr(config, name) is not None:
-            raise ConfigError(
-                f"expected {name} with model {model} only, got {name}={getattr(config, name)} with "
-                f"model {config.model}: leave it out"
-            )
-    if config.residual and config.layers < 3:
-        raise ConfigError(
-            f"expected 3 layers or more with residual, got {config.layers}: there is no hidden "
-            "layer whose input and output are equally wide"
-        )
-    if config.model == "gat":
-        config = replace(config, heads=HEADS if config.heads is None else config.heads)
-        if config.layers > 1 and config.hidden % (config.heads or 1):
-            raise ConfigError(
-                f"expected a hidden width that is a multiple of {config.heads} heads, got "
-                f"{config.hidden}: they stand side by side in it"
-            )
-    if config.model == "appnp":
-        hops = HOPS if config.hops is None else config.hops
-        teleport = TELEPORT if config.teleport is None else config.teleport
-        config = replace(config, hops=hops, teleport=teleport)
-    return config
-
-
-def _model(config: RunConfig, graph: Graph) -> Model:
-    return Model(
-        conv=config.model,
-        features=graph.num_features,
-        hidden=config.hidden,
-        outputs=graph.num_classes,
-        layers=config.layers,
-        dropout=config.dropout,
-        task=graph.task,
-        residual=config.residual,
-        heads=config.heads or 1,
-        hops=config.hops or 0,
-        teleport=config.teleport or 0.0,
-    )
-
-
 def with_optimizer(config: RunConfig, method: Method) -> RunConfig:
     """Return the config with the clients' optimizer and its rate written out."""
     optimizer = config.optimizer or method.optimizer
@@ -230,8 +181,13 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def prepare(config: RunConfig, graph: Graph) -> Setup:
+def prepare(config: RunConfig, graph: Graph, make: Make | None = None) -> Setup:
     """Build everything a run needs; nothing is written anywhere.
+
+    Args:
+        config: of the run; seeds must be resolved.
+        graph: the graph.
+        make: the module that `config.model` names, if it is one; None: it is imported.
 
     Raises:
         SilographError: something about config or graph cannot be used.
@@ -244,7 +200,7 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
     cut = cut_graph(config, graph)
     partition = whole(cut.graph) if method.uncut else cut.partition
     block, route = make_block(cut.graph, partition, cut.split, dtype)
-    model = _model(config, cut.graph)
+    model = make_model(config, cut.graph, make or own_module(config), dtype, device)
     config = plan(replace(config, clients=len(cut.partition.ids)), model, optimizer, block, device)
     assert config.keep_optimizer is not None  # written out
     assert config.kernels != "auto"  # planned
@@ -265,5 +221,6 @@ def prepare(config: RunConfig, graph: Graph) -> Setup:
         block_size=config.block_size,
         strict=config.strict,
         compiled=config.kernels == "compiled",
+        one_by_one=isinstance(model, ModuleModel),
     )
     return Setup(config, cut, method, method_config, federation, device)

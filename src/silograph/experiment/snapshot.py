@@ -4,6 +4,8 @@ Everything that decides the rest of the run is here or in the config; draws come
 there is no random state to save.
 """
 
+import hashlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -17,6 +19,8 @@ from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState
 from silograph.nn.conv import Params
+from silograph.nn.model import AnyModel
+from silograph.nn.module import ModuleModel
 
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
@@ -49,10 +53,22 @@ def identity(setup: Setup) -> dict[str, str]:
     found = versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
+        **source_of_module(setup.method_config.model),
         "graph": fingerprint(setup.cut.graph),
         "partition": setup.cut.partition.hash,
         **{name: found.get(name, "not installed") for name in NUMERIC},
     }
+
+
+def source_of_module(model: AnyModel) -> dict[str, str]:
+    """Return a hash of the source of a user's module, if the model is one that can be read."""
+    if not isinstance(model, ModuleModel):
+        return {}
+    try:
+        text = inspect.getsource(model.make)
+    except (OSError, TypeError):  # typed into an interpreter
+        return {}
+    return {"source of the model": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
 
 
 def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:

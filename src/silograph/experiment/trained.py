@@ -7,9 +7,10 @@ features were prepared, so nothing else is needed to use it.
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.torch
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.graph.block import make_block, whole
-from silograph.graph.graph import Graph, Split, row_normalize
+from silograph.graph.graph import Graph, Split, Task, row_normalize
 from silograph.nn.conv import Params
-from silograph.nn.model import Model, forward, weight_shapes
+from silograph.nn.model import AnyModel, Model, forward, weight_shapes
+from silograph.nn.module import Make, ModuleModel
 
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
@@ -38,7 +40,7 @@ class TrainedModel:
         normalize: how features were prepared: `none` or `row`.
     """
 
-    shape: Model
+    shape: AnyModel
     weights: Params
     class_names: tuple[str, ...] = ()
     normalize: str = "none"
@@ -78,7 +80,7 @@ class TrainedModel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file, whole or not at all."""
         about = {
-            "shape": dataclasses.asdict(self.shape),
+            "shape": described(self.shape),
             "class_names": self.class_names,
             "normalize": self.normalize,
         }
@@ -89,8 +91,38 @@ class TrainedModel:
         partial.replace(target)
 
 
-def load_model(path: str | os.PathLike[str]) -> TrainedModel:
+def described(model: AnyModel) -> dict[str, Any]:
+    """Return a model's shape as plain values; of a module only its name and its sizes."""
+    if not isinstance(model, ModuleModel):
+        return dataclasses.asdict(model)
+    sizes = {"features": model.features, "outputs": model.outputs, "task": model.task}
+    return {"module": model.name, **sizes}
+
+
+def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
+    """Return what `described` told.
+
+    Raises:
+        DataError: it is a module, and the class was not given.
+    """
+    if "module" not in told:
+        return TypeAdapter(Model).validate_python(told)
+    if make is None:
+        raise DataError(
+            f"expected the class of the model in {path}, got none: it is a torch.nn.Module, "
+            f"{told['module']}, and files are not trusted to name code; use "
+            "sg.load_model(PATH, model=...)"
+        )
+    task: Task = TypeAdapter(Task).validate_python(told["task"])
+    return ModuleModel(told["module"], make, int(told["features"]), int(told["outputs"]), task)
+
+
+def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> TrainedModel:
     """Return the model of a file that `TrainedModel.save` wrote.
+
+    Args:
+        path: the file.
+        model: the class of the model, if it was a torch.nn.Module of yours.
 
     Raises:
         DataError: the file is missing, damaged, or holds something else.
@@ -105,9 +137,11 @@ def load_model(path: str | os.PathLike[str]) -> TrainedModel:
         raise DataError(f"expected a {FORMAT!r} in {os.fspath(path)}, got keys {sorted(about)}")
     try:
         told = json.loads(about[FORMAT])
-        shape = TypeAdapter(Model).validate_python(told["shape"])
+        shape = _shape(told["shape"], model, os.fspath(path))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
         normalize = TypeAdapter(Literal["none", "row"]).validate_python(told["normalize"])
+    except DataError:
+        raise
     except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
     found = {name: tuple(w.shape) for name, w in weights.items()}

@@ -30,6 +30,7 @@ from silograph.federation.check import check_fields
 from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
 from silograph.federation.ledger import Direction, Ledger, Record
+from silograph.federation.lift import per_client
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
 
@@ -45,6 +46,7 @@ class InProcess:
         strict: send every payload through `encode` and `decode`, as a network would. Otherwise
             nothing is encoded, and sizes come from shapes; results and ledger are the same.
         compiled: fold replies with the compiled kernel, to the same bits.
+        one_by_one: whether ops are written for one client: then blocks run them by `per_client`.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class InProcess:
         *,
         strict: bool = False,
         compiled: bool = False,
+        one_by_one: bool = False,
     ) -> None:
         self._cfg = cfg
+        self._one_by_one = one_by_one
         self._ids = clients.ids
         self._route = route
         self._strict = strict
@@ -110,6 +114,7 @@ class InProcess:
         reduce: Reduce | None = None,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
+        op = per_client(op) if self._one_by_one else op
         self._step += 1
         envelope = Envelope(op.__name__, what, self._round, self._step)
         positions = positions_of(self._ids, to)

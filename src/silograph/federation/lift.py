@@ -26,6 +26,8 @@ def per_client(op: Op) -> Op:
         inbox: Payload,
         key: Key,
     ) -> tuple[State, Payload]:
+        if block.num_clients == 1:
+            return op(cfg, block, state, inbox, key)
         states: list[State] = []
         replies: list[Payload] = []
         for position in torch.arange(block.num_clients, device=block.off.device).split(1):

@@ -8,7 +8,7 @@ from silograph.core.key import Key
 from silograph.federation.base import Federation
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model
+from silograph.nn.model import AnyModel
 from silograph.nn.optim import Optimizer
 from silograph.nn.tiers import Kernels
 
@@ -27,7 +27,7 @@ class MethodConfig:
         kernels: what trains and judges: compiled kernels or torch.
     """
 
-    model: Model
+    model: AnyModel
     optimizer: Optimizer
     schedule: Schedule
     keep_optimizer: bool

@@ -17,6 +17,7 @@ from silograph.core.key import Key, keep_probability
 from silograph.core.work import report_rows
 from silograph.graph.block import ClientBlock, Rows
 from silograph.graph.graph import Task
+from silograph.nn import module
 from silograph.nn.conv import (
     GAT,
     GCN,
@@ -31,6 +32,7 @@ from silograph.nn.conv import (
     convolve,
     internal_messages,
 )
+from silograph.nn.module import ModuleModel
 from silograph.nn.segment import gradients
 
 
@@ -153,8 +155,13 @@ def num_sums(model: Model) -> int:
     return sum(stage.conv.sums for stage in stages(model))
 
 
-def init_weights(model: Model, key: Key, dtype: torch.dtype) -> Params:
+AnyModel = Model | ModuleModel
+
+
+def init_weights(model: AnyModel, key: Key, dtype: torch.dtype) -> Params:
     """Return initial weights; drawn in float64, so that dtypes start from the same numbers."""
+    if isinstance(model, ModuleModel):
+        return module.init_weights(model, key, dtype)
     return {
         f"{number}.{name}": value.to(dtype)
         for number, stage in enumerate(stages(model))
@@ -162,14 +169,18 @@ def init_weights(model: Model, key: Key, dtype: torch.dtype) -> Params:
     }
 
 
-def first_maps(model: Model) -> tuple[str, ...]:
-    """Return the names of the weights that meet the features."""
+def first_maps(model: AnyModel) -> tuple[str, ...]:
+    """Return the names of the weights that meet the features, and meet them linearly."""
+    if isinstance(model, ModuleModel):
+        return ()  # nobody knows
     return tuple(f"0.{name}" for name in stages(model)[0].conv.maps)
 
 
 @lru_cache(maxsize=64)  # shapes are asked for in every round
-def weight_shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
+def weight_shapes(model: AnyModel) -> Mapping[str, tuple[int, ...]]:
     """Return the shape of every weight, shared form."""
+    if isinstance(model, ModuleModel):
+        return module.weight_shapes(model)
     weights = init_weights(model, Key.of(0), torch.float32)
     return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
@@ -202,7 +213,7 @@ def whole_pass(model: Model, block: ClientBlock, dtype: torch.dtype) -> Pass:
 
 
 def forward(
-    model: Model, weights: Mapping[str, Tensor], block: ClientBlock, key: Key | None = None
+    model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, key: Key | None = None
 ) -> Tensor:
     """Return logits (n, K) from internal edges.
 
@@ -212,6 +223,9 @@ def forward(
         block: the rows.
         key: key of the dropout draws; None turns dropout off.
     """
+    if isinstance(model, ModuleModel):
+        assert key is None  # its training is elsewhere: silograph.nn.fit_module
+        return module.forward(model, weights, block)
     dtype = next(iter(weights.values())).dtype
     return forward_pass(model, weights, whole_pass(model, block, dtype), key)
 

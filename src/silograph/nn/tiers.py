@@ -15,7 +15,9 @@ from silograph.core.key import Key
 from silograph.graph.block import ClientBlock
 from silograph.nn.fit import Fitted, Schedule
 from silograph.nn.fit import fit as fit_torch
-from silograph.nn.model import Model, forward
+from silograph.nn.fit_module import fit as fit_module
+from silograph.nn.model import AnyModel, forward
+from silograph.nn.module import ModuleModel
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.optim import rest as rest_torch
 
@@ -23,8 +25,10 @@ Kernels = Literal["compiled", "torch"]
 COMPILED_MODELS = ("gcn", "sage", "mlp")
 
 
-def why_not_compiled(model: Model, optimizer: Optimizer, device: torch.device) -> str | None:
+def why_not_compiled(model: AnyModel, optimizer: Optimizer, device: torch.device) -> str | None:
     """Return why the compiled kernels cannot be used, or None if they can."""
+    if isinstance(model, ModuleModel):
+        return "a torch.nn.Module of your own is not compiled"
     if model.conv not in COMPILED_MODELS:
         return f"model {model.conv} is not compiled"
     if model.residual:
@@ -44,7 +48,7 @@ def why_not_compiled(model: Model, optimizer: Optimizer, device: torch.device) -
 
 def fit(
     kernels: Kernels,
-    model: Model,
+    model: AnyModel,
     optimizer: Optimizer,
     schedule: Schedule,
     block: ClientBlock,
@@ -53,6 +57,8 @@ def fit(
     key: Key,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
+    if isinstance(model, ModuleModel):
+        return fit_module(model, optimizer, schedule, block, start, memory, key)
     if kernels == "torch":
         return fit_torch(model, optimizer, schedule, block, start, memory, key)
     from silograph.nn import compiled  # numba takes a while to import
@@ -72,13 +78,14 @@ def rest(kernels: Kernels, optimizer: Optimizer, start: Tensor, steps: int) -> T
 
 
 def predict(
-    kernels: Kernels, model: Model, weights: Mapping[str, Tensor], block: ClientBlock
+    kernels: Kernels, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock
 ) -> Tensor:
     """Return logits (n, K) from internal edges, without dropout."""
-    shared = weights["0.weight"].dim() == 2
-    if kernels == "torch" or not shared:
+    torch_only = kernels == "torch" or isinstance(model, ModuleModel)
+    if torch_only or weights["0.weight"].dim() != 2:
         with torch.no_grad():
             return forward(model, weights, block)
     from silograph.nn import compiled
 
+    assert not isinstance(model, ModuleModel)  # see above
     return compiled.predict(model, weights, block)

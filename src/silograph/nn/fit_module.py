@@ -1,0 +1,91 @@
+"""Local training of a user's own module, for a block of one client (see `per_client`)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Stacked
+from silograph.core.work import report_each, work_for
+from silograph.graph.block import ClientBlock
+from silograph.nn.conv import Params
+from silograph.nn.fit import LOSS_FLOPS, Fitted, Schedule
+from silograph.nn.loss import node_loss
+from silograph.nn.module import (
+    Client,
+    ModuleModel,
+    call,
+    client_of,
+    forward,
+    module_for,
+    weight_shapes,
+)
+from silograph.nn.optim import Optimizer
+from silograph.nn.sampling import batches
+from silograph.nn.tally import Tally
+
+
+def fit(
+    model: ModuleModel,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    block: ClientBlock,
+    start: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+    key: Key,
+) -> Fitted:
+    """Train one client; see `silograph.nn.fit.fit`. Every step passes all of its nodes and edges.
+
+    Raises:
+        ConfigError: the module raises, or returns something else than logits.
+    """
+    client, shapes = client_of(block), weight_shapes(model)
+    weights = {
+        k: (w if w.dim() > len(shapes[k]) else w[None]).clone(memory_format=torch.contiguous_format)
+        for k, w in start.items()
+    }
+    state = optimizer.init(weights) if memory is None else {k: m.clone() for k, m in memory.items()}
+    module = module_for(model, client.x, training=True)
+    total = torch.zeros(1, dtype=torch.float64, device=client.x.device)
+    for epoch in range(schedule.epochs if int(block.num_train) else 0):
+        total = torch.zeros_like(total)
+        epoch_key = key.fold("epoch", epoch)
+        for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
+            leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
+            step_key = epoch_key.fold("batch", number)
+            loss, grads = _loss(model, module, leaves, client, block.y, seeds, step_key)
+            optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, state)
+            size = sum(w.numel() for w in leaves.values())
+            report_each(float(optimizer.flops * size))
+            total = total + loss.double() * len(seeds) / block.num_train
+    with torch.no_grad(), work_for(Kind.EVALUATION):
+        logits = forward(model, weights, block)
+    kept = {} if memory is None else state
+    return Fitted(
+        {name: Stacked(w) for name, w in weights.items()}, kept, total.to(logits.dtype), logits
+    )
+
+
+def _loss(
+    model: ModuleModel,
+    module: torch.nn.Module,
+    leaves: Params,
+    client: Client,
+    y: Tensor,
+    seeds: Tensor,
+    key: Key,
+) -> tuple[Tensor, Params]:
+    """Return the mean loss of rows `seeds` (s,), and its gradients."""
+    with Tally() as tally:
+        logits = call(model, module, leaves, client, key)
+    known = logits.detach().requires_grad_()
+    loss = node_loss(known[seeds], y[seeds], model.task).mean()
+    cotangent = torch.autograd.grad(loss, known)
+    with tally:
+        grads = torch.autograd.grad(
+            logits, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True
+        )
+    report_each(float(tally.flops + LOSS_FLOPS * model.outputs * len(seeds)))
+    return loss.detach(), dict(zip(leaves, grads, strict=True))
