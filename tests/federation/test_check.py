@@ -65,7 +65,7 @@ def test_wrong_replies(
     make, message = WRONG[name]
     fed = InProcess(None, *cut_block(make_graph(40), 5), block_size, strict=strict)
     with pytest.raises(ProtocolError, match=message):
-        fed.call(replying(make), {}, what=Kind.CONTROL, key=KEY)
+        fed.call(replying(make), {}, what=Kind.CONTROL, rows=True, key=KEY)
 
 
 def test_offsets_ascend() -> None:
@@ -96,9 +96,9 @@ def test_partial_calls_make_no_state(
 ) -> None:
     fed = InProcess(None, *cut_block(make_graph(40), 5), block_size)
     with pytest.raises(ProtocolError, match="state fields are created by a call to all clients"):
-        fed.call(echo, {}, what=Kind.CONTROL, key=KEY, to=fed.ids[:2])
-    fed.call(echo, {}, what=Kind.CONTROL, key=KEY)
-    fed.call(echo, {}, what=Kind.CONTROL, key=KEY, to=fed.ids[:2])
+        fed.call(echo, {}, what=Kind.CONTROL, rows=True, key=KEY, to=fed.ids[:2])
+    fed.call(echo, {}, what=Kind.CONTROL, rows=True, key=KEY)
+    fed.call(echo, {}, what=Kind.CONTROL, rows=True, key=KEY, to=fed.ids[:2])
 
 
 def test_an_inbox_has_a_part_for_each_client(
@@ -108,7 +108,7 @@ def test_an_inbox_has_a_part_for_each_client(
     with pytest.raises(
         ProtocolError, match=r"a slice for each of 5 clients, got shape .* in inbox"
     ):
-        fed.call(echo, {"a": Stacked(torch.zeros(6))}, what=Kind.CONTROL, key=KEY)
+        fed.call(echo, {"a": Stacked(torch.zeros(6))}, what=Kind.CONTROL, rows=True, key=KEY)
 
 
 def test_blocks_agree_on_fields() -> None:

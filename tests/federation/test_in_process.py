@@ -61,8 +61,10 @@ def talk(fed: InProcess) -> dict[str, torch.Tensor]:
     ids = fed.ids
     for to in ([ids[0], ids[3]], [ids[1], ids[3], ids[4]]):
         add = {"add": Stacked(torch.arange(1.0, len(to) + 1))}
-        fed.call(visit, add, what=Kind.CONTROL, key=KEY.fold(len(to)), to=to)
-    reply = fed.call(visit, {"add": Shared(torch.tensor(10.0))}, what=Kind.CONTROL, key=KEY)
+        fed.call(visit, add, what=Kind.CONTROL, rows=True, key=KEY.fold(len(to)), to=to)
+    reply = fed.call(
+        visit, {"add": Shared(torch.tensor(10.0))}, what=Kind.CONTROL, rows=True, key=KEY
+    )
     return {name: field.t for name, field in reply.items()}
 
 
@@ -78,8 +80,8 @@ def test_blocks_of_any_size_give_the_same_bits(
 
 def test_lifted_op_means_the_same(engine: Callable[[int], InProcess]) -> None:
     add = {"add": Stacked(torch.arange(5.0))}
-    plain = engine(5).call(visit, add, what=Kind.CONTROL, key=KEY)
-    lifted = engine(5).call(per_client(visit), add, what=Kind.CONTROL, key=KEY)
+    plain = engine(5).call(visit, add, what=Kind.CONTROL, rows=True, key=KEY)
+    lifted = engine(5).call(per_client(visit), add, what=Kind.CONTROL, rows=True, key=KEY)
     assert all(torch.equal(plain[name].t, lifted[name].t) for name in plain)
 
 

@@ -79,6 +79,7 @@ class Federation(Protocol):
         key: Key,
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
+        rows: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to` (all by default, in client order) and return the replies.
 
@@ -90,6 +91,8 @@ class Federation(Protocol):
             key: key of the op's draws.
             to: ids, in the federation's order.
             reduce: how the replies are folded; the result then has `Shared` fields.
+            rows: whether replies may be `Ragged`. What has a row for each node crosses clients
+                through `silograph.federation.exchange` only, which says so here.
 
         Raises:
             ProtocolError: unknown, repeated or unordered ids, or a reply that breaks the rules.

@@ -18,6 +18,7 @@ def check_fields(
     *,
     shared: bool = False,
     patched: bool = False,
+    rows: bool = True,
 ) -> None:
     """Raise `ProtocolError` unless every field has a part for each client, and frames carry it.
 
@@ -27,16 +28,19 @@ def check_fields(
         where: what it is, for the message: `reply of train`.
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
         patched: whether `Patched` fields are allowed: in replies.
+        rows: whether `Ragged` fields are allowed: not in replies to a plain call.
     """
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
     for name, field in fields.items():
-        problem = _problem(name, field, clients, shared, patched)
+        problem = _problem(name, field, clients, shared, patched, rows)
         if problem:
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
 
-def _problem(name: str, field: Field, clients: int, shared: bool, patched: bool) -> str | None:
+def _problem(
+    name: str, field: Field, clients: int, shared: bool, patched: bool, rows: bool
+) -> str | None:
     """Return what was expected and what came, or None."""
     t = field.t
     if t.dtype not in DTYPES:
@@ -53,6 +57,8 @@ def _problem(name: str, field: Field, clients: int, shared: bool, patched: bool)
             if not patched:
                 return "Stacked or Ragged, got Patched"
             return _patched_problem(field, clients)
+        case Ragged() if not rows:
+            return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
         case Ragged(_, off):
             ends = off.tolist()
             if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != len(t):

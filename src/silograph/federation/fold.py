@@ -108,8 +108,10 @@ class Fold:
             self._add_rows(total.view(1, -1), index, rows, around.reshape(1, -1), by)
 
     def _add_patched(self, name: str, field: Patched, weights: Tensor) -> None:
-        """Add rows where the rest is what the mean is taken around, else whole slices."""
+        """Add rows where the rest is what the mean is taken around, or 0; else whole slices."""
         around = self._around.get(name)
+        if around is None and not bool(field.base.any()):
+            around = field.base[0]
         if around is not None:
             rests = torch.tensor([torch.equal(base, around) for base in field.base])
             if bool((rests[field.which] | (weights == 0)).all()):

@@ -112,6 +112,7 @@ class InProcess:
         key: Key,
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
+        rows: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         op = per_client(op) if self._one_by_one else op
@@ -134,7 +135,7 @@ class InProcess:
             mine = called.nonzero()[:, 0].to(device)
             part = self._carried(envelope, take_all(inbox, mine), len(local))
             with metered(len(local)) as meter:
-                reply = self._run(index, op, part, local, key, everyone=everyone)
+                reply = self._run(index, op, part, local, key, everyone=everyone, rows=rows)
             sizes.append(frame_sizes(op.__name__, reply, len(local)))
             meters.append(meter)
             reply = self._carried(envelope, reply, len(local))
@@ -182,14 +183,22 @@ class InProcess:
         return {name: _to(_as_sent(payload[name], f), device) for name, f in joined.items()}
 
     def _run(
-        self, index: int, op: Op, inbox: Payload, local: Tensor, key: Key, *, everyone: bool
+        self,
+        index: int,
+        op: Op,
+        inbox: Payload,
+        local: Tensor,
+        key: Key,
+        *,
+        everyone: bool,
+        rows: bool,
     ) -> Payload:
         """Run `op` at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index], self._states[index]
         whole = len(local) == block.num_clients
         old = state if whole else state_of(take_all(state, local))
         new, reply = op(self._cfg, block if whole else block.take(local), old, inbox, key)
-        check_fields(reply, len(local), f"reply of {op.__name__}", patched=True)
+        check_fields(reply, len(local), f"reply of {op.__name__}", patched=True, rows=rows)
         check_fields(new, len(local), f"state after {op.__name__}")
         if not everyone and new.keys() != state.keys():
             raise ProtocolError(

@@ -64,10 +64,12 @@ class Route:
 
     Attributes:
         target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
+        slot_off: (C + 1,) int64 slots of each client.
         boundary_off: (C + 1,) int64 boundary rows of each client.
     """
 
     target: Tensor
+    slot_off: Tensor
     boundary_off: Tensor
 
 
@@ -103,4 +105,4 @@ def connect(adj: CSR, partition: Partition) -> tuple[CSR, Halo, Route]:
         boundary=boundary,
         boundary_off=boundary_off,
     )
-    return internal, halo, Route(target, boundary_off)
+    return internal, halo, Route(target, halo.off, boundary_off)
