@@ -153,7 +153,9 @@ class RunConfig:
     )
     method: str = field(
         default="fedopt",
-        metadata=option("what trains: fedopt, fedavg, local or centralized", "Training"),
+        metadata=option(
+            "what trains: fedopt, fedavg, label_guided, local or centralized", "Training"
+        ),
     )
     options: Mapping[str, Scalar] = field(
         default_factory=dict,

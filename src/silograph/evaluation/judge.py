@@ -27,6 +27,7 @@ from silograph.evaluation.counts import (
     tally,
 )
 from silograph.federation.base import Federation, Op, Sum
+from silograph.federation.stages import end, forward, logits_of
 from silograph.graph.block import ClientBlock
 from silograph.nn.model import AnyModel
 from silograph.nn.tiers import Kernels, predict
@@ -77,6 +78,19 @@ def judge_own(
     return state, _stacked(tally(_rows(cfg, block, state, "own")))
 
 
+def judge_exchanged(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge what a pass over all silos has left. In: nothing. Out: see `counts.tally`.
+
+    The server's model is every client's own.
+    """
+    del inbox, key
+    logits = _judged(logits_of(cfg.model, state), block)
+    new = {**end(state), "server/logits": logits, "own/logits": logits}
+    return new, _stacked(tally(_rows(cfg, block, new, "server")))
+
+
 def bin_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -113,6 +127,14 @@ def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> d
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
     return _ask(fed, judge_server, bin_server, inbox, key)
+
+
+def exchanged_counts(
+    fed: Federation, model: Model, weights: Mapping[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """The same with sums over the neighbors in all silos."""
+    forward(fed, model, weights, key, train=False)
+    return _ask(fed, judge_exchanged, bin_server, {}, key)
 
 
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:

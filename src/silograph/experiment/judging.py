@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.judge import counts_here, own_counts, server_counts
+from silograph.evaluation.judge import counts_here, exchanged_counts, own_counts, server_counts
 from silograph.evaluation.scores import PARTS, Scores, Views, client_accuracy, score
 from silograph.experiment.files import Row
 from silograph.experiment.setup import Setup, uncut_block
@@ -62,7 +62,11 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     fed = setup.federation
     server = None
     if state.weights is not None:
-        server = server_counts(fed, state.weights, key.fold("judge server", t))
+        judging = key.fold("judge server", t)
+        if setup.method.exchange:
+            server = exchanged_counts(fed, setup.method_config.model, state.weights, judging)
+        else:
+            server = server_counts(fed, state.weights, judging)
     return judged(setup, t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
 
 

@@ -81,6 +81,8 @@ class Method:
         uncut: trains on the uncut graph as one client (simulation only).
         init: sets up the clients and returns the server's first state from initial weights.
         round: one round, from the number of the round (from 1) and the run's key.
+        exchange: whether the server's model is judged with sums over all silos' neighbors, not
+            only the client's own.
     """
 
     name: str
@@ -93,3 +95,4 @@ class Method:
     uncut: bool
     init: Init
     round: Round
+    exchange: bool = False

@@ -1,0 +1,235 @@
+"""Who hears whom in one layer when neighbors in other silos are heard, too.
+
+Every silo adds up what it holds: its own edges give the inner part of a sum, and for each halo slot
+it adds what its rows send there (the outer part). The slot's owner adds both. All rows scale by
+their own degrees, cross-client edges included, so no degree travels.
+
+C: clients. n: rows. r: rows that take part. S: halo slots. t: slots that get a sum.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Ragged, offsets, owners
+from silograph.core.work import report_entries, report_rows
+from silograph.graph.block import ClientBlock
+from silograph.graph.csr import CSR
+from silograph.nn.conv import Conv, Messages
+from silograph.nn.segment import sparse_product
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """The rows that take part in a pass, and the edges between them.
+
+    Attributes:
+        rows: (r,) int64 rows of the block, ascending.
+        off: (C + 1,) of each client.
+        degree: (r, 1) floating point, number of neighbors in all silos.
+        inner: (r, r) weights of internal edges, receiver by sender.
+        own: (r, 1) weight of a row's own message; None: 1.
+        cross: (r, 1) weight of a row's messages to other silos; None: 1.
+        outer: (t, r) edges from rows to slots of other silos, values 1.
+        slots: (t,) int32 those slots as each client counts; None: all, in order.
+        slot_off: (C + 1,) of each client.
+        place: (n,) int64 position among `rows` of every row, -1 for none.
+        operators: what `inner_operator` has worked out.
+    """
+
+    rows: Tensor
+    off: Tensor
+    degree: Tensor
+    inner: CSR
+    own: Tensor | None
+    cross: Tensor | None
+    outer: CSR
+    slots: Tensor | None
+    slot_off: Tensor
+    place: Tensor
+    operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def messages(self) -> Messages:
+        """What a convolution's `finish` needs to know: all rows that hear also send."""
+        return Messages(self.inner, False, self.degree, self.degree, None, self.off, self.off)
+
+
+def full_reach(block: ClientBlock) -> Reach:
+    """Return the reach of all rows along all edges."""
+    if "full reach" not in block.memo:
+        rows = torch.arange(len(block.row_key), device=block.off.device)
+        block.memo["full reach"] = Reach(
+            rows=rows,
+            off=block.off,
+            degree=total_degree(block),
+            inner=block.adj,
+            own=None,
+            cross=None,
+            outer=block.halo.adj.transposed,
+            slots=None,
+            slot_off=block.halo.off,
+            place=rows,
+        )
+    found = block.memo["full reach"]
+    assert isinstance(found, Reach)
+    return found
+
+
+def total_degree(block: ClientBlock) -> Tensor:
+    """Return the number of neighbors of every row, those of other silos included, (n, 1)."""
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    return (block.adj.degree + block.halo.adj.degree).to(block.adj.values.dtype)[:, None]
+
+
+def partial_reach(
+    block: ClientBlock,
+    rows: Tensor,
+    *,
+    own: Tensor | None,
+    cross: Tensor | None,
+    inner: Tensor | None,
+    heard: Tensor | None,
+) -> Reach:
+    """Return the reach of some rows.
+
+    Args:
+        block: C clients.
+        rows: (r,) int64, ascending.
+        own: (r, 1) weight of a row's own message; None: 1.
+        cross: (r, 1) weight of messages to other silos; None: 1.
+        inner: (e,) weights of the edges among the rows, in the order of `edges_among`; None: 1.
+        heard: (S,) bool, the slots whose node takes part at its owner; None: all do.
+    """
+    edges = edges_among(block, rows)
+    if inner is not None:
+        edges = CSR(edges.indptr, edges.indices, inner, edges.num_cols)
+    place = torch.full((len(block.row_key),), -1, device=rows.device)
+    place[rows] = torch.arange(len(rows), device=rows.device)
+    outward = block.halo.adj.select_rows(rows).transposed
+    touched = outward.degree > 0
+    if heard is not None:
+        touched &= heard
+    slots = touched.nonzero()[:, 0]
+    first = block.halo.off[:-1][owners(block.halo.off)]
+    return Reach(
+        rows=rows,
+        off=torch.searchsorted(rows, block.off),
+        degree=total_degree(block)[rows],
+        inner=edges,
+        own=own,
+        cross=cross,
+        outer=outward.select_rows(slots),
+        slots=(slots - first[slots]).int(),
+        slot_off=torch.searchsorted(slots, block.halo.off),
+        place=place,
+    )
+
+
+def edges_among(block: ClientBlock, rows: Tensor) -> CSR:
+    """Return the internal edges among some rows (r,), (r, r) with values."""
+    chosen = block.adj.select_rows(rows)
+    place = torch.full((block.adj.num_cols,), -1, device=rows.device)
+    place[rows] = torch.arange(len(rows), device=rows.device)
+    column = place[chosen.indices.long()]
+    inside = column >= 0
+    assert chosen.values is not None  # blocks carry values of the run's dtype
+    counts = torch.bincount(chosen.row[inside], minlength=len(rows))
+    kept = CSR(
+        offsets(counts).to(chosen.indices.dtype),
+        chosen.indices[inside],
+        chosen.values[inside],
+        block.adj.num_cols,
+    )
+    return kept.with_columns(column[inside], len(rows))
+
+
+def inner_operator(conv: Conv, reach: Reach) -> CSR:
+    """Return what own rows give to own rows, post * inner * pre + own, as one matrix (r, r)."""
+    if conv not in reach.operators:
+        one, zero = np.ones(len(reach.rows)), np.zeros(len(reach.rows))
+        pre, post, own = conv.pre(reach.degree), conv.post(reach.degree), conv.own(reach.degree)
+        if own is not None and reach.own is not None:
+            own = own * reach.own
+        left, right, middle = (
+            default if scale is None else scale[:, 0].double().cpu().numpy()
+            for scale, default in ((post, one), (pre, one), (own, zero))
+        )
+        scaled = sp.diags_array(left) @ reach.inner.scipy() @ sp.diags_array(right)
+        matrix = CSR.from_scipy(sp.csr_matrix(scaled + sp.diags_array(middle)))
+        reach.operators[conv] = matrix.to(reach.degree.device, reach.degree.dtype)
+    return reach.operators[conv]
+
+
+def sent(conv: Conv, z: Tensor, reach: Reach) -> Tensor:
+    """Return the rows that other silos are owed, sums of z (r, D) scaled by the sender, (t, D)."""
+    return _outward(_scaled(z, (conv.pre(reach.degree), reach.cross), reach), reach)
+
+
+def summed(conv: Conv, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
+    """Return post * (inner @ (pre * z) + arrived) + own * z, (r, D).
+
+    Args:
+        conv: the convolution.
+        z: (r, D) own messages.
+        arrived: (r, D) sums over neighbors in other silos.
+        reach: who hears whom.
+    """
+    inner = _product(inner_operator(conv, reach), z, reach)
+    return inner + _scaled(arrived, (conv.post(reach.degree),), reach)
+
+
+def sent_back(conv: Conv, grad: Tensor, reach: Reach) -> Tensor:
+    """Return the rows that other silos are owed on the way back, from dLoss/ds (r, D), (t, D).
+
+    Edges go both ways, so senders and receivers swap, and with them the scales.
+    """
+    return _outward(_scaled(grad, (conv.post(reach.degree),), reach), reach)
+
+
+def summed_back(conv: Conv, grad: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
+    """Return dLoss/dz (r, D) from dLoss/ds (r, D) and what arrived from other silos (r, D)."""
+    inner = _product(inner_operator(conv, reach).transposed, grad, reach)
+    return inner + _scaled(arrived, (conv.pre(reach.degree), reach.cross), reach)
+
+
+def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> Tensor:
+    """Return the sums that arrived for boundary rows (k, D) at the rows that take part, (r, D).
+
+    Raises:
+        ProtocolError: sums for boundary rows that do not exist or take no part.
+    """
+    halo, boundary = block.halo, block.halo.boundary
+    if row is not None:
+        local, client = row.t.long(), owners(row.off)
+        if not bool(((local >= 0) & (local < halo.boundary_off.diff()[client])).all()):
+            raise ProtocolError("expected sums for boundary rows, got others")
+        boundary = boundary[halo.boundary_off[client] + local]
+    place = reach.place[boundary]
+    if len(place) != len(total.t) or not bool((place >= 0).all()):
+        raise ProtocolError(
+            f"expected sums for boundary rows that take part, got {len(total.t)} for {len(place)}"
+        )
+    return total.t.new_zeros(len(reach.rows), total.t.shape[1]).index_add_(0, place, total.t)
+
+
+def _scaled(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tensor:
+    for scale in scales:
+        if scale is not None:
+            report_rows(reach.off, z.shape[1])
+            z = scale * z
+    return z
+
+
+def _outward(z: Tensor, reach: Reach) -> Tensor:
+    report_entries(reach.outer.indptr, reach.slot_off, 2 * z.shape[1])
+    return sparse_product(reach.outer, z)
+
+
+def _product(matrix: CSR, z: Tensor, reach: Reach) -> Tensor:
+    report_entries(matrix.indptr, reach.off, 2 * z.shape[1])
+    return sparse_product(matrix, z)

@@ -1,0 +1,1 @@
+"""Which nodes and neighbors take part in a step."""

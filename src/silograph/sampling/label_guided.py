@@ -1,0 +1,267 @@
+"""Label-guided sampling: every silo draws nodes so that classes appear as often as in all silos.
+
+Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021,
+section 2.2 and eq. 5. Client i draws s_i nodes with replacement,
+
+    Q_i(u) = n^{psi(u)} / (n_i^{psi(u)} sum over the classes k of client i of n^k),
+
+psi(u) the training label of u, n^k and n_i^k the training nodes of class k in all silos and in i. A
+node is in the sample with probability p(u) = 1 - (1 - Q_i(u))^{s_i}.
+
+What we changed: nodes without a training label count as a class of their own (the paper does not
+say). Messages are divided by p(u) as in eq. 5 (`paper`). That is unbiased where all rows are
+evaluated and only senders are drawn (`rows = "all"`). Rows and senders from one sample are
+dependent within a silo, so `conditional` divides by the probability that u is drawn if v is: 1 for
+u = v, p(u, v) / p(v) in one silo, with p(u, v) = 1 - (1 - Q_u)^s - (1 - Q_v)^s + (1 - Q_u - Q_v)^s,
+and p(u) across silos.
+
+State: `sampler/share` (n,) float64 Q, `sampler/draws` (C,) int64 s_i, and for a step what
+`silograph.federation.stages` reads. C: clients. n: rows. r: drawn rows. K: classes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
+from silograph.federation.base import Federation, Sum
+from silograph.federation.exchange import pull
+from silograph.graph.block import ClientBlock
+from silograph.nn.reach import edges_among
+
+Normalize = Literal["paper", "conditional", "none"]
+
+
+class Weighing(Protocol):
+    """How drawn rows are weighed: options of a method."""
+
+    @property
+    def normalize(self) -> Normalize:
+        """How messages are divided."""
+
+    @property
+    def rows(self) -> Literal["drawn", "all"]:
+        """Which rows are evaluated; only drawn ones send."""
+
+    @property
+    def weigh_loss(self) -> bool:
+        """Whether the loss of a drawn row is divided by p."""
+
+
+def set_up(fed: Federation, sample: int, normalize: Normalize, key: Key) -> None:
+    """Let every client work out how it draws.
+
+    Args:
+        fed: the federation.
+        sample: s, draws of all silos together in a step.
+        normalize: how messages are divided.
+        key: unused by the ops, as nothing is drawn yet.
+
+    Raises:
+        ConfigError: more draws than nodes, or single draws with `conditional`.
+        DataError: a class without training nodes, or several labels a node.
+    """
+    totals = fed.call(tell_labels, {}, what=Kind.STATISTICS, key=key, reduce=Sum())["labels"].t
+    nodes = fed.call(tell_nodes, {}, what=Kind.STATISTICS, key=key)["nodes"].t.tolist()
+    empty = (totals[:-1] == 0).nonzero()[:, 0].tolist()
+    if empty:
+        raise DataError(
+            f"expected training nodes of every class, got none of class {empty[0]} in any silo: "
+            "use another split, or no sampling (sample=none)"
+        )
+    if sample > sum(nodes):
+        raise ConfigError(
+            f"expected sample of at most {sum(nodes)}, the nodes of all silos, got {sample}"
+        )
+    draws = shares(sample, nodes)
+    if normalize == "conditional" and 1 in draws:
+        raise ConfigError(
+            f"expected at least 2 draws from every silo with normalize=conditional, got 1 from "
+            f"{fed.ids[draws.index(1)]}: raise sample, or use normalize=paper"
+        )
+    inbox: Payload = {"labels": Shared(totals), "draws": Stacked(torch.tensor(draws))}
+    fed.call(learn, inbox, what=Kind.STATISTICS, key=key)
+
+
+def shares(sample: int, nodes: Sequence[int]) -> list[int]:
+    """Return s_i = n_i s / n of every silo, rounded by largest remainder so that their sum is s.
+
+    >>> shares(10, [5, 5, 6])
+    [3, 3, 4]
+    """
+    total = sum(nodes)
+    draws = [sample * n // total for n in nodes]
+    by_rest = sorted(range(len(nodes)), key=lambda i: (-(sample * nodes[i] % total), i))
+    for i in by_rest[: sample - sum(draws)]:
+        draws[i] += 1
+    return draws
+
+
+def draw_rows(fed: Federation, how: Weighing, key: Key) -> None:
+    """Draw the rows of a step, and let silos tell each other which boundary rows are among them."""
+    fed.call(draw, {}, what=Kind.CONTROL, key=key)
+    if how.rows == "drawn":
+        pull(fed, None, tell_drawn, hear_drawn, what=Kind.HALO_KEYS, key=key)
+
+
+def tell_labels(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Count training labels. In: nothing. Out: `labels` (C, K + 1), the last without a label."""
+    del inbox, key
+    return state, {"labels": Stacked(_label_counts(block, cfg.model.outputs))}
+
+
+def tell_nodes(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Count nodes. In: nothing. Out: `nodes` (C,)."""
+    del cfg, inbox, key
+    return state, {"nodes": Stacked(block.off.diff())}
+
+
+def learn(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Work out Q. In: `labels` (K + 1,) of all silos, `draws` (C,). Out: nothing."""
+    del key
+    totals, own = inbox["labels"].t.double(), _label_counts(block, cfg.model.outputs)
+    label, client = _labels(block, cfg.model.outputs), block.client
+    present = (totals * (own > 0)).sum(1)
+    share = totals[label] / (own[client, label] * present[client])
+    draws = inbox["draws"].t
+    new: dict[str, Stacked | Ragged] = {
+        "sampler/share": Ragged(share, block.off),
+        "sampler/draws": Stacked(draws),
+    }
+    return {**state, **new}, {}
+
+
+def draw(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Draw rows and work out the weights of their messages. In: nothing. Out: nothing."""
+    del inbox
+    share, draws = state["sampler/share"].t, state["sampler/draws"].t
+    parts = [
+        drawn_rows(share[a:b], block.row_key[a:b], int(s), key.fold("sample", name))
+        for a, b, s, name in zip(block.off[:-1], block.off[1:], draws, block.ids, strict=True)
+    ]
+    off = offsets(torch.tensor([len(part) for part in parts], device=block.off.device))
+    drawn = Ragged(torch.cat(parts), off)
+    return {**state, **weighed(block, drawn, share, draws, cfg.options)}, {}
+
+
+def weighed(
+    block: ClientBlock, drawn: Ragged, share: Tensor, draws: Tensor, how: Weighing
+) -> dict[str, Ragged]:
+    """Return who takes part in a step, and with which weights (see `stages`).
+
+    Args:
+        block: C clients.
+        drawn: (r,) int64 rows as each client counts, ascending.
+        share: (n,) float64 Q.
+        draws: (C,) int64 s_i.
+        how: options.
+    """
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    dtype = block.adj.values.dtype
+    rows = drawn.t + torch.repeat_interleave(block.off[:-1], drawn.off.diff())
+    p = inclusion(share, draws[block.client])
+    sends = torch.zeros(len(p), dtype=torch.float64, device=p.device)
+    sends[rows] = 1 if how.normalize == "none" else 1 / p[rows]
+    taking, off = rows, drawn.off
+    if how.rows == "all":
+        taking, off = torch.arange(len(p), device=p.device), block.off
+        local = taking - block.off[block.client]
+    else:
+        local = drawn.t
+    edges = edges_among(block, taking)
+    v, u = taking[edges.row], taking[edges.indices.long()]
+    own = cross = sends[taking].to(dtype)[:, None]
+    inner = sends[u]
+    if how.normalize == "conditional" and how.rows == "drawn":
+        own = torch.ones_like(own)
+        inner = p[v] / joint_inclusion(share[u], share[v], draws[block.client[v]])
+    fields = {
+        "rows": Ragged(local, off),
+        "own": Ragged(own, off),
+        "cross": Ragged(cross, off),
+        "inner": Ragged(inner.to(dtype), edges.indptr.long()[off]),
+    }
+    if how.weigh_loss and how.rows == "drawn":
+        fields["loss"] = Ragged((1 / p[taking]).to(dtype), off)
+    return {f"pass/{name}": field for name, field in fields.items()}
+
+
+def tell_drawn(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Tell which boundary rows were drawn. In: nothing. Out: `rows` (B, 1) bool."""
+    del cfg, inbox, key
+    local = state["pass/rows"]
+    assert isinstance(local, Ragged)  # from `draw`
+    drawn = torch.zeros(len(block.row_key), dtype=torch.bool, device=local.t.device)
+    drawn[local.t + torch.repeat_interleave(block.off[:-1], local.off.diff())] = True
+    return state, {"rows": Ragged(drawn[block.halo.boundary][:, None], block.halo.boundary_off)}
+
+
+def hear_drawn(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Keep which halo slots stand for drawn rows. In: `rows` (S, 1) bool. Out: nothing."""
+    del cfg, key
+    return {**state, "pass/heard": Ragged(inbox["rows"].t[:, 0], block.halo.off)}, {}
+
+
+def drawn_rows(share: Tensor, row_key: Tensor, draws: int, key: Key) -> Tensor:
+    """Return the distinct rows of one client that `draws` draws with replacement hit, ascending.
+
+    The draws do not depend on the order of the rows.
+
+    Args:
+        share: (n,) float64 probabilities.
+        row_key: (n,).
+        draws: s.
+        key: the client's.
+    """
+    if draws == 0:
+        return row_key.new_zeros(0)
+    order = row_key.argsort()
+    up_to = share[order].cumsum(0)
+    at = key.uniform(torch.arange(draws, device=share.device))[:, 0] * up_to[-1]
+    hit = torch.searchsorted(up_to, at, right=True).clamp(max=len(order) - 1)
+    rows: Tensor = torch.unique(order[hit])
+    return rows
+
+
+def inclusion(q: Tensor, draws: Tensor) -> Tensor:
+    """Return 1 - (1 - q)^s."""
+    return -torch.expm1(draws * torch.log1p(-q.clamp(max=1)))
+
+
+def joint_inclusion(q: Tensor, other: Tensor, draws: Tensor) -> Tensor:
+    """Return the probability that two nodes of a silo are both drawn."""
+    neither = torch.pow((1 - q - other).clamp(min=0), draws)
+    return inclusion(q, draws) + inclusion(other, draws) - 1 + neither
+
+
+def _labels(block: ClientBlock, classes: int) -> Tensor:
+    """Return the class of every training node, `classes` for all other nodes, (n,) int64."""
+    if block.y.dim() != 1:
+        raise DataError(
+            "expected one label a node for label-guided sampling, got several: use sample=none"
+        )
+    return torch.where(block.split.train, block.y, classes)
+
+
+def _label_counts(block: ClientBlock, classes: int) -> Tensor:
+    """Return how many nodes of each client have each of the K + 1 labels, (C, K + 1) int64."""
+    cell = block.client * (classes + 1) + _labels(block, classes)
+    counts = torch.bincount(cell, minlength=block.num_clients * (classes + 1))
+    return counts.view(block.num_clients, classes + 1)

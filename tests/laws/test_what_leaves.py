@@ -1,0 +1,174 @@
+"""What leaves a silo: declared kinds, and that labels, edges and features are not among them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import silograph as sg
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, take
+from silograph.experiment.setup import Setup
+from silograph.federation.frame import Envelope, encode
+from silograph.federation.in_process import InProcess
+from silograph.graph.block import ClientBlock
+from silograph.graph.graph import Graph
+from silograph.graph.halo import Route
+from silograph.methods import METHODS
+from silograph.methods.base import MethodConfig
+from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
+from silograph.nn.fit import Schedule
+from silograph.nn.model import Model, init_weights
+from silograph.nn.optim import Adam
+
+ROOT = Path(__file__).parents[2]
+TABLE = re.compile(r"^\| `(\w+)` \| ([\w, ]+) \|$", re.MULTILINE)
+OPTIONS = {"label_guided": {"sample": 30}}
+Sent = list[tuple[Envelope, Payload]]
+
+
+def documented() -> dict[str, set[str]]:
+    text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+    table = text.partition("## What leaves a silo")[2].partition("## ")[0]
+    return {name: set(kinds.split(", ")) for name, kinds in TABLE.findall(table)}
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """Every payload that a client sends while the test goes, as it is encoded."""
+    seen: Sent = []
+    carried = InProcess._carried
+    replies: list[bool] = []
+
+    def run(self: InProcess, *args: Any, **own: Any) -> Payload:
+        replies.append(True)
+        reply: Payload = ran(self, *args, **own)
+        replies.append(True)
+        return reply
+
+    def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
+        if replies:  # between an op's answer and the next call: this is what it answered
+            for position in range(clients):
+                part = {name: take(f, torch.tensor([position])) for name, f in payload.items()}
+                encode(envelope, payload, position)
+                seen.append((envelope, part))
+            replies.clear()
+        return carried(self, envelope, payload, clients)
+
+    ran = InProcess._run
+    monkeypatch.setattr(InProcess, "_run", run)
+    monkeypatch.setattr(InProcess, "_carried", spy)
+    return seen
+
+
+def run_method(name: str, graph: Graph, **other: Any) -> None:
+    sg.run(
+        graph,
+        clients=4,
+        partition="random",
+        method=name,
+        rounds=2,
+        hidden=8,
+        strict=True,
+        block_size=1,
+        options=OPTIONS.get(name, {}),
+        **other,
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_in_the_docs_is_what_methods_send(
+    make_graph: Callable[..., Graph], sent: Sent, name: str
+) -> None:
+    run_method(name, make_graph(60))
+    kinds = {envelope.kind.value for envelope, fields in sent if fields} - {"evaluation"}
+    assert kinds == documented()[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_frame_holds_labels_edges_or_features(
+    make_graph: Callable[..., Graph], sent: Sent, setups: list[Setup], name: str
+) -> None:
+    run_method(name, make_graph(60))
+    fed = setups[0].federation
+    assert isinstance(fed, InProcess)
+    secrets: list[tuple[str, np.ndarray]] = []
+    for block in fed._blocks:
+        assert isinstance(block.x, Tensor)
+        secrets += [
+            ("labels", block.y.numpy()),
+            ("edges", block.adj.indices.numpy()),
+            ("cross-client edges", block.halo.adj.indices.numpy()),
+            ("degrees", (block.adj.degree + block.halo.adj.degree).numpy()),
+            *(("features", row.numpy()) for row in block.x),
+        ]
+    assert sent
+    for envelope, payload in sent:
+        for field, part in payload.items():
+            values = part.t.double().numpy().ravel()
+            for what, secret in secrets:
+                hidden = secret.astype(np.float64).ravel()
+                if len(hidden) < 5 or len(values) < len(hidden):
+                    continue
+                windows = np.lib.stride_tricks.sliding_window_view(values, len(hidden))
+                assert not (windows == hidden).all(1).any(), (envelope.op, field, what)
+
+
+def test_only_the_exchange_lets_rows_through() -> None:
+    sources = (ROOT / "src" / "silograph").rglob("*.py")
+    with_rows = {p.name for p in sources if re.search(r"\brows=True\b", p.read_text("utf-8"))}
+    assert with_rows == {"exchange.py"}
+
+
+def test_features_can_be_worked_out_from_single_partial_sums(
+    make_graph: Callable[..., Graph],
+    cut_block: Callable[..., tuple[ClientBlock, Route]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server solves message = scale x W for x, from four steps; docs/exchange.md says so."""
+    block, route = cut_block(make_graph(40), 4)
+    cfg = MethodConfig(
+        Model("gcn", 7, 4, 3, 2, 0.0, "multiclass"),
+        Adam(0.01),
+        Schedule(1),
+        True,
+        1.0,
+        LabelGuidedOptions(),
+    )
+    fed = InProcess(cfg, block, route, 4)
+    messages, maps = [], []
+    call = InProcess.call
+
+    def overhear(self: InProcess, op: Any, inbox: Payload, **own: Any) -> Payload:
+        reply = call(self, op, inbox, **own)
+        if op.__name__ == "begin":
+            maps.append(inbox["weights/0.weight"].t.clone())
+        if op.__name__ == "contribute" and int(inbox["stage"].t) == 0:
+            assert own["what"] == Kind.PARTIAL_SUMS
+            assert isinstance(reply["rows"], Ragged)
+            messages.append(reply["rows"].t)
+        return reply
+
+    monkeypatch.setattr(InProcess, "call", overhear)
+    weights = init_weights(cfg.model, Key.of(2), torch.float64)
+    state = LABEL_GUIDED.init(fed, cfg, weights, Key.of(0))
+    for t in range(1, 5):
+        state, _ = LABEL_GUIDED.round(fed, cfg, state, t, Key.of(0))
+    equations, known = torch.cat(maps, 1).T, torch.cat(messages, 1).T  # (4 H, F), (4 H, S)
+    solved = torch.linalg.lstsq(equations, known).solution.T
+    halo = block.halo.adj
+    touching = torch.bincount(halo.indices.long(), minlength=halo.num_cols)
+    single = (touching == 1).nonzero()[:, 0]
+    assert len(single) > 10
+    order = halo.indices.long().argsort(stable=True)
+    first = torch.searchsorted(halo.indices.long()[order], single)
+    sender = halo.row[order][first]
+    assert isinstance(block.x, Tensor)
+    scale = ((block.adj.degree + halo.degree)[sender] + 1).double().rsqrt()[:, None]
+    torch.testing.assert_close(solved[single], scale * block.x[sender], rtol=0, atol=1e-6)
