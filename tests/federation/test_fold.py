@@ -267,3 +267,20 @@ def test_patched_replies_lose_nothing_on_the_wire(
         assert same_bits(weights_of(plain), weights_of(strict))
         assert rows_of(plain) == rows_of(strict)
         assert list(plain.ledger.records) == list(strict.ledger.records)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_sum_of_rows_in_zeros_adds_those_rows_only(compiled: bool) -> None:
+    """Gradients of sparse features: the same bits as whole slices."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [{0: torch.randn(3, generator=generator), 4: torch.randn(3, generator=generator)}, {}]
+    rows.append({4: torch.randn(3, generator=generator)})
+    field, dense = patched(torch.zeros(1, 5, 3), [0, 0, 0], rows)
+    sparse, whole = Fold(Sum(), compiled=compiled), Fold(Sum(), compiled=compiled)
+    sparse.add({"w": field})
+    whole.add({"w": Stacked(dense)})
+    assert torch.equal(sparse.result()["w"].t, whole.result()["w"].t)
+    other = Fold(Sum(), compiled=compiled)  # a base that is not 0 counts for every client
+    field, dense = patched(torch.ones(1, 5, 3), [0, 0, 0], rows)
+    other.add({"w": field})
+    torch.testing.assert_close(other.result()["w"].t, dense.sum(0))
