@@ -179,7 +179,7 @@ def test_a_thousand_clients_have_sizes_and_edges_that_add_up() -> None:
     partition = make_partition(graph, "random", clients=1000, key=Key.of(0))
     rows = describe(graph, partition).client_rows()
     assert len(rows) == 1000
-    assert sum(row["nodes"] for row in rows) == nodes
+    assert sum(int(row["nodes"]) for row in rows) == nodes
     home = partition.owner
     inside = sum(bool(home[a] == home[b]) for a, b in pairs)
-    assert sum(row["internal_edges"] for row in rows) == inside
+    assert sum(int(row["internal_edges"]) for row in rows) == inside
