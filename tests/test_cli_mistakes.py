@@ -114,7 +114,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--kernels", "numba"],
         "kernels: input should be 'auto', 'compiled' or 'torch', got 'numba'",
     ),
-    "split": (["run", "g.npz", "--split", "1/2"], "expected a split of 'public' or train/val/test"),
+    "split": (
+        ["run", "g.npz", "--split", "1/2"],
+        "expected a split of 'public', 'full' or train/val",
+    ),
     "split above 1": (["run", "g.npz", "--split", ".9/.9/.9"], "expected ratios that sum to at mo"),
     "split of NaN": (["run", "g.npz", "--split", "nan/0/0"], "expected a training ratio above 0"),
     "public split": (["run", "g.npz", "--split", "public"], "expected a graph with a public split"),

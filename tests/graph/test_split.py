@@ -13,7 +13,7 @@ from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
 from silograph.graph.partition import Partition, make_partition
-from silograph.graph.split import choose_split, make_split, parse_ratios, public_split
+from silograph.graph.split import choose_split, full_split, make_split, parse_ratios, public_split
 
 RATIOS = (0.2, 0.4, 0.4)
 
@@ -146,7 +146,7 @@ def test_choose_split_reads_ratios() -> None:
 )
 def test_malformed_ratios_are_refused(how: str) -> None:
     graph = sample(10)
-    with pytest.raises(ConfigError, match="expected a split of 'public' or train/val/test"):
+    with pytest.raises(ConfigError, match="expected a split of 'public', 'full' or train/val"):
         choose_split(graph, cut(graph, 1), how, Key.of(0))
 
 
@@ -171,6 +171,20 @@ def test_a_split_that_trains_nobody_is_refused() -> None:
     graph = replace(sample(10), y=torch.zeros(10, dtype=torch.int64))
     with pytest.raises(DataError, match="got 0 of 10 labelled ones over 10 clients: use fewer"):
         make_split(graph, cut(graph, 10), ratios=RATIOS, key=Key.of(0))
+
+
+def test_the_full_split_trains_on_all_that_is_not_judged() -> None:
+    graph = sample(30)
+    val, test = torch.arange(30) < 8, (torch.arange(30) >= 8) & (torch.arange(30) < 15)
+    few = Split(torch.arange(30) == 29, val, test)
+    split = full_split(replace(graph, split=few))
+    assert torch.equal(split.val, val & graph.labelled)
+    assert torch.equal(split.test, test & graph.labelled)
+    assert torch.equal(split.train, graph.labelled & ~val & ~test)
+    chosen = choose_split(replace(graph, split=few), cut(graph, 2), "full", Key.of(0))
+    assert torch.equal(chosen.train, split.train)
+    with pytest.raises(DataError, match="expected a graph with a public split, got 'graph'"):
+        full_split(sample(5))
 
 
 def test_a_missing_public_split_is_refused() -> None:

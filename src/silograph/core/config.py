@@ -75,7 +75,9 @@ class RunConfig:
     )
     split: str = field(
         default="0.2/0.4/0.4",
-        metadata=option("train/val/test shares in each client, or public", "Data"),
+        metadata=option(
+            "train/val/test shares in each client; public; full (public, all others train)", "Data"
+        ),
     )
     partition: str = field(
         default="metis",

@@ -80,8 +80,20 @@ def public_split(graph: Graph) -> Split:
     return Split(split.train & known, split.val & known, split.test & known)
 
 
+def full_split(graph: Graph) -> Split:
+    """Return the public split with all other labelled nodes for training, too; masks (n,) bool.
+
+    Chen, Ma and Xiao, "FastGCN", ICLR 2018, section 4; PyG's `full` split of Planetoid's graphs.
+
+    Raises:
+        DataError: the graph has no public split.
+    """
+    public = public_split(graph)
+    return Split(graph.labelled & ~public.val & ~public.test, public.val, public.test)
+
+
 def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:
-    """Return the split that `how` names: `public`, or ratios such as `0.2/0.4/0.4`.
+    """Return the split that `how` names: `public`, `full`, or ratios such as `0.2/0.4/0.4`.
 
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.
@@ -89,6 +101,8 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
     """
     if how == "public":
         return public_split(graph)
+    if how == "full":
+        return full_split(graph)
     return make_split(graph, partition, ratios=parse_ratios(how), key=key)
 
 
@@ -105,7 +119,8 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
         train, val, test = (float(part) for part in text.split("/"))
     except ValueError:
         raise ConfigError(
-            f"expected a split of 'public' or train/val/test such as '0.2/0.4/0.4', got {text!r}"
+            f"expected a split of 'public', 'full' or train/val/test such as '0.2/0.4/0.4', got "
+            f"{text!r}"
         ) from None
     return train, val, test
 

@@ -83,9 +83,13 @@ def plain(conv: object) -> Conv:
 
 def entering(block: ClientBlock, reach: Reach) -> Rows:
     """Return the features of the rows that take part; sparse ones as used columns only, (r, U)."""
-    if isinstance(block.x, SparseRows):
-        return SparseRows(block.x.used.csr.select_rows(reach.rows), reach.off)
-    return block.x[reach.rows]
+    everything = len(reach.rows) == len(block.row_key)
+    if not isinstance(block.x, SparseRows):
+        return block.x if everything else block.x[reach.rows]
+    if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
+        used = block.x.used.csr
+        reach.operators["features"] = used if everything else used.select_rows(reach.rows)
+    return SparseRows(reach.operators["features"], reach.off)
 
 
 def stage_weights(

@@ -38,7 +38,7 @@ class Reach:
         slots: (t,) int32 those slots as each client counts; None: all, in order.
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
-        operators: what `inner_operator` has worked out.
+        operators: what was worked out from the reach alone, by what it is for.
     """
 
     rows: Tensor
