@@ -17,7 +17,6 @@ from runs import MakeGraph, go
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.experiment.plan import (
-    BLOCK_BYTES,
     COPIES,
     choose_block_size,
     choose_kernels,
@@ -145,7 +144,7 @@ def test_blocks_fill_their_memory(
     block, _ = cut_block(make_graph(60, features=12, sparse=True), 10)
     one = client_bytes(MODEL, block, kernels, 8, compact=not keep)
     for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
-        monkeypatch.setitem(BLOCK_BYTES, kernels, room)
+        monkeypatch.setattr("silograph.experiment.plan.BLOCK_BYTES", room)
         size = choose_block_size(MODEL, block, kernels, keep=keep)
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed

@@ -9,7 +9,7 @@ import torch
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, join
+from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State, join
 from silograph.federation.base import Op, Sum, WeightedMean
 from silograph.federation.check import check_fields
 from silograph.federation.fold import Fold
@@ -50,6 +50,51 @@ WRONG: dict[str, tuple[Callable[[int], Field], str]] = {
         "a dtype that frames carry, got torch.bfloat16, for 'f' in reply of op",
     ),
 }
+
+
+def patched(**other: Any) -> Patched:
+    """Two clients, two bases of four rows of width 3; one row differs of each."""
+    parts = {
+        "base": torch.zeros(2, 4, 3),
+        "which": torch.tensor([0, 1]),
+        "t": torch.zeros(2, 3),
+        "index": torch.tensor([3, 0]),
+        "off": torch.tensor([0, 1, 2]),
+    }
+    return Patched(**(parts | other))
+
+
+WRONG_PATCHES: dict[str, tuple[dict[str, Any], str]] = {
+    "which": ({"which": torch.tensor([0])}, "a part for each of 2 clients, got 1"),
+    "clients": ({"off": torch.tensor([0, 2])}, "a part for each of 2 clients, got 2"),
+    "runs": (
+        {"off": torch.tensor([0, 1, 3])},
+        r"runs of 2 rows, got offsets \[0, 1, 3\] and 2 places",
+    ),
+    "places": ({"index": torch.tensor([0])}, "runs of 2 rows, got offsets .* and 1 places"),
+    "start": (
+        {"off": torch.tensor([1, 1, 2])},
+        r"runs of 2 rows, got offsets \[1, 1, 2\] and 2 places",
+    ),
+    "order": ({"off": torch.tensor([0, 3, 2])}, r"ascending offsets, got \[0, 3, 2\]"),
+    "width": ({"t": torch.zeros(2, 2)}, r"rows as those of the base, got shapes \(2, 2\)"),
+    "place": ({"index": torch.tensor([0, 4])}, "every place below 4, got 0 to 4"),
+    "negative": ({"index": torch.tensor([-1, 0])}, "every place below 4, got -1 to 0"),
+    "base": ({"which": torch.tensor([0, 2])}, "every base below 2, got 0 to 2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PATCHES)
+def test_wrong_patches_never_reach_a_kernel(name: str) -> None:
+    other, message = WRONG_PATCHES[name]
+    with pytest.raises(ProtocolError, match=f"expected {message} for 'f' in here"):
+        check_fields({"f": patched(**other)}, 2, "here", patched=True)
+
+
+def test_patches_are_for_replies() -> None:
+    check_fields({"f": patched()}, 2, "here", patched=True)
+    with pytest.raises(ProtocolError, match="expected Stacked or Ragged, got Patched for 'f'"):
+        check_fields({"f": patched()}, 2, "here")
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -95,13 +95,28 @@ def test_sparse_product_of_a_matrix_that_is_not_square() -> None:
     gradcheck(lambda d: sparse_product(matrix, d), right)
 
 
+@pytest.mark.parametrize("width", [1, 7, 64, 100])
+def test_products_in_single_precision_are_those_of_the_double_one(width: int) -> None:
+    # Another kernel: rows without entries, strided input, and the way back have to hold there, too.
+    matrix, right = sparse_rows(0.3).csr, draw(width, IN)
+    single = matrix.to("cpu", torch.float32)
+    expected = torch.from_numpy(matrix.scipy(np.float64).toarray())
+    leaf = right.float().T.requires_grad_()
+    out = sparse_product(single, leaf)
+    torch.testing.assert_close(out.double(), expected @ right.T, rtol=0, atol=1e-5)
+    weight = draw(ROWS, width, seed=3)
+    (grad,) = torch.autograd.grad((out * weight.float()).sum(), leaf)
+    torch.testing.assert_close(grad.double(), expected.T @ weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (3, 4)])
-def test_a_matrix_without_entries_gives_zeros(shape: tuple[int, int]) -> None:
+def test_a_matrix_without_entries_gives_zeros(shape: tuple[int, int], dtype: torch.dtype) -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    matrix = CSR.from_pairs(none, none, shape).to("cpu", torch.float64)
-    right = draw(shape[1], OUT).requires_grad_()
+    matrix = CSR.from_pairs(none, none, shape).to("cpu", dtype)
+    right = draw(shape[1], OUT).to(dtype).requires_grad_()
     out = sparse_product(matrix, right)
-    assert torch.equal(out, torch.zeros(shape[0], OUT, dtype=torch.float64))
+    assert torch.equal(out, torch.zeros(shape[0], OUT, dtype=dtype))
     (grad,) = torch.autograd.grad(out.sum(), right)
     assert torch.equal(grad, torch.zeros_like(right))
 

@@ -27,7 +27,7 @@ from silograph.evaluation.counts import (
     tally,
 )
 from silograph.federation.base import Federation, Op, Sum
-from silograph.federation.stages import end, forward, logits_of
+from silograph.federation.stages import divisible, end, forward, logits_of
 from silograph.graph.block import ClientBlock
 from silograph.nn.model import AnyModel
 from silograph.nn.tiers import Kernels, predict
@@ -130,10 +130,10 @@ def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> d
 
 
 def exchanged_counts(
-    fed: Federation, model: Model, weights: Mapping[str, Tensor], key: Key
+    fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
 ) -> dict[str, Tensor]:
     """The same with sums over the neighbors in all silos."""
-    forward(fed, model, weights, key, train=False)
+    forward(fed, divisible(model), weights, key, train=False)
     return _ask(fed, judge_exchanged, bin_server, {}, key)
 
 

@@ -16,9 +16,9 @@ from silograph.nn.module import ModuleModel
 from silograph.nn.optim import Optimizer
 from silograph.nn.tiers import Kernels, why_not_compiled
 
-# Weights of the clients of a block, with gradients and moments where torch holds them. Measured in
-# decision 006: times are flat around these; much smaller blocks pay for Python.
-BLOCK_BYTES: dict[Kernels, int] = {"compiled": 2**26, "torch": 2**25}
+# Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
+# Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
+BLOCK_BYTES = 2**26
 COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
 
 
@@ -67,7 +67,7 @@ def choose_block_size(model: AnyModel, block: ClientBlock, kernels: Kernels, *, 
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
     needed = client_bytes(model, block, kernels, itemsize, compact=not keep)
-    most = max(1, BLOCK_BYTES[kernels] // max(needed, 1))
+    most = max(1, BLOCK_BYTES // max(needed, 1))
     blocks = -(-block.num_clients // most)
     return -(-block.num_clients // blocks)  # blocks of one size
 

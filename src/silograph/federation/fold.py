@@ -16,6 +16,7 @@ from silograph.core.payload import Patched, Payload, Shared, Stacked
 from silograph.federation.base import Reduce, Sum, WeightedMean
 
 COMPILED = (torch.float32, torch.float64)
+CACHED = 2**16  # values that are added in one step
 LARGE = 2**20  # values of slices that are folded in one call
 
 
@@ -149,8 +150,12 @@ class Fold:
             parts = (total, index, rows, around, factors.to(rows.dtype))
             add_rows(*(t.contiguous().numpy() for t in parts))
         else:
-            change = (rows - around[index]) * factors[:, None]
-            total.index_add_(0, index, change.to(total.dtype))
+            few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
+            for part, at, by in zip(
+                rows.split(few), index.split(few), factors[:, None].split(few), strict=True
+            ):
+                change = (part - around[at]).mul_(by)
+                total.index_add_(0, at, change)
 
     def result(self) -> dict[str, Shared]:
         """Return the folded reply; of a mean without any weight, only the weight: 0."""

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -61,7 +62,7 @@ from silograph.nn.halves import (
     stage_weights,
 )
 from silograph.nn.loss import node_loss
-from silograph.nn.model import Model, stages
+from silograph.nn.model import AnyModel, Model, stages
 from silograph.nn.reach import (
     Reach,
     full_reach,
@@ -77,11 +78,17 @@ from silograph.nn.segment import segment_sum
 NewState = dict[str, Stacked | Ragged]
 
 
-def check_divisible(model: Model) -> None:
-    """Raise `ConfigError` unless silos can share the sums of every stage."""
+def divisible(model: AnyModel) -> Model:
+    """Return the model; raise `ConfigError` unless silos can share the sums of every stage."""
+    if not isinstance(model, Model):
+        raise ConfigError(
+            "expected one of silograph's own models for sums over all silos, got a module, whose "
+            "sums are its own affair: use --model gcn, graphconv, gin, sage or appnp"
+        )
     for stage in stages(model):
         if stage.conv.sums:
             plain(stage.conv)
+    return model
 
 
 def forward(

@@ -28,7 +28,7 @@ from silograph.core.payload import Payload, State
 from silograph.evaluation.judge import no_logits
 from silograph.federation.agreement import agree_on_edges
 from silograph.federation.base import Federation
-from silograph.federation.stages import check_divisible, gradients
+from silograph.federation.stages import divisible, gradients
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.nn.conv import Params
@@ -58,7 +58,7 @@ class LabelGuidedOptions:
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Set up the clients, and what they draw by."""
-    check_divisible(cfg.model)
+    divisible(cfg.model)
     if cfg.participation < 1 or cfg.schedule.drawn(cfg.model.layers) is not None:
         raise ConfigError(
             "expected participation=1 and neither batch_size nor fanout with global training, "
@@ -95,7 +95,9 @@ def fit_round(
         if cfg.options.sample is not None:
             draw_rows(fed, cfg.options, step)
         shared = {name: w[0] for name, w in weights.items()}
-        grads, loss = gradients(fed, cfg.model, shared, step, weighed=cfg.options.weigh_loss)
+        grads, loss = gradients(
+            fed, divisible(cfg.model), shared, step, weighed=cfg.options.weigh_loss
+        )
         grads = {name: grads.get(name, torch.zeros_like(w)) for name, w in shared.items()}
         cfg.optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, memory)
     new = ServerState({name: w[0] for name, w in weights.items()}, memory)

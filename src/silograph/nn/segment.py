@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from silograph.core.payload import owners
 from silograph.core.work import report_entries, report_rows
@@ -25,14 +26,27 @@ def gradients(*tensors: object) -> int:
 
 
 def _product(matrix: CSR, dense: Tensor) -> Tensor:
-    """Sparse times dense; on a CPU torch's reduction kernel is faster than `@` for wide rows only.
+    """Sparse times dense, by whichever of torch's kernels is the fastest; entries add up in order.
 
-    Measured at widths 7, 16 and 128: 0.2 to 0.6 times and 1 to 8 times as fast.
+    Measured on a CPU over widths 1 to 256. In float32 sums of embeddings (FBGEMM) are 2 to 3 times
+    as fast as `torch.sparse.mm`, to the same bits, and 1 to 15 times as fast as `@`. In float64
+    they have no such kernel, and `@` is the fastest for narrow rows only.
     """
-    if dense.device.type == "cpu" and dense.shape[1] >= WIDE:
-        out: Tensor = torch.sparse.mm(matrix.tensor, dense.contiguous(), "sum")
-        return out
-    return matrix.tensor @ dense
+    if dense.device.type != "cpu":
+        return matrix.tensor @ dense
+    if dense.dtype is torch.float32 and matrix.nnz:
+        return embedding_bag(
+            matrix.indices,
+            dense.detach().contiguous(),
+            matrix.indptr,
+            mode="sum",
+            per_sample_weights=matrix.values,
+            include_last_offset=True,
+        )
+    if dense.shape[1] < WIDE:
+        return matrix.tensor @ dense
+    out: Tensor = torch.sparse.mm(matrix.tensor, dense.contiguous(), "sum")
+    return out
 
 
 class _SparseProduct(torch.autograd.Function):
