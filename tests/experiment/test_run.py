@@ -35,7 +35,8 @@ from silograph.nn.module import Make
 def test_the_same_config_gives_the_same_bits(
     make_graph: MakeGraph, method: str, dtype: str
 ) -> None:
-    options = {"method": method, "dtype": dtype, "participation": 0.5, "partition": "metis"}
+    share = 1.0 if METHODS[method].exchange else 0.5
+    options = {"method": method, "dtype": dtype, "participation": share, "partition": "metis"}
     first, second = (go(make_graph(), **options) for _ in range(2))
     assert same_bits(weights_of(first), weights_of(second))
     assert (weights_of(first) is None) == (method == "local")

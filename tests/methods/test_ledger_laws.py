@@ -73,6 +73,8 @@ def test_strict_is_not_strict_bitwise(
     participation: float,
 ) -> None:
     graph = make_graph(40)
+    if METHODS[name].exchange and participation < 1:
+        pytest.skip("all silos take every step together")
     cfg, built = config(graph, name, participation), cut_block(graph, 5)
     fed, left, _ = run(name, cfg, built, block_size=block_size)
     strict, arrived, _ = run(name, cfg, built, block_size=block_size, strict=True)
@@ -86,7 +88,8 @@ def test_ledger_does_not_depend_on_blocks(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str
 ) -> None:
     graph = make_graph(40, sparse=True)
-    cfg, built = config(graph, name, 0.5), cut_block(graph, 5)
+    share = 1.0 if METHODS[name].exchange else 0.5
+    cfg, built = config(graph, name, share), cut_block(graph, 5)
     expected = list(run(name, cfg, built, block_size=5)[0].ledger.records)
     for block_size in (1, 2):
         assert list(run(name, cfg, built, block_size=block_size)[0].ledger.records) == expected
