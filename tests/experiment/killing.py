@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import silograph as sg
+from silograph.methods import METHODS
 
 ROUNDS = 12
 
@@ -36,7 +37,8 @@ def go_on(folder: Path, method: str) -> None:
     if folder.exists():
         sg.resume(folder, graph=graph())
     else:
-        options: dict[str, Any] = {"participation": 0.6, "keep_optimizer": True, "block_size": 2}
+        share = 1.0 if METHODS[method].exchange else 0.6
+        options: dict[str, Any] = {"participation": share, "keep_optimizer": True, "block_size": 2}
         sg.run(
             graph(), method=method, clients=5, rounds=ROUNDS, hidden=8, out=str(folder), **options
         )

@@ -63,7 +63,8 @@ def test_resumed_in_every_round(
     every: int,
 ) -> None:
     graph = make_graph()
-    options = {"method": method, "checkpoint_every": every, "participation": 0.6}
+    share = 1.0 if METHODS[method].exchange else 0.6
+    options = {"method": method, "checkpoint_every": every, "participation": share}
     sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
     expected = files_of(tmp_path / "whole")
     for last in range(1, OPTIONS["rounds"] + 1):
