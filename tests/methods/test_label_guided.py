@@ -130,7 +130,7 @@ def test_drawing_every_node_for_certain_changes_nothing(make_graph: Callable[...
     block, route = make_block(graph, partition, split, torch.float64)
     cfg = config_of(model_of("gcn"))
     expected, wanted = train(block, route, cfg, 12, steps=8)
-    losses, weights = train(block, route, config_of(cfg.model, sample=12), 5, steps=8)
+    losses, weights = train(block, route, config_of(model_of("gcn"), sample=12), 5, steps=8)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=1e-10)
     for name, w in wanted.items():
         torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
@@ -151,10 +151,11 @@ def test_drawn_training_does_not_depend_on_blocks(
 
 def test_bytes_are_those_of_touched_rows(make_graph: Callable[..., Graph]) -> None:
     block, route, _ = cut_of(make_graph(60), 4, "random")
-    cfg = config_of(model_of("gcn", dropout=0.0, residual=False))
+    model = model_of("gcn", dropout=0.0, residual=False)
+    cfg = config_of(model)
     fed = InProcess(cfg, block, route, 4)
-    weights = init_weights(cfg.model, KEY, torch.float64)
-    gradients(fed, cfg.model, weights, KEY)
+    weights = init_weights(model, KEY, torch.float64)
+    gradients(fed, model, weights, KEY)
     slots, boundary, widths = len(route.target), len(block.halo.boundary), [6, 6, 3]
     rows = 8 * sum(widths) * (slots + boundary)  # float64, up to the server and down to the owners
     empty = {op: int(frame_sizes(op, {}, 1)[0]) for op in ("contribute", "absorb")}
@@ -205,6 +206,24 @@ def test_steps_that_silos_do_not_take_together(
         ConfigError, match="expected participation=1 and neither batch_size nor fan"
     ):
         sg.run(make_graph(40), clients=3, partition="random", method="label_guided", **options)
+
+
+def test_modules_of_the_user(make_graph: Callable[..., Graph]) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self, features: int, outputs: int) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(features, outputs)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            del edge_index
+            out: Tensor = self.linear(x)
+            return out
+
+    own: dict[str, Any] = {"clients": 3, "partition": "random", "method": "label_guided"}
+    with pytest.raises(
+        ConfigError, match="expected one of silograph's own models for sums over all"
+    ):
+        sg.run(make_graph(40), model=Net, **own)
 
 
 def test_sums_that_cannot_be_shared(make_graph: Callable[..., Graph]) -> None:

@@ -12,8 +12,8 @@ import torch
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
-from silograph.experiment.models import make_model, own_module, with_model_options
 from silograph.core.memory import keep_freed_memory
+from silograph.experiment.models import make_model, own_module, with_model_options
 from silograph.experiment.plan import plan
 from silograph.experiment.stopping import parse_target
 from silograph.federation.in_process import InProcess

@@ -58,8 +58,8 @@ class LabelGuidedOptions:
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Set up the clients, and what they draw by."""
-    divisible(cfg.model)
-    if cfg.participation < 1 or cfg.schedule.drawn(cfg.model.layers) is not None:
+    model = divisible(cfg.model)
+    if cfg.participation < 1 or cfg.schedule.drawn(model.layers) is not None:
         raise ConfigError(
             "expected participation=1 and neither batch_size nor fanout with global training, "
             "whose steps all silos take together: use --option sample=NODES"
