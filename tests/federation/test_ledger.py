@@ -99,3 +99,24 @@ def test_nobody_counts_outside_a_meter() -> None:
         report_each(1.0)
         report_rows(torch.tensor([0, 1]), 1.0)
     assert meter.flops.tolist() == [0]
+
+
+def test_records_are_copies_that_share_memory_and_nothing_else() -> None:
+    """Arrays of any length, also longer than a block; what was given may change afterwards."""
+    ledger, given, wanted = Ledger(5), [], []
+    for number, clients in enumerate((1, 3, 5, 1 << 17, 2, 0, 4)):
+        at, size = np.arange(clients), np.full(clients, number, dtype=np.int64)
+        work = np.full(clients, number / 3)
+        wanted.append((at.tolist(), size.tolist(), work.tolist()))
+        given.append((at, size, work))
+        ledger.append(Record(1, number + 1, "op", Kind.CONTROL, "up", at, size, work))
+    for arrays in given:
+        for array in arrays:
+            array[:] = 7
+    for record, lists in zip(ledger.records, wanted, strict=True):
+        found = record.clients.tolist(), record.bytes.tolist(), record.flops.tolist()
+        assert found == lists
+        assert record.clients.dtype == record.bytes.dtype == np.int64
+        assert record.flops.dtype == np.float64
+        with pytest.raises(ValueError, match="read-only"):
+            record.bytes[:] = 0

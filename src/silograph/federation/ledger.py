@@ -12,7 +12,7 @@ C: clients of the federation. k: clients of a call.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -105,6 +105,32 @@ def _unpack(packed: dict[str, Any] | list[Any], dtype: type) -> np.ndarray:
     return np.arange(packed["from"], packed["from"] + packed["times"], dtype=dtype)
 
 
+class _Store:
+    """Copies of arrays that are kept, one after the other in blocks of memory.
+
+    Each in memory of its own, they would split what is free, and the large arrays of the next call
+    would no longer fit: label-guided training on PubMed grew by 6 to 12 MB a round.
+    """
+
+    BLOCK = 1 << 20  # bytes
+
+    def __init__(self) -> None:
+        self._block = np.empty(0, dtype=np.uint8)
+        self._used = 0
+
+    def copy(self, values: np.ndarray) -> np.ndarray:
+        """Return a copy, read-only."""
+        size = values.nbytes
+        if self._used + size > len(self._block):
+            self._block = np.empty(max(self.BLOCK, size), dtype=np.uint8)
+            self._used = 0
+        kept = self._block[self._used : self._used + size].view(values.dtype)
+        kept[:] = values
+        kept.flags.writeable = False
+        self._used += -(-size // 8) * 8  # so that the next one is aligned, too
+        return kept
+
+
 class Ledger:
     """An append-only list of records, with running totals."""
 
@@ -112,6 +138,7 @@ class Ledger:
         """Start from the records of an earlier part of the run, if any."""
         self._clients = clients
         self._records: list[Record] = []
+        self._store = _Store()
         self._by_kind: dict[Kind, int] = defaultdict(int)
         self._flops = 0.0
         for record in records:
@@ -119,7 +146,9 @@ class Ledger:
 
     def append(self, record: Record) -> None:
         """Add a record."""
-        self._records.append(record)
+        copy = self._store.copy
+        clients, sizes, flops = copy(record.clients), copy(record.bytes), copy(record.flops)
+        self._records.append(replace(record, clients=clients, bytes=sizes, flops=flops))
         self._by_kind[record.what] += int(record.bytes.sum())
         self._flops += float(record.flops.sum())
 
