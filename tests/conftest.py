@@ -17,6 +17,7 @@ from silograph.graph.graph import MISSING, Graph
 from silograph.graph.halo import Route
 from silograph.graph.partition import Partition, make_partition
 from silograph.graph.split import make_split
+from silograph.methods.base import Method
 from silograph.nn.module import Make
 
 MakeGraph = Callable[..., Graph]
@@ -117,8 +118,8 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
     """Every set-up that runs make while the test goes."""
     seen: list[Setup] = []
 
-    def spy(config: RunConfig, graph: Graph, make: Make | None) -> Setup:
-        seen.append(prepare(config, graph, make))
+    def spy(config: RunConfig, graph: Graph, make: Make | None, method: Method | None) -> Setup:
+        seen.append(prepare(config, graph, make, method))
         return seen[-1]
 
     monkeypatch.setattr("silograph.experiment.run.prepare", spy)

@@ -27,6 +27,8 @@ from silograph.experiment.run import run
 from silograph.experiment.setup import parse_fanout
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.graph.halo import Route
+from silograph.nn.correction import Correction, Proximal
+from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.tiers import Kernels
@@ -36,6 +38,7 @@ pytest.importorskip("numba")
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
 CPU = torch.device("cpu")
 MODEL = Model("gcn", 12, 6, 3, 2, 0.5, "multiclass")
+PULL = (Proximal(0.1),)
 TIERS = pytest.mark.parametrize("kernels", ["compiled", "torch"])
 
 
@@ -52,6 +55,14 @@ def no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def training(
+    model: Model = MODEL,
+    optimizer: Optimizer = Adam(0.1),  # noqa: B008 (frozen)
+    corrections: tuple[Correction, ...] = (),
+) -> Training:
+    return Training(model, optimizer, Schedule(1), corrections)
+
+
 def config(**changes: Any) -> RunConfig:
     return make_config(changes)
 
@@ -59,9 +70,9 @@ def config(**changes: Any) -> RunConfig:
 @pytest.mark.parametrize("optimizer", [Adam(0.1), SGD(0.1, 0.1, 0.9)])
 @pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])
 def test_kernels_are_compiled_where_they_can_be(conv: str, optimizer: Optimizer) -> None:
-    model = replace(MODEL, conv=conv)
+    given = training(replace(MODEL, conv=conv), optimizer, PULL)
     for asked, expected in {"auto": "compiled", "compiled": "compiled", "torch": "torch"}.items():
-        assert choose_kernels(config(kernels=asked), model, optimizer, CPU) == expected
+        assert choose_kernels(config(kernels=asked), given, CPU) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +86,7 @@ def test_kernels_are_compiled_where_they_can_be(conv: str, optimizer: Optimizer)
 def test_what_is_not_compiled_is_left_to_torch_unless_asked_for(
     conv: str, optimizer: Any, device: str, reason: str
 ) -> None:
-    given = replace(MODEL, conv=conv), optimizer, torch.device(device)
+    given = training(replace(MODEL, conv=conv), optimizer), torch.device(device)
     for asked in ("auto", "torch"):
         assert choose_kernels(config(kernels=asked), *given) == "torch"
     message = f"^expected a run for compiled kernels, got: {reason}; use kernels=torch$"
@@ -127,9 +138,11 @@ def test_bytes_of_a_client_are_the_closed_form(
         model, rest = replace(MODEL, conv=conv), 6 + copies * 6 * 3 + 3
         whole = copies * 12 * 6 + rest
         compact = copies * (used * 6 // 4) + rest
-        held = COPIES[kernels] * item
-        assert client_bytes(model, block, kernels, item, compact=False) == whole * held
-        assert client_bytes(model, block, kernels, item, compact=True) == compact * held
+        for corrections in ((), PULL):  # torch holds every client's start as well
+            held = (COPIES[kernels] + len(corrections) * (kernels == "torch")) * item
+            given = training(model, corrections=corrections)
+            assert client_bytes(given, block, kernels, item, compact=False) == whole * held
+            assert client_bytes(given, block, kernels, item, compact=True) == compact * held
 
 
 @TIERS
@@ -142,17 +155,17 @@ def test_blocks_fill_their_memory(
     kernels: Kernels,
 ) -> None:
     block, _ = cut_block(make_graph(60, features=12, sparse=True), 10)
-    one = client_bytes(MODEL, block, kernels, 8, compact=not keep)
+    one = client_bytes(training(), block, kernels, 8, compact=not keep)
     for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
         monkeypatch.setattr("silograph.experiment.plan.BLOCK_BYTES", room)
-        size = choose_block_size(MODEL, block, kernels, keep=keep)
+        size = choose_block_size(training(), block, kernels, keep=keep)
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
         given = config(kernels=kernels, keep_optimizer=keep)
-        planned = plan(given, MODEL, Adam(0.1), block, CPU)
+        planned = plan(given, training(), block, CPU)
         assert planned == replace(given, kernels=kernels, block_size=size)
         asked = replace(given, block_size=7)
-        assert plan(asked, MODEL, Adam(0.1), block, CPU).block_size == 7
+        assert plan(asked, training(), block, CPU).block_size == 7
 
 
 QUIET = """

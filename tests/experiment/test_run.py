@@ -22,7 +22,7 @@ from silograph.experiment.result import Result
 from silograph.experiment.run import run
 from silograph.experiment.setup import Setup, prepare
 from silograph.graph.graph import Graph, Split
-from silograph.methods import METHODS
+from silograph.methods import METHODS, Method
 from silograph.nn import model as model_module
 from silograph.nn.conv import Params
 from silograph.nn.module import Make
@@ -184,9 +184,9 @@ def test_torch_threads_are_those_of_the_run_and_then_as_before(
 ) -> None:
     threads: list[int] = []
 
-    def spy(config: RunConfig, graph: Graph, make: Make | None) -> Setup:
+    def spy(config: RunConfig, graph: Graph, make: Make | None, method: Method | None) -> Setup:
         threads.append(torch.get_num_threads())
-        return prepare(config, graph, make)
+        return prepare(config, graph, make, method)
 
     monkeypatch.setattr("silograph.experiment.run.prepare", spy)
     torch.set_num_threads(3)

@@ -21,7 +21,7 @@ from silograph.experiment.setup import Setup
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
 from silograph.graph.partition import Partition
 from silograph.methods import METHODS
-from silograph.methods.local_training import shared_weights, train
+from silograph.methods.local_training import shared, train
 from silograph.nn.conv import Params
 from silograph.nn.model import init_weights
 
@@ -101,7 +101,7 @@ def test_the_personalised_view_of_fedavg_is_the_locally_trained_models(
     before = of(go(graph, rounds=3, split=NO_VALIDATION))
     key = Key.of(0).fold("training").fold("train", 4)
     fed = setups[0].federation
-    reply = fed.call(train, shared_weights(before), what=Kind.WEIGHTS, key=key)
+    reply = fed.call(train, shared("weights", before), what=Kind.WEIGHTS, key=key)
     expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", reply)))
     assert_scores(result.test.personalised, expected)
     assert result.test.personalised != result.test.server
@@ -138,7 +138,7 @@ def test_a_client_that_has_not_trained_finds_all_classes_alike(
     trained = [c for c in range(4) if kept.t[kept.off[c] : kept.off[c + 1]].any()]
     assert len(trained) == 1
     call = Key.of(0).fold("training").fold("train", 1)
-    reply = fed.call(train, shared_weights(start), what=Kind.WEIGHTS, key=call)
+    reply = fed.call(train, shared("weights", start), what=Kind.WEIGHTS, key=call)
     logits = own_models(setup, under("weights", reply))
     logits[setup.cut.partition.owner != trained[0]] = 0
     assert_scores(result.test.personalised, judge_by_hand(setup, logits))

@@ -11,10 +11,10 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
+from silograph.experiment.imported import is_spec
 from silograph.experiment.setup import choose_method, with_optimizer
 from silograph.experiment.tune import chosen_ranges
 from silograph.graph.datasets import DATASETS
-from silograph.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,6 +32,12 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def own_method() -> str:
+    """The first example of the page on methods: a file of a user's own."""
+    text = (ROOT / "docs" / "methods.md").read_text()
+    return str(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0])
 
 
 def commands_of(text: str) -> list[str]:
@@ -76,11 +82,12 @@ def test_commands_are_understood(
         place = words.index("--config") + 1
         words[place] = str(tmp_path / "run.toml")
         Path(words[place]).write_text(toml_examples()[0], encoding="utf-8")
+    if "--method" in words and is_spec(file := words[words.index("--method") + 1]):
+        (tmp_path / file.partition(":")[0]).write_text(own_method(), encoding="utf-8")
     seen: list[RunConfig] = []
 
     def look(config: RunConfig, **_: Any) -> None:
-        choose_method(config)
-        with_optimizer(config, METHODS[config.method])
+        with_optimizer(config, choose_method(config)[0])
         seen.append(config)
 
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.nn.fit import LOSS_FLOPS, Schedule, fit
+from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, fit
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam
 from silograph.selection.uniform import select_uniform
@@ -34,11 +34,12 @@ def config(graph: Graph, name: str, participation: float = 1.0) -> MethodConfig:
     method = METHODS[name]
     return MethodConfig(
         model=Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task),
-        optimizer=Adam(lr=0.01, weight_decay=5e-4),
+        optimizer=SGD(0.1, 5e-4) if method.plain_sgd else Adam(lr=0.01, weight_decay=5e-4),
         schedule=Schedule(2),
         keep_optimizer=method.keep_optimizer,
         participation=participation,
         options=method.options(),
+        corrections=method.corrections(method.options()),
     )
 
 
@@ -105,7 +106,7 @@ def fields_bytes(op: str, fields: dict[str, tuple[tuple[int, ...], int]]) -> int
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("name", ["fedavg", "fedopt"])
+@pytest.mark.parametrize("name", ["fedavg", "fedopt", "fedprox"])
 def test_bytes_are_the_closed_form(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., Built],
@@ -231,7 +232,7 @@ def test_work_of_every_layer_is_the_closed_form(
     weights, k = init_weights(model, Key.of(9), torch.float64), graph.num_classes
     size = sum(w.numel() for w in weights.values())
     with metered(5) as meter:
-        fit(model, SGD(0.1), Schedule(2), block, weights, None, Key.of(1))
+        fit(Training(model, SGD(0.1), Schedule(2)), block, weights, None, Key.of(1))
     for c, part in enumerate(block.take(torch.tensor([c])) for c in range(5)):
         n, entries, train = len(part.y), part.adj.nnz, int(part.num_train)
         values = part.x.csr.nnz if isinstance(part.x, SparseRows) else n * graph.num_features

@@ -42,13 +42,15 @@ def shape(graph: Graph, conv: str = "gcn", **options: Any) -> Model:
 
 
 def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
+    optimizer = changes.pop("optimizer", "adam")
     cfg = MethodConfig(
         model=shape(graph, changes.pop("conv", "gcn"), **changes.pop("shape", {})),
-        optimizer=OPTIMIZERS[changes.pop("optimizer", "adam")],
+        optimizer=SGD(0.1, 5e-4) if method.plain_sgd else OPTIMIZERS[optimizer],
         schedule=Schedule(2),
         keep_optimizer=method.keep_optimizer,
         participation=1.0,
         options=method.options(),
+        corrections=method.corrections(method.options()),
     )
     return replace(cfg, **changes)
 

@@ -40,7 +40,7 @@ from silograph.nn.conv import (
     internal_messages,
     propagate,
 )
-from silograph.nn.fit import Fitted, Schedule, stacked_copies
+from silograph.nn.fit import Fitted, Schedule, Training, stacked_copies
 from silograph.nn.model import MODELS, Model, Pass, init_weights, num_sums
 from silograph.nn.optim import Adam
 from silograph.nn.sampling import batches, draw_edges, sampled_pass
@@ -251,7 +251,8 @@ def model_for(graph: Graph, conv: str = "gcn") -> Model:
 
 def fitted(kernels: Kernels, model: Model, schedule: Schedule, block: ClientBlock) -> Fitted:
     start = init_weights(model, Key.of(1), torch.float64)
-    return fit(kernels, model, Adam(0.05, 5e-4), schedule, block, start, None, Key.of(3))
+    training = Training(model, Adam(0.05, 5e-4), schedule)
+    return fit(kernels, training, block, start, None, Key.of(3))
 
 
 def dense(field: Stacked | Patched) -> Tensor:

@@ -1,7 +1,7 @@
 """One law for all tiers: compiled kernels do what torch does, up to rounding, work included."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked
 from silograph.core.work import Meter, metered
@@ -16,9 +17,10 @@ from silograph.graph.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.graph.halo import Route
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted, Schedule, stacked_copies
+from silograph.nn.correction import Correction, Proximal
+from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
 from silograph.nn.model import MODELS, Model, init_weights
-from silograph.nn.optim import SGD, Adam, Optimizer, rest
+from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.tiers import COMPILED_MODELS, Kernels, fit, predict, why_not_compiled
 from silograph.nn.tiers import rest as tier_rest
 
@@ -29,6 +31,7 @@ CutBlock = Callable[..., tuple[ClientBlock, Route]]
 TOLERANCE = 1e-10
 TIERS: tuple[Kernels, ...] = ("torch", "compiled")
 ADAM = Adam(lr=0.05, weight_decay=5e-4)
+MODEL = Model("gcn", 4, 4, 2, 2, 0.0, "multiclass")
 SCHEDULES = {
     "full": Schedule(3),
     "batches": Schedule(2, batch_size=3),
@@ -46,19 +49,15 @@ class Case:
     schedule: Schedule
     start: Params
     memory: Params | None
+    corrections: tuple[Correction, ...] = ()
+
+    @property
+    def training(self) -> Training:
+        return Training(self.model, self.optimizer, self.schedule, self.corrections)
 
     def run(self, kernels: Kernels) -> tuple[Fitted, Meter]:
         with metered(self.block.num_clients) as meter:
-            fitted = fit(
-                kernels,
-                self.model,
-                self.optimizer,
-                self.schedule,
-                self.block,
-                self.start,
-                self.memory,
-                Key.of(3),
-            )
+            fitted = fit(kernels, self.training, self.block, self.start, self.memory, Key.of(3))
         return fitted, meter
 
 
@@ -80,6 +79,7 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
         "clients": 4,
         "dtype": torch.float64,
         "missing": 0.1,
+        "corrections": (),
     } | changes
     graph = make_graph(
         60,
@@ -99,7 +99,8 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
     if options["keep"]:
         stacked = start if not options["shared"] else stacked_copies(start, block.num_clients)
         memory = options["optimizer"].init(stacked)
-    return Case(model, block, options["optimizer"], options["schedule"], start, memory)
+    steps = options["optimizer"], options["schedule"]
+    return Case(model, block, *steps, start, memory, options["corrections"])
 
 
 def assert_equal(case: Case, tolerance: float = TOLERANCE) -> None:
@@ -115,6 +116,7 @@ def assert_equal(case: Case, tolerance: float = TOLERANCE) -> None:
         torch.testing.assert_close(ours.memory[name], m, rtol=0, atol=tolerance, msg=name)
     torch.testing.assert_close(ours.loss, theirs.loss, rtol=0, atol=tolerance)
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=tolerance)
+    assert torch.equal(ours.steps, theirs.steps)
     assert torch.equal(our_work.flops, their_work.flops)
     for kind in their_work.apart:
         assert torch.equal(our_work.part(kind).flops, their_work.part(kind).flops)
@@ -156,6 +158,38 @@ def test_optimizers_and_starts(
             after, _ = case.run("torch")
             weights = {name: whole(w) for name, w in after.weights.items()}
             assert_equal(replace(case, start=weights, memory=after.memory))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
+def test_a_pull_to_the_start(
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, schedule: str
+) -> None:
+    pull = (Proximal(0.5),)
+    changes = {"conv": conv, "sparse": sparse, "schedule": SCHEDULES[schedule]}
+    case = case_of(make_graph, cut_block, corrections=pull, **changes)
+    assert_equal(case)
+    for optimizer, keep in itertools.product((SGD(0.3, 1e-3), SGD(0.3, 1e-3, 0.9)), (True, False)):
+        changes |= {"optimizer": optimizer, "keep": keep, "shared": not keep}
+        assert_equal(case_of(make_graph, cut_block, corrections=pull, **changes))
+    for kernels in TIERS:
+        free, held = (
+            whole(replace(case, corrections=c).run(kernels)[0].weights["0.weight"])
+            for c in ((), pull)
+        )
+        assert not torch.equal(free, held)
+
+
+def test_pulls_add_up(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    case = case_of(make_graph, cut_block, corrections=(Proximal(0.5),))
+    for kernels in TIERS:
+        one, _ = case.run(kernels)
+        two, _ = replace(case, corrections=(Proximal(0.2), Proximal(0.3))).run(kernels)
+        for name, w in one.weights.items():
+            torch.testing.assert_close(
+                whole(two.weights[name]), whole(w), rtol=0, atol=TOLERANCE, msg=name
+            )
 
 
 @pytest.mark.parametrize("schedule", [Schedule(3), Schedule(2, batch_size=5, fanout=(3, 2))])
@@ -240,31 +274,76 @@ def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, spar
         assert torch.equal(found[0][1], found[1][1])
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.7])
 @pytest.mark.parametrize("optimizer", [ADAM, Adam(0.1), SGD(0.1, 1e-2), SGD(0.1, 1e-2, 0.9)])
-def test_weights_at_rest(optimizer: Optimizer) -> None:
+def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
     start = Key.of(0).matrix(5, 3)
     weights = {"w": start[None].clone()}
     state = optimizer.init(weights)
     for _ in range(4):
-        optimizer.step_(weights, {"w": torch.zeros(1, 5, 3, dtype=torch.float64)}, state)
+        optimizer.step_(weights, {"w": mu * (weights["w"] - start)}, state)
+    training = Training(MODEL, optimizer, Schedule(1), (Proximal(mu),) if mu else ())
     for found in (
-        rest(optimizer, start, 4),
-        tier_rest("torch", optimizer, start, 4),
-        tier_rest("compiled", optimizer, start, 4),
+        rest(training, start, 4),
+        tier_rest("torch", training, start, 4),
+        tier_rest("compiled", training, start, 4),
     ):
         torch.testing.assert_close(found, weights["w"][0], rtol=0, atol=1e-14)
     assert torch.equal(start, Key.of(0).matrix(5, 3))
 
 
 def test_why_a_model_is_not_compiled() -> None:
-    model = Model("gcn", 4, 4, 2, 2, 0.0, "multiclass")
-    cpu = torch.device("cpu")
-    assert why_not_compiled(model, ADAM, cpu) is None
-    reason = why_not_compiled(replace(model, conv="gat"), ADAM, cpu)
+    training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
+    assert why_not_compiled(training, cpu) is None
+    reason = why_not_compiled(replace(training, model=replace(MODEL, conv="gat")), cpu)
     assert reason == "model gat is not compiled"
-    reason = why_not_compiled(replace(model, residual=True), ADAM, cpu)
+    reason = why_not_compiled(replace(training, model=replace(MODEL, residual=True)), cpu)
     assert reason == "residual connections are not compiled"
-    assert why_not_compiled(model, ADAM, torch.device("cuda")) == "device cuda is not a CPU"
+    reason = why_not_compiled(replace(training, corrections=(Zero(),)), cpu)
+    assert reason == "correction Zero is not compiled"
+    assert why_not_compiled(training, torch.device("cuda")) == "device cuda is not a CPU"
+
+
+def test_a_correction_that_is_not_compiled_is_refused(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    case = case_of(make_graph, cut_block, corrections=(Zero(),))
+    message = "^expected corrections that are compiled, got Zero: run with kernels=torch$"
+    with pytest.raises(ProtocolError, match=message):
+        case.run("compiled")
+
+
+class Zero:
+    """A correction that changes nothing, and treats clients apart: every weight is trained."""
+
+    alike = False
+    flops = copies = 0
+
+    def of(self, clients: torch.Tensor) -> "Zero":
+        del clients
+        return self
+
+    def __call__(
+        self, grads: Params, weights: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor]
+    ) -> Params:
+        del weights, start
+        return grads
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_that_are_left_out_are_where_training_takes_them(
+    make_graph: MakeGraph, cut_block: CutBlock, schedule: str
+) -> None:
+    for pull in ((), (Proximal(0.5),)):
+        case = case_of(make_graph, cut_block, corrections=pull, schedule=SCHEDULES[schedule])
+        compact, _ = case.run("torch")
+        dense, _ = replace(case, corrections=(*pull, Zero())).run("torch")
+        assert isinstance(compact.weights["0.weight"], Patched)
+        assert isinstance(dense.weights["0.weight"], Stacked)
+        for name, w in dense.weights.items():
+            torch.testing.assert_close(
+                whole(compact.weights[name]), whole(w), rtol=0, atol=TOLERANCE, msg=name
+            )
 
 
 def test_all_layers_are_compiled_or_known_not_to_be() -> None:

@@ -156,7 +156,8 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, label_guided, local or centralized", "Training"
+            "what trains: fedopt, fedavg, fedprox, scaffold, label_guided, local or centralized",
+            "Training",
         ),
     )
     options: Mapping[str, Scalar] = field(
@@ -180,7 +181,9 @@ class RunConfig:
     )
     optimizer: Literal["adam", "sgd"] | None = field(
         default=None,
-        metadata=option("the clients' optimizer (default: sgd for fedopt, else adam)", "Training"),
+        metadata=option(
+            "the clients' optimizer (default: sgd for fedopt and scaffold, else adam)", "Training"
+        ),
     )
     lr: Annotated[float, Field(gt=0)] | None = field(
         default=None,

@@ -55,7 +55,8 @@ def default_folder(config: RunConfig) -> str:
     dataset = Path(os.path.abspath(config.dataset)).stem
     now = time.time()
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
-    base = f"runs/{dataset}-{config.method}-{stamp}"
+    method = config.method.rpartition(":")[2]  # NAME of FILE.py:NAME
+    base = f"runs/{dataset}-{method}-{stamp}"
     name, number = base, 2
     while os.path.lexists(name):
         name, number = f"{base}-{number}", number + 1

@@ -11,9 +11,9 @@ import torch
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.graph.block import ClientBlock, SparseRows
-from silograph.nn.model import AnyModel, first_maps, weight_shapes
+from silograph.nn.fit import Training
+from silograph.nn.model import first_maps, weight_shapes
 from silograph.nn.module import ModuleModel
-from silograph.nn.optim import Optimizer
 from silograph.nn.tiers import Kernels, why_not_compiled
 
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
@@ -22,9 +22,7 @@ BLOCK_BYTES = 2**26
 COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
 
 
-def choose_kernels(
-    config: RunConfig, model: AnyModel, optimizer: Optimizer, device: torch.device
-) -> Kernels:
+def choose_kernels(config: RunConfig, training: Training, device: torch.device) -> Kernels:
     """Return the kernels of a run.
 
     Raises:
@@ -32,7 +30,7 @@ def choose_kernels(
     """
     if config.kernels == "torch":
         return "torch"
-    reason = why_not_compiled(model, optimizer, device)
+    reason = why_not_compiled(training, device)
     if reason is None:
         return "compiled"
     if config.kernels == "compiled":
@@ -40,33 +38,42 @@ def choose_kernels(
     return "torch"
 
 
+def copies(training: Training, kernels: Kernels) -> int:
+    """Return how often a block's weights are held; compiled, only one client's start is."""
+    corrections = training.corrections if kernels == "torch" else ()
+    return COPIES[kernels] + sum(correction.copies for correction in corrections)
+
+
 def client_bytes(
-    model: AnyModel, block: ClientBlock, kernels: Kernels, itemsize: int, *, compact: bool
+    training: Training, block: ClientBlock, kernels: Kernels, itemsize: int, *, compact: bool
 ) -> int:
     """Return the bytes of one client's weights in training, on the mean over clients."""
+    model = training.model
     maps, total = first_maps(model), 0
     for name, shape in weight_shapes(model).items():
         size = torch.Size(shape).numel()
         if name in maps and compact and isinstance(block.x, SparseRows):
             size = len(block.x.used.feature) * shape[1] // block.num_clients
         total += size
-    return total * itemsize * COPIES[kernels]
+    return total * itemsize * copies(training, kernels)
 
 
-def choose_block_size(model: AnyModel, block: ClientBlock, kernels: Kernels, *, keep: bool) -> int:
+def choose_block_size(
+    training: Training, block: ClientBlock, kernels: Kernels, *, keep: bool
+) -> int:
     """Return how many clients are computed at once.
 
     Args:
-        model: the shape.
+        training: how they train.
         block: all clients.
         kernels: what computes.
         keep: whether optimizers are kept; then no weight is left out.
     """
-    if isinstance(model, ModuleModel):
+    if isinstance(training.model, ModuleModel):
         return 1  # clients are computed one after the other
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
-    needed = client_bytes(model, block, kernels, itemsize, compact=not keep)
+    needed = client_bytes(training, block, kernels, itemsize, compact=training.alike and not keep)
     most = max(1, BLOCK_BYTES // max(needed, 1))
     blocks = -(-block.num_clients // most)
     return -(-block.num_clients // blocks)  # blocks of one size
@@ -79,15 +86,11 @@ def planned(config: RunConfig) -> str:
 
 
 def plan(
-    config: RunConfig,
-    model: AnyModel,
-    optimizer: Optimizer,
-    block: ClientBlock,
-    device: torch.device,
+    config: RunConfig, training: Training, block: ClientBlock, device: torch.device
 ) -> RunConfig:
     """Return the config with kernels and block size written out."""
-    kernels = choose_kernels(config, model, optimizer, device)
+    kernels = choose_kernels(config, training, device)
     size = config.block_size
     if size is None:
-        size = choose_block_size(model, block, kernels, keep=bool(config.keep_optimizer))
+        size = choose_block_size(training, block, kernels, keep=bool(config.keep_optimizer))
     return replace(config, kernels=kernels, block_size=size)

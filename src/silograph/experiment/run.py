@@ -26,6 +26,8 @@ from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpo
 from silograph.experiment.trackers import Tracker, Watched, make_tracker
 from silograph.graph.datasets import check_scale, is_path, load, locate
 from silograph.graph.graph import Graph
+from silograph.methods import METHODS
+from silograph.methods.base import Method
 from silograph.nn.module import Make
 
 LOG = logging.getLogger("silograph")
@@ -36,6 +38,7 @@ def run(
     graph: Graph | str | os.PathLike[str] | None = None,
     *,
     config: RunConfig | None = None,
+    method: Method | str | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
     **options: Any,
@@ -50,6 +53,8 @@ def run(
     Args:
         graph: a graph, or the name or path of one; None takes `dataset` of the config.
         config: where to start from; None means all defaults.
+        method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
+            name of its own; None takes that of the config.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         trackers: who else is told of every round, besides `tracker` of the config.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
@@ -61,8 +66,9 @@ def run(
     """
     check_mode(progress)
     options, make = named_model(options)
-    given = given_config(graph, config, options)
-    choose_method(given)  # before any data is read: a wrong name should not cost a minute
+    given = given_config(graph, config, options | _named(method))
+    # Before any data is read: a wrong name should not cost a minute.
+    chosen, _ = choose_method(given, method if isinstance(method, Method) else None)
     make = own_module(given) if make is None else make
     watched = _watched(given, trackers)
     if given.out is not None:
@@ -78,7 +84,7 @@ def run(
     if given.out is not None:  # after loading, whose errors name a path as it was given
         given = with_absolute_paths(given, in_memory=source is None)
     with torch_threads(given.threads):
-        setup = prepare(resolve_seeds(given), graph, make)
+        setup = prepare(resolve_seeds(given), graph, make, chosen)
         start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         folder = None
         if given.out is not None:
@@ -133,6 +139,13 @@ def given_config(
     return make_config(values | options | name)
 
 
+def _named(method: Method | str | None) -> dict[str, Any]:
+    """Return the option of a run's config that a method makes."""
+    if method is None:
+        return {}
+    return {"method": method.name if isinstance(method, Method) else method}
+
+
 def source_of(config: RunConfig) -> dict[str, str | None]:
     """Return what `load` finds the graph by, from any working folder."""
     path = locate(config.dataset, data_dir=config.data_dir)
@@ -150,6 +163,7 @@ def resume(
     *,
     graph: Graph | None = None,
     model: Make | None = None,
+    method: Method | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
 ) -> Result:
@@ -161,6 +175,7 @@ def resume(
         path: the run's result folder.
         graph: the graph, for a run on one that `load` does not find.
         model: the class of the model, for a run with one that cannot be imported.
+        method: the method, for a run whose method was given as a value.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         trackers: who else is told of the rounds to come, besides `tracker` of the config.
 
@@ -175,6 +190,7 @@ def resume(
     try:
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        chosen = _chosen(config, method)
         model = _module_again(config) if model is None else model
         watched = _watched(config, trackers)
         if graph is None:
@@ -191,7 +207,7 @@ def resume(
                 report=generating(progress),
             )
         with torch_threads(config.threads):
-            setup = prepare(resolve_seeds(config), graph, model)
+            setup = prepare(resolve_seeds(config), graph, model, chosen)
             check_identity(about["same"], identity(setup))
             snapshot, rows = _restore(setup, folder)
             return _go_on(setup, folder, progress, snapshot, rows, watched)
@@ -205,6 +221,16 @@ def _module_again(config: RunConfig) -> Make | None:
         return own_module(config)
     except ConfigError as error:
         raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
+
+
+def _chosen(config: RunConfig, method: Method | None) -> Method:
+    """Return the method of a run; raise `ConfigError` where it is a value that is missing."""
+    if method is None and config.method not in METHODS and not is_spec(config.method):
+        raise ConfigError(
+            f"expected the method {config.method!r} of the run, got none: it was given as a value; "
+            "use sg.resume(DIR, method=...)"
+        )
+    return choose_method(config, method)[0]
 
 
 def _restore(setup: Setup, folder: ResultFolder) -> tuple[Snapshot, list[Row]]:
@@ -268,11 +294,14 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     data_dir = None if config.data_dir is None else _absolute(config.data_dir)
     is_file = not in_memory and is_path(config.dataset)
     dataset = _absolute(config.dataset) if is_file else config.dataset
+    method = absolute(config.method) if is_spec(config.method) else config.method
     tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
     if name == "tensorboard" and where:
         tracker = f"{name}={_absolute(where)}"
     model = absolute(config.model) if is_spec(config.model) else config.model
-    return replace(config, data_dir=data_dir, dataset=dataset, tracker=tracker, model=model)
+    return replace(
+        config, data_dir=data_dir, dataset=dataset, tracker=tracker, method=method, model=model
+    )
 
 
 def _absolute(path: str) -> str:

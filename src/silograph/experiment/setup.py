@@ -13,6 +13,7 @@ from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
+from silograph.experiment.imported import imported, is_spec
 from silograph.experiment.models import make_model, own_module, with_model_options
 from silograph.experiment.plan import plan
 from silograph.experiment.stopping import parse_target
@@ -24,7 +25,7 @@ from silograph.graph.partition import Partition, make_partition
 from silograph.graph.split import choose_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
-from silograph.nn.fit import Schedule
+from silograph.nn.fit import Schedule, Training
 from silograph.nn.module import Make, ModuleModel
 from silograph.nn.optim import SGD, Adam, Optimizer
 
@@ -118,16 +119,52 @@ def cut_graph(config: RunConfig, graph: Graph) -> Cut:
     return Cut(graph, partition, split)
 
 
-def choose_method(config: RunConfig) -> tuple[Method, object]:
-    """Return the method and its checked options.
+def find_method(config: RunConfig, given: Method | None) -> Method:
+    """Return the method that a config names, or the value that was given for it.
 
     Raises:
-        ConfigError: unknown method or option (names the nearest), or a value out of range.
+        ConfigError: unknown method (names the nearest), one that cannot be imported, or a value
+            that does not have the name, or has that of another method.
     """
-    method = lookup(METHODS, config.method, "method")
+    if given is None:
+        if is_spec(config.method):
+            return imported(config.method, Method)
+        return lookup(METHODS, config.method, "method")
+    if given.name != config.method:
+        raise ConfigError(f"expected method {config.method!r}, got one named {given.name!r}")
+    if METHODS.get(given.name, given) is not given or is_spec(given.name):
+        raise ConfigError(
+            f"expected a name of its own, without a colon, for a method that is given as a value, "
+            f"got {given.name!r}: use dataclasses.replace(METHOD, name=...)"
+        )
+    return given
+
+
+def choose_method(config: RunConfig, given: Method | None = None) -> tuple[Method, object]:
+    """Return the method and its checked options.
+
+    Args:
+        config: of the run.
+        given: a method as a value; `config` has its name.
+
+    Raises:
+        ConfigError: see `find_method`; or an unknown option, or a value out of range.
+    """
+    method = find_method(config, given)
+    return method, _options(config, method)
+
+
+def _options(config: RunConfig, method: Method) -> object:
+    """Return the checked options of a method, once the rest of the config goes with it."""
     options: object = checked(method.options, config.options, f"options of {method.name}")
     with_model_options(config)
-    return method, options
+    optimizer = config.optimizer or method.optimizer
+    if method.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
+        raise ConfigError(
+            f"expected optimizer sgd with momentum 0 for method {method.name}, got {optimizer} "
+            f"with momentum {config.momentum}: other steps do not tell the clients' gradients"
+        )
+    return options
 
 
 def with_optimizer(config: RunConfig, method: Method) -> RunConfig:
@@ -182,18 +219,23 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def prepare(config: RunConfig, graph: Graph, make: Make | None = None) -> Setup:
+def prepare(
+    config: RunConfig, graph: Graph, make: Make | None = None, method: Method | None = None
+) -> Setup:
     """Build everything a run needs; nothing is written anywhere.
 
     Args:
         config: of the run; seeds must be resolved.
         graph: the graph.
         make: the module that `config.model` names, if it is one; None: it is imported.
+        method: the method if it was found already; None: the one that the config names.
 
     Raises:
         SilographError: something about config or graph cannot be used.
     """
-    method, options = choose_method(config)
+    if method is None:
+        method = find_method(config, None)
+    options = _options(config, method)
     config = with_model_options(with_optimizer(config, method))
     parse_target(config.target)
     optimizer, device, dtype = _optimizer(config), _device(config.device), DTYPES[config.dtype]
@@ -202,7 +244,9 @@ def prepare(config: RunConfig, graph: Graph, make: Make | None = None) -> Setup:
     partition = whole(cut.graph) if method.uncut else cut.partition
     block, route = make_block(cut.graph, partition, cut.split, dtype)
     model = make_model(config, cut.graph, make or own_module(config), dtype, device)
-    config = plan(replace(config, clients=len(cut.partition.ids)), model, optimizer, block, device)
+    corrections = method.corrections(options)
+    training = Training(model, optimizer, schedule, corrections)
+    config = plan(replace(config, clients=len(cut.partition.ids)), training, block, device)
     assert config.keep_optimizer is not None  # written out
     assert config.kernels != "auto"  # planned
     assert config.block_size is not None
@@ -214,6 +258,7 @@ def prepare(config: RunConfig, graph: Graph, make: Make | None = None) -> Setup:
         participation=config.participation,
         options=options,
         kernels=config.kernels,
+        corrections=corrections,
     )
     keep_freed_memory()
     federation = InProcess(

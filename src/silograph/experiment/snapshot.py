@@ -13,6 +13,7 @@ from torch import Tensor
 
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import Ragged, Stacked, State, named
+from silograph.experiment.imported import digest, is_spec
 from silograph.experiment.judging import Judged, judged
 from silograph.experiment.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint
@@ -54,6 +55,7 @@ def identity(setup: Setup) -> dict[str, str]:
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
         **source_of_module(setup.method_config.model),
+        **({"method": digest(config["method"])} if is_spec(config["method"]) else {}),
         "graph": fingerprint(setup.cut.graph),
         "partition": setup.cut.partition.hash,
         **{name: found.get(name, "not installed") for name in NUMERIC},

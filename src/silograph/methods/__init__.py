@@ -1,9 +1,83 @@
-"""The methods, by the name users give."""
+"""The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
 
-from silograph.methods.base import Method
+from silograph.aggregation.server_step import ServerAdam, ServerMomentum
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
+from silograph.federation.base import Federation, Op, Sum, WeightedMean
+from silograph.federation.lift import per_client
+from silograph.graph.block import ClientBlock
+from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT
+from silograph.methods.fedprox import FEDPROX
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.local_only import LOCAL
+from silograph.methods.local_training import (
+    begin,
+    local_round,
+    rests,
+    shared,
+    stacked,
+    train,
+    train_from,
+    trained,
+    zero_weights,
+)
+from silograph.methods.scaffold import SCAFFOLD
+from silograph.nn.conv import Params
+from silograph.nn.correction import Correction, Proximal, Shift
+from silograph.nn.fit import Fitted, Training, stacked_copies
 
-METHODS: dict[str, Method] = {m.name: m for m in (LOCAL, FEDAVG, FEDOPT, LABEL_GUIDED, CENTRALIZED)}
+METHODS: dict[str, Method] = {
+    m.name: m for m in (LOCAL, FEDAVG, FEDOPT, FEDPROX, SCAFFOLD, LABEL_GUIDED, CENTRALIZED)
+}
+
+__all__ = [
+    "CENTRALIZED",
+    "FEDAVG",
+    "FEDOPT",
+    "FEDPROX",
+    "LABEL_GUIDED",
+    "LOCAL",
+    "METHODS",
+    "SCAFFOLD",
+    "ClientBlock",
+    "Correction",
+    "Federation",
+    "Fitted",
+    "Key",
+    "Kind",
+    "Method",
+    "MethodConfig",
+    "NoOptions",
+    "Op",
+    "Params",
+    "Payload",
+    "Proximal",
+    "Ragged",
+    "RoundReport",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerState",
+    "Shared",
+    "Shift",
+    "Stacked",
+    "State",
+    "Sum",
+    "Training",
+    "WeightedMean",
+    "begin",
+    "local_round",
+    "named",
+    "per_client",
+    "rests",
+    "shared",
+    "stacked",
+    "stacked_copies",
+    "train",
+    "train_from",
+    "trained",
+    "under",
+    "zero_weights",
+]

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from silograph.core.key import Key
 from silograph.federation.base import Federation
 from silograph.nn.conv import Params
-from silograph.nn.fit import Schedule
+from silograph.nn.correction import Correction
+from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import AnyModel
 from silograph.nn.optim import Optimizer
 from silograph.nn.tiers import Kernels
@@ -25,6 +26,7 @@ class MethodConfig:
         participation: share of clients that train in a round.
         options: the method's own options, of its `Method.options` type.
         kernels: what trains and judges: compiled kernels or torch.
+        corrections: what the method adds to the gradient of every local step.
     """
 
     model: AnyModel
@@ -34,6 +36,17 @@ class MethodConfig:
     participation: float
     options: Any
     kernels: Kernels = "torch"
+    corrections: tuple[Correction, ...] = ()
+
+    @property
+    def training(self) -> Training:
+        """How clients train."""
+        return Training(self.model, self.optimizer, self.schedule, self.corrections)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a method that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,12 @@ class RoundReport:
     train_loss: float | None
 
 
+def no_corrections(options: Any) -> tuple[Correction, ...]:
+    """Local steps follow the gradient of the data."""
+    del options
+    return ()
+
+
 Init = Callable[[Federation, MethodConfig, Params, Key], ServerState]
 Round = Callable[[Federation, MethodConfig, ServerState, int, Key], tuple[ServerState, RoundReport]]
 
@@ -83,6 +102,9 @@ class Method:
         round: one round, from the number of the round (from 1) and the run's key.
         exchange: whether the server's model is judged with sums over all silos' neighbors, not
             only the client's own.
+        corrections: what the options add to the gradient of every local step; what an op works
+            out anew for every call stands here too, without its values, for the plan of the run.
+        plain_sgd: whether it takes clients for granted that take plain SGD steps.
     """
 
     name: str
@@ -96,3 +118,5 @@ class Method:
     init: Init
     round: Round
     exchange: bool = False
+    corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
+    plain_sgd: bool = False

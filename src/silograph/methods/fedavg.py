@@ -24,16 +24,12 @@ from silograph.aggregation.server_step import ServerAdam, ServerMomentum, Step, 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
+from silograph.core.payload import under
 from silograph.core.ranges import log
 from silograph.federation.base import Federation
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.local_training import begin, local_round, rests, shared_weights, train
+from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.local_training import begin, local_round, rests, shared, train
 from silograph.nn.conv import Params
-
-
-@dataclass(frozen=True, config=STRICT)
-class FedAvgOptions:
-    """FedAvg has no options of its own."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -68,11 +64,9 @@ class FedOptOptions:
     )
 
 
-def server_step(options: FedAvgOptions | FedOptOptions) -> Step:
-    """Return what the server does with the mean."""
+def server_step(options: object) -> Step:
+    """Return what the server does with the mean; without options of FedOpt, it takes it."""
     match options:
-        case FedAvgOptions():
-            return replace
         case FedOptOptions(server_optimizer="momentum"):
             lr = 1.0 if options.server_lr is None else options.server_lr
             return ServerMomentum(lr, options.server_momentum)
@@ -80,6 +74,7 @@ def server_step(options: FedAvgOptions | FedOptOptions) -> Step:
             lr = 0.005 if options.server_lr is None else options.server_lr
             betas = options.server_beta1, options.server_beta2
             return ServerAdam(lr, *betas, options.server_tau)
+    return replace
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
@@ -94,10 +89,11 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
-    inbox, around = shared_weights(state.weights), rests(cfg, state.weights)
-    mean, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key, around)
-    if mean is None:
+    inbox, around = shared("weights", state.weights), rests(cfg, state.weights)
+    reply, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key, around)
+    if reply is None:
         return state, report
+    mean = under("weights", reply)
     weights, memory = server_step(cfg.options)(state.weights, mean, state.memory)
     return ServerState(weights, memory), report
 
@@ -107,7 +103,7 @@ FEDAVG = Method(
     title="average of locally trained models",
     reference="McMahan et al., Communication-efficient learning of deep networks from "
     "decentralized data, AISTATS 2017",
-    options=FedAvgOptions,
+    options=NoOptions,
     optimizer="adam",
     keep_optimizer=False,
     judge="server",

@@ -4,9 +4,6 @@ All clients start from the same initial weights. In a round each selected client
 `local_epochs` passes over its training nodes and keeps weights and, by default, optimizer state.
 """
 
-from pydantic.dataclasses import dataclass
-
-from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Stacked, State, state_of, under
@@ -14,23 +11,18 @@ from silograph.core.work import work_for
 from silograph.evaluation.judge import remembered
 from silograph.federation.base import Federation
 from silograph.graph.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
     named_fields,
-    shared_weights,
+    shared,
     stacked,
     train_from,
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 from silograph.nn.tiers import predict
-
-
-@dataclass(frozen=True, config=STRICT)
-class LocalOptions:
-    """Local training has no options of its own."""
 
 
 def begin_own(
@@ -57,7 +49,7 @@ def train_own(
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Send the initial weights once; the server keeps no model."""
     del cfg
-    fed.call(begin_own, shared_weights(weights), what=Kind.WEIGHTS, key=key)
+    fed.call(begin_own, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     return ServerState(weights=None, memory={})
 
 
@@ -73,7 +65,7 @@ LOCAL = Method(
     name="local",
     title="every client trains alone",
     reference="the baseline of every paper of the field",
-    options=LocalOptions,
+    options=NoOptions,
     optimizer="adam",
     keep_optimizer=True,
     judge="personalised",

@@ -23,7 +23,7 @@ from silograph.graph.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
-from silograph.nn.model import first_maps, weight_shapes
+from silograph.nn.model import AnyModel, first_maps, weight_shapes
 from silograph.nn.tiers import fit, rest
 from silograph.selection.uniform import select_uniform
 
@@ -40,9 +40,16 @@ def named_fields(
     return {f"{prefix}/{name}": field for name, field in fields.items()}
 
 
-def shared_weights(weights: Mapping[str, Tensor]) -> dict[str, Shared]:
-    """Return the server's weights as fields `weights/name`."""
-    return {name: Shared(w) for name, w in named("weights", weights).items()}
+def shared(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Shared]:
+    """Return the server's tensors, such as weights, as fields `prefix/name`."""
+    return {name: Shared(t) for name, t in named(prefix, tensors).items()}
+
+
+def zero_weights(model: AnyModel, block: ClientBlock) -> Params:
+    """Return zeros in the shape of every weight of every client, (C, ...)."""
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    clients, like = block.num_clients, block.adj.values
+    return {k: like.new_zeros(clients, *shape) for k, shape in weight_shapes(model).items()}
 
 
 def begin(
@@ -52,10 +59,7 @@ def begin(
     del state, inbox, key
     new: dict[str, Stacked | Ragged] = {**no_logits(cfg.model, block)}
     if cfg.keep_optimizer:
-        assert block.adj.values is not None  # blocks carry values of the run's dtype
-        shapes = weight_shapes(cfg.model).items()
-        like = {k: block.adj.values.new_zeros(block.num_clients, *shape) for k, shape in shapes}
-        new |= stacked("optimizer", cfg.optimizer.init(like))
+        new |= stacked("optimizer", cfg.optimizer.init(zero_weights(cfg.model, block)))
     return new, {}
 
 
@@ -67,8 +71,13 @@ def train(
     In: `weights/*` shared. Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
     """
     fitted, new = train_from(cfg, block, state, under("weights", inbox), key)
+    return new, trained(fitted, block)
+
+
+def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
+    """Return what a client tells of its training: `weights/*`, `nodes` (C,), `loss` (C,)."""
     reply = named_fields("weights", fitted.weights)
-    return new, reply | {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
+    return reply | {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
 
 
 def train_from(
@@ -79,7 +88,7 @@ def train_from(
     What the trained model says of the judged rows stays in the state, as the client's own view.
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
-    fitted = fit(cfg.kernels, cfg.model, cfg.optimizer, cfg.schedule, block, start, memory, key)
+    fitted = fit(cfg.kernels, cfg.training, block, start, memory, key)
     new = {**state, **remembered(fitted.logits, block)}
     if cfg.keep_optimizer:
         new |= stacked("optimizer", fitted.memory)
@@ -92,7 +101,7 @@ def rests(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:
         return {}
     steps = cfg.schedule.epochs
     return {
-        f"weights/{name}": rest(cfg.kernels, cfg.optimizer, weights[name], steps)
+        f"weights/{name}": rest(cfg.kernels, cfg.training, weights[name], steps)
         for name in first_maps(cfg.model)
     }
 
@@ -106,17 +115,18 @@ def local_round(
     t: int,
     key: Key,
     around: Mapping[str, Tensor] | None = None,
-) -> tuple[Params | None, RoundReport]:
+) -> tuple[Payload | None, RoundReport]:
     """Let the selected clients run a training op once; `around`: see `WeightedMean`.
 
+    The op must send `nodes` (C,) and `loss` (C,), and may send more.
+
     Returns:
-        The mean of the fields `weights/*` of the replies, weighted by `nodes`, without the
-        prefix (empty if the op sends none), or None if nobody could train; and the report.
+        The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
+        None if nobody could train; and the report.
     """
     chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
     mean = WeightedMean("nodes", around or {})
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=mean)
     if "loss" not in reply:  # no selected client has a training node
         return None, RoundReport(tuple(chosen), None)
-    report = RoundReport(tuple(chosen), float(reply["loss"].t))
-    return under("weights", reply), report
+    return reply, RoundReport(tuple(chosen), float(reply["loss"].t))

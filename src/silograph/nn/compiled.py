@@ -19,11 +19,13 @@ from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
 from silograph.core.payload import Patched, Stacked, offsets
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.nn.conv import GAT, Conv, Params
-from silograph.nn.fit import Fitted, Schedule, patched
-from silograph.nn.kernels import arrays, training
+from silograph.nn.correction import Proximal
+from silograph.nn.fit import Fitted, Schedule, Training, patched
+from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
+from silograph.nn.kernels import training as kernels
 from silograph.nn.model import Model, first_maps, stages, weight_shapes
-from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.optim import SGD, Adam
 from silograph.nn.work import report_pass, report_training
 
 NO_DRAW = np.empty(0, np.int64)
@@ -40,21 +42,20 @@ class _Prepared:
 
 
 def fit(
-    model: Model,
-    optimizer: Optimizer,
-    schedule: Schedule,
+    training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     memory: Mapping[str, Tensor] | None,
     key: Key,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
+    model = training.layered
     shared = start["0.weight"].dim() == 2
     sparse = isinstance(block.x, SparseRows)
     compact = shared and memory is None and sparse
     data = _prepared(model, block, compact=compact)
     degree = block.adj.degree
-    shape = _shape(model, schedule, int(degree.max()) if len(degree) else 0)
+    shape = _shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
     params = _params(model, block, start, memory, used=len(data.inputs.used), shared=shared)
     clients, rows = block.num_clients, int(block.off[-1])
     loss = np.zeros(clients)
@@ -63,13 +64,13 @@ def fit(
     before = params.steps.copy()
 
     def train(first: int, end: int) -> None:
-        training.train(
+        kernels.train(
             first,
             end,
             data.rows,
             data.inputs,
             shape,
-            _steps(optimizer),
+            _steps(training),
             params,
             np.uint64(key.value),
             loss,
@@ -78,11 +79,12 @@ def fit(
         )
 
     _share_out(block, train)
-    report_training(model, optimizer, schedule, block, work)
-    weights = _weights(model, optimizer, block, start, params, before if compact else None)
-    kept = {} if memory is None else _memory(model, optimizer, block, params)
-    dtype = start["0.weight"].dtype
-    return Fitted(weights, kept, torch.from_numpy(loss).to(dtype), torch.from_numpy(logits))
+    report_training(training, block, work)
+    weights = _weights(training, block, start, params, before if compact else None)
+    kept = {} if memory is None else _memory(training, block, params)
+    found = torch.from_numpy(loss).to(start["0.weight"].dtype)
+    steps = torch.from_numpy(params.steps - before)
+    return Fitted(weights, kept, found, torch.from_numpy(logits), steps)
 
 
 def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
@@ -96,19 +98,19 @@ def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> 
     shape = _shape(model, Schedule(0))
 
     def run(start: int, end: int) -> None:
-        training.predict(start, end, data.rows, data.inputs, data.features, shape, w, logits)
+        kernels.predict(start, end, data.rows, data.inputs, data.features, shape, w, logits)
 
     _share_out(block, run)
     report_pass(model, block)
     return torch.from_numpy(logits)
 
 
-def rest(optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
-    """Return where a weight (R, D) is after steps of a fresh optimizer with gradient 0."""
-    if optimizer.weight_decay == 0 or steps == 0:
+def rest(training: Training, start: Tensor, steps: int) -> Tensor:
+    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
         return start
     weight = start.clone()
-    kernels_optim.rest(weight.numpy(), _steps(optimizer), steps)
+    kernels_optim.rest(weight.numpy(), _steps(training), steps)
     return weight
 
 
@@ -234,13 +236,14 @@ def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arra
     )
 
 
-def _steps(optimizer: Optimizer) -> arrays.Steps:
-    match optimizer:
+def _steps(training: Training) -> arrays.Steps:
+    mu = sum(c.mu for c in training.corrections if isinstance(c, Proximal))
+    match training.optimizer:
         case Adam(lr, decay, beta1, beta2, eps):
-            return arrays.Steps(True, lr, decay, beta1, beta2, eps)
+            return arrays.Steps(True, lr, decay, beta1, beta2, eps, float(mu))
         case SGD(lr, decay, momentum):
-            return arrays.Steps(False, lr, decay, momentum, 0.0, 0.0)
-    raise AssertionError(f"{optimizer} is not compiled: see why_not_compiled")
+            return arrays.Steps(False, lr, decay, momentum, 0.0, 0.0, float(mu))
+    raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 
 def _later_names(model: Model) -> Iterator[str]:
@@ -319,10 +322,9 @@ def _moments(
     return by_rows + by_flat
 
 
-def _memory(
-    model: Model, optimizer: Optimizer, block: ClientBlock, params: arrays.Params
-) -> Params:
+def _memory(training: Training, block: ClientBlock, params: arrays.Params) -> Params:
     """Return the optimizer's state after training, as `Optimizer.init` names it."""
+    model, optimizer = training.layered, training.optimizer
     moments = {
         "first": (params.first_rows, params.first_flat),
         "second": (params.second_rows, params.second_flat),
@@ -348,14 +350,14 @@ def _split(model: Model, block: ClientBlock, rows: np.ndarray) -> Params:
 
 
 def _weights(
-    model: Model,
-    optimizer: Optimizer,
+    training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     params: arrays.Params,
     before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
+    model = training.layered
     found: dict[str, Stacked | Patched] = {
         name: Stacked(t) for name, t in _unflat(model, params.flat).items()
     }
@@ -366,5 +368,5 @@ def _weights(
         for name, rows in zip(first_maps(model), params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
-            found[name] = patched(partial(rest, optimizer), start[name], t, block.x, steps)
+            found[name] = patched(partial(rest, training), start[name], t, block.x, steps)
     return {name: found[name] for name in weight_shapes(model)}

@@ -28,8 +28,10 @@ from silograph.core.payload import (
 from silograph.core.work import report_each, report_rows, work_for, work_of
 from silograph.graph.block import ClientBlock, Rows, SparseRows
 from silograph.nn.conv import Params
+from silograph.nn.correction import Correction
 from silograph.nn.loss import node_loss
 from silograph.nn.model import (
+    AnyModel,
     Model,
     Pass,
     first_maps,
@@ -39,7 +41,7 @@ from silograph.nn.model import (
     weight_shapes,
     whole_pass,
 )
-from silograph.nn.optim import Optimizer, rest
+from silograph.nn.optim import Optimizer
 from silograph.nn.sampling import batches, sampled_pass
 from silograph.nn.segment import segment_sum
 
@@ -69,6 +71,53 @@ class Schedule:
         return self.fanout
 
 
+@dataclass(frozen=True)
+class Training:
+    """How clients train.
+
+    Attributes:
+        model: the shape.
+        optimizer: how steps are taken.
+        schedule: which steps.
+        corrections: what is added to the gradient of the data, in this order.
+    """
+
+    model: AnyModel
+    optimizer: Optimizer
+    schedule: Schedule
+    corrections: tuple[Correction, ...] = ()
+
+    @property
+    def layered(self) -> Model:
+        """The model as layers of silograph's; a user's module is trained by `fit_module`."""
+        assert isinstance(self.model, Model)
+        return self.model
+
+    @property
+    def alike(self) -> bool:
+        """Whether weights that meet no data take one path at all clients."""
+        return all(correction.alike for correction in self.corrections)
+
+    @property
+    def step_flops(self) -> float:
+        """Floating-point operations of a client's step, the gradient of the data apart."""
+        size = sum(torch.Size(shape).numel() for shape in weight_shapes(self.model).values())
+        each = self.optimizer.flops + sum(correction.flops for correction in self.corrections)
+        return float(each * size)
+
+    def of(self, clients: Tensor) -> "Training":
+        """Return the training of the clients at these positions (k,) int64."""
+        return replace(self, corrections=tuple(c.of(clients) for c in self.corrections))
+
+    def correct(
+        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    ) -> Params:
+        """Return the gradients that the optimizer follows."""
+        for correction in self.corrections:
+            grads = correction(grads, weights, start)
+        return grads
+
+
 @dataclass(frozen=True, eq=False)
 class Fitted:
     """What training leaves.
@@ -78,12 +127,14 @@ class Fitted:
         memory: optimizer state (C, ...), empty if it was not to be kept.
         loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
         logits: (n, K) what each client's model says of its rows.
+        steps: (C,) int64 steps taken; 0 without training nodes.
     """
 
     weights: dict[str, Stacked | Patched]
     memory: Params
     loss: Tensor
     logits: Tensor
+    steps: Tensor
 
 
 def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
@@ -92,9 +143,7 @@ def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
 
 
 def fit(
-    model: Model,
-    optimizer: Optimizer,
-    schedule: Schedule,
+    training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     memory: Mapping[str, Tensor] | None,
@@ -106,20 +155,20 @@ def fit(
     get no gradient from data: they follow one path, which is worked out once.
 
     Args:
-        model: the shape.
-        optimizer: how steps are taken.
-        schedule: which steps.
+        training: how they train.
         block: the rows.
         start: weights, shared by all clients or (C, ...).
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
         key: key of the draws.
     """
+    model = training.layered
     shapes = weight_shapes(model)
     shared = all(start[name].shape == shape for name, shape in shapes.items())
-    compact = memory is None and shared and isinstance(block.x, SparseRows)
+    sparse = isinstance(block.x, SparseRows)
+    compact = memory is None and shared and sparse and training.alike
     held = _held(model, block, start, compact=compact, shared=shared)
     given: Held = {name: Stacked(m.clone()) for name, m in (memory or {}).items()}
-    trainer = _Trainer(model, optimizer, schedule, key, compact, memory is not None)
+    trainer = _Trainer(training, key, compact, memory is not None)
     active = (block.num_train > 0).nonzero()[:, 0]
     loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
     steps = torch.zeros(block.num_clients, dtype=torch.int64)
@@ -133,9 +182,9 @@ def fit(
         dtype = next(iter(tensors.values())).dtype
         inputs = replace(whole_pass(model, block, dtype), x=rows_for(block, compact))
         logits = forward_pass(model, tensors, inputs, None)
-    weights = _weights(optimizer, block, start, held, steps)
+    weights = _weights(training, block, start, held, steps)
     kept = {name: f.t for name, f in given.items()}
-    return Fitted(weights, kept, loss.to(logits.dtype), logits)
+    return Fitted(weights, kept, loss.to(logits.dtype), logits, steps)
 
 
 def rows_for(block: ClientBlock, compact: bool) -> Rows:
@@ -168,7 +217,7 @@ def _partly(
 ) -> tuple[Held, Held, Tensor, Tensor]:
     """Train some clients only; the others leave the computation."""
     with work_of(active):
-        new, kept, loss, steps = trainer.run(
+        new, kept, loss, steps = trainer.of(active).run(
             block.take(active), state_of(take_all(held, active)), state_of(take_all(given, active))
         )
     none = torch.zeros(block.num_clients, dtype=loss.dtype, device=loss.device)
@@ -185,70 +234,77 @@ def _partly(
 class _Trainer:
     """Trains all clients of a block, in full batches together, else one after the other."""
 
-    model: Model
-    optimizer: Optimizer
-    schedule: Schedule
+    training: Training
     key: Key
     compact: bool
     keep: bool
 
+    def of(self, clients: Tensor) -> "_Trainer":
+        return replace(self, training=self.training.of(clients))
+
     def run(self, block: ClientBlock, held: Held, given: Held) -> tuple[Held, Held, Tensor, Tensor]:
         """Return weights, optimizer state, loss (C,) and number of steps (C,)."""
-        if self.schedule.drawn(num_sums(self.model)) is None:
+        if self.training.schedule.drawn(num_sums(self.training.layered)) is None:
             return self._full(block, held, given)
         parts = []
         for position in torch.arange(block.num_clients, device=block.off.device).split(1):
             with work_of(position):
                 part = state_of(take_all(held, position)), state_of(take_all(given, position))
-                parts.append(self._batched(block.take(position), *part))
+                parts.append(self.of(position)._batched(block.take(position), *part))
         new, kept, loss, steps = zip(*parts, strict=True)
         return state_of(join(new)), state_of(join(kept)), torch.cat(loss), torch.cat(steps)
 
     def _full(
         self, block: ClientBlock, held: Held, given: Held
     ) -> tuple[Held, Held, Tensor, Tensor]:
-        weights = {name: f.t for name, f in held.items()}
+        weights, start = {name: f.t for name, f in held.items()}, self._start(held)
         memory = self._memory(weights, given)
         dtype = next(iter(weights.values())).dtype
-        x = rows_for(block, self.compact)
-        inputs = replace(whole_pass(self.model, block, dtype), x=x)
+        x, epochs = rows_for(block, self.compact), self.training.schedule.epochs
+        inputs = replace(whole_pass(self.training.layered, block, dtype), x=x)
         loss = torch.empty(0)
-        for epoch in range(self.schedule.epochs):
+        for epoch in range(epochs):
             key = self.key.fold("epoch", epoch, "batch", 0)
-            weights, loss = self._step(block, weights, memory, inputs, block.split.train, key)
-        steps = torch.full((block.num_clients,), self.schedule.epochs)
+            train = block.split.train
+            weights, loss = self._step(block, weights, start, memory, inputs, train, key)
+        steps = torch.full((block.num_clients,), epochs)
         return _filled(held, weights), self._kept(given, memory), loss.double(), steps
 
     def _batched(
         self, block: ClientBlock, held: Held, given: Held
     ) -> tuple[Held, Held, Tensor, Tensor]:
         """Train one client."""
-        weights = {name: f.t for name, f in held.items()}
+        model, schedule = self.training.layered, self.training.schedule
+        weights, start = {name: f.t for name, f in held.items()}, self._start(held)
         memory = self._memory(weights, given)
         x, steps = rows_for(block, self.compact), 0
-        fanout = self.schedule.drawn(num_sums(self.model))
+        fanout = schedule.drawn(num_sums(model))
         assert fanout is not None  # see `run`
-        sums = tuple(stage.conv.sums for stage in stages(self.model))
+        sums = tuple(stage.conv.sums for stage in stages(model))
         device = block.off.device
         total = torch.zeros(1, dtype=torch.float64, device=device)
-        for epoch in range(self.schedule.epochs):
+        for epoch in range(schedule.epochs):
             total = torch.zeros_like(total)
             key = self.key.fold("epoch", epoch)
-            for number, seeds in enumerate(batches(block, self.schedule.batch_size, key)):
+            for number, seeds in enumerate(batches(block, schedule.batch_size, key)):
                 step_key = key.fold("batch", number)
                 inputs = sampled_pass(block, x, seeds, fanout, step_key, sums)
                 off = torch.tensor([0, len(seeds)], device=device)
                 seen = replace(block, off=off, y=block.y[seeds])
                 every = torch.ones(len(seeds), dtype=torch.bool, device=device)
-                weights, loss = self._step(seen, weights, memory, inputs, every, step_key)
+                weights, loss = self._step(seen, weights, start, memory, inputs, every, step_key)
                 total = total + loss.double() * len(seeds) / block.num_train
                 steps += 1
         return _filled(held, weights), self._kept(given, memory), total, torch.tensor([steps])
 
+    def _start(self, held: Held) -> Params:
+        """Return copies of the weights, which steps change in place, if a correction needs them."""
+        return {name: f.t.clone() for name, f in held.items()} if self.training.corrections else {}
+
     def _memory(self, weights: Params, given: Held) -> Params:
-        return (
-            {name: f.t for name, f in given.items()} if self.keep else self.optimizer.init(weights)
-        )
+        if self.keep:
+            return {name: f.t for name, f in given.items()}
+        return self.training.optimizer.init(weights)
 
     def _kept(self, given: Held, memory: Params) -> Held:
         return {name: Stacked(memory[name]) for name in given}
@@ -257,25 +313,27 @@ class _Trainer:
         self,
         block: ClientBlock,
         weights: Params,
+        start: Params,
         memory: Params,
         inputs: Pass,
         train: Tensor,
         key: Key,
     ) -> tuple[Params, Tensor]:
         """Take one step on rows `train` (r,) bool of the pass; return weights and losses (C,)."""
+        model = self.training.layered
         leaves = {name: w.requires_grad_() for name, w in weights.items()}
-        logits = forward_pass(self.model, leaves, inputs, key)
+        logits = forward_pass(model, leaves, inputs, key)
         count = segment_sum(train.to(torch.int64), block.off)
         off = offsets(count)
-        report_rows(off, LOSS_FLOPS * self.model.outputs)
-        total = segment_sum(node_loss(logits[train], block.y[train], self.model.task), off)
+        report_rows(off, LOSS_FLOPS * model.outputs)
+        total = segment_sum(node_loss(logits[train], block.y[train], model.task), off)
         loss = total / count
         # Clients share no weight, so the gradient of the sum holds each client's own.
-        grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
         weights = {name: w.detach() for name, w in leaves.items()}
-        size = sum(torch.Size(shape).numel() for shape in weight_shapes(self.model).values())
-        report_each(float(self.optimizer.flops * size))
-        self.optimizer.step_(weights, dict(zip(weights, grads, strict=True)), memory)
+        grads = self.training.correct(dict(zip(weights, found, strict=True)), weights, start)
+        report_each(self.training.step_flops)
+        self.training.optimizer.step_(weights, grads, memory)
         return weights, loss.detach()
 
 
@@ -283,8 +341,18 @@ def _filled(held: Held, weights: Params) -> Held:
     return {name: replace(f, t=weights[name]) for name, f in held.items()}
 
 
+def rest(training: Training, start: Tensor, steps: int) -> Tensor:
+    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    weights, zero, begin = {"": start[None].clone()}, torch.zeros_like(start)[None], start[None]
+    state = training.optimizer.init(weights)
+    for _ in range(steps):
+        grads = training.correct({"": zero}, weights, {"": begin})
+        training.optimizer.step_(weights, grads, state)
+    return weights[""][0]
+
+
 def _weights(
-    optimizer: Optimizer,
+    training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     held: Held,
@@ -297,7 +365,7 @@ def _weights(
             weights[name] = f
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            weights[name] = patched(partial(rest, optimizer), start[name], f.t, block.x, steps)
+            weights[name] = patched(partial(rest, training), start[name], f.t, block.x, steps)
     return weights
 
 

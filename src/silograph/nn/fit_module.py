@@ -7,11 +7,11 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Stacked
+from silograph.core.payload import Patched, Stacked
 from silograph.core.work import report_each, work_for
 from silograph.graph.block import ClientBlock
 from silograph.nn.conv import Params
-from silograph.nn.fit import LOSS_FLOPS, Fitted, Schedule
+from silograph.nn.fit import LOSS_FLOPS, Fitted, Training
 from silograph.nn.loss import node_loss
 from silograph.nn.module import (
     Client,
@@ -22,15 +22,12 @@ from silograph.nn.module import (
     module_for,
     weight_shapes,
 )
-from silograph.nn.optim import Optimizer
 from silograph.nn.sampling import batches
 from silograph.nn.tally import Tally
 
 
 def fit(
-    model: ModuleModel,
-    optimizer: Optimizer,
-    schedule: Schedule,
+    training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     memory: Mapping[str, Tensor] | None,
@@ -41,31 +38,34 @@ def fit(
     Raises:
         ConfigError: the module raises, or returns something else than logits.
     """
+    model, optimizer, schedule = training.model, training.optimizer, training.schedule
+    assert isinstance(model, ModuleModel)  # see `tiers.fit`
     client, shapes = client_of(block), weight_shapes(model)
     weights = {
         k: (w if w.dim() > len(shapes[k]) else w[None]).clone(memory_format=torch.contiguous_format)
         for k, w in start.items()
     }
+    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     state = optimizer.init(weights) if memory is None else {k: m.clone() for k, m in memory.items()}
     module = module_for(model, client.x, training=True)
-    total = torch.zeros(1, dtype=torch.float64, device=client.x.device)
+    total, steps = torch.zeros(1, dtype=torch.float64, device=client.x.device), 0
     for epoch in range(schedule.epochs if int(block.num_train) else 0):
         total = torch.zeros_like(total)
         epoch_key = key.fold("epoch", epoch)
         for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
             leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
             step_key = epoch_key.fold("batch", number)
-            loss, grads = _loss(model, module, leaves, client, block.y, seeds, step_key)
-            optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, state)
-            size = sum(w.numel() for w in leaves.values())
-            report_each(float(optimizer.flops * size))
+            loss, found = _loss(model, module, leaves, client, block.y, seeds, step_key)
+            grads = {name: g[None] for name, g in found.items()}
+            optimizer.step_(weights, training.correct(grads, weights, begun), state)
+            report_each(training.step_flops)
+            steps += 1
             total = total + loss.double() * len(seeds) / block.num_train
     with torch.no_grad(), work_for(Kind.EVALUATION):
         logits = forward(model, weights, block)
     kept = {} if memory is None else state
-    return Fitted(
-        {name: Stacked(w) for name, w in weights.items()}, kept, total.to(logits.dtype), logits
-    )
+    fields: dict[str, Stacked | Patched] = {name: Stacked(w) for name, w in weights.items()}
+    return Fitted(fields, kept, total.to(logits.dtype), logits, torch.tensor([steps]))
 
 
 def _loss(

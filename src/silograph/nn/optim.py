@@ -148,12 +148,3 @@ class Adam:
             eps=self.eps,
             maximize=False,
         )
-
-
-def rest(optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
-    """Return where a weight is after some steps of a fresh optimizer if data gives no gradient."""
-    weights = {"": start[None].clone()}
-    state = optimizer.init(weights)
-    for _ in range(steps):
-        optimizer.step_(weights, {"": torch.zeros_like(start)[None]}, state)
-    return weights[""][0]

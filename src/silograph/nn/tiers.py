@@ -11,22 +11,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.graph.block import ClientBlock
-from silograph.nn.fit import Fitted, Schedule
+from silograph.nn.correction import Proximal
+from silograph.nn.fit import Fitted, Training
 from silograph.nn.fit import fit as fit_torch
+from silograph.nn.fit import rest as rest_torch
 from silograph.nn.fit_module import fit as fit_module
 from silograph.nn.model import AnyModel, forward
 from silograph.nn.module import ModuleModel
-from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.nn.optim import rest as rest_torch
+from silograph.nn.optim import SGD, Adam
 
 Kernels = Literal["compiled", "torch"]
 COMPILED_MODELS = ("gcn", "sage", "mlp")
 
 
-def why_not_compiled(model: AnyModel, optimizer: Optimizer, device: torch.device) -> str | None:
+def why_not_compiled(training: Training, device: torch.device) -> str | None:
     """Return why the compiled kernels cannot be used, or None if they can."""
+    model, optimizer = training.model, training.optimizer
     if isinstance(model, ModuleModel):
         return "a torch.nn.Module of your own is not compiled"
     if model.conv not in COMPILED_MODELS:
@@ -35,6 +38,9 @@ def why_not_compiled(model: AnyModel, optimizer: Optimizer, device: torch.device
         return "residual connections are not compiled"
     if not isinstance(optimizer, SGD | Adam):
         return f"optimizer {type(optimizer).__name__} is not compiled"
+    for correction in training.corrections:
+        if not isinstance(correction, Proximal):
+            return f"correction {type(correction).__name__} is not compiled"
     if device.type != "cpu":
         return f"device {device.type} is not a CPU"
     if importlib.util.find_spec("numba") is None:
@@ -48,33 +54,41 @@ def why_not_compiled(model: AnyModel, optimizer: Optimizer, device: torch.device
 
 def fit(
     kernels: Kernels,
-    model: AnyModel,
-    optimizer: Optimizer,
-    schedule: Schedule,
+    training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     memory: Mapping[str, Tensor] | None,
     key: Key,
 ) -> Fitted:
-    """Train every client of a block; see `silograph.nn.fit.fit`."""
-    if isinstance(model, ModuleModel):
-        return fit_module(model, optimizer, schedule, block, start, memory, key)
+    """Train every client of a block; see `silograph.nn.fit.fit`.
+
+    Raises:
+        ProtocolError: a correction that the compiled kernels do not know.
+    """
+    if isinstance(training.model, ModuleModel):
+        return fit_module(training, block, start, memory, key)
     if kernels == "torch":
-        return fit_torch(model, optimizer, schedule, block, start, memory, key)
+        return fit_torch(training, block, start, memory, key)
+    for correction in training.corrections:
+        if not isinstance(correction, Proximal):
+            raise ProtocolError(
+                f"expected corrections that are compiled, got {type(correction).__name__}: run "
+                "with kernels=torch"
+            )
     from silograph.nn import compiled  # numba takes a while to import
 
-    return compiled.fit(model, optimizer, schedule, block, start, memory, key)
+    return compiled.fit(training, block, start, memory, key)
 
 
-def rest(kernels: Kernels, optimizer: Optimizer, start: Tensor, steps: int) -> Tensor:
-    """Return where a weight is after some steps of a fresh optimizer if data gives no gradient."""
-    if optimizer.weight_decay == 0 or steps == 0:
+def rest(kernels: Kernels, training: Training, start: Tensor, steps: int) -> Tensor:
+    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
         return start
     if kernels == "torch":
-        return rest_torch(optimizer, start, steps)
+        return rest_torch(training, start, steps)
     from silograph.nn import compiled
 
-    return compiled.rest(optimizer, start, steps)
+    return compiled.rest(training, start, steps)
 
 
 def predict(

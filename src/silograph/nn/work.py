@@ -9,9 +9,8 @@ import torch
 from silograph.core.kinds import Kind
 from silograph.core.work import report_clients, work_for
 from silograph.graph.block import ClientBlock, SparseRows
-from silograph.nn.fit import LOSS_FLOPS, Schedule
-from silograph.nn.model import Model, stages, weight_shapes
-from silograph.nn.optim import Optimizer
+from silograph.nn.fit import LOSS_FLOPS, Training
+from silograph.nn.model import Model, stages
 
 
 def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:
@@ -70,16 +69,14 @@ def report_pass(model: Model, block: ClientBlock) -> None:
     report_clients(torch.from_numpy(flops))
 
 
-def report_training(
-    model: Model, optimizer: Optimizer, schedule: Schedule, block: ClientBlock, work: np.ndarray
-) -> None:
+def report_training(training: Training, block: ClientBlock, work: np.ndarray) -> None:
     """Report training, and apart from it what the clients' models say of their rows."""
+    model = training.layered
     sparse = isinstance(block.x, SparseRows)
     flops = _pass_flops(model, work, sparse=sparse, passes=2)
-    size = sum(torch.Size(shape).numel() for shape in weight_shapes(model).values())
-    flops += work[:, -1] * float(optimizer.flops * size)
+    flops += work[:, -1] * training.step_flops
     # Every epoch has a loss of every training node, however they are grouped into steps.
-    flops += LOSS_FLOPS * model.outputs * schedule.epochs * block.num_train.numpy()
+    flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
     report_clients(torch.from_numpy(flops))
     with work_for(Kind.EVALUATION):
         report_pass(model, block)

@@ -82,7 +82,7 @@ class Shape(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The optimizer: Adam, or SGD with momentum `beta1`."""
+    """The optimizer: Adam, or SGD with momentum `beta1`; and how hard the start pulls."""
 
     adam: bool
     lr: float
@@ -90,6 +90,7 @@ class Steps(NamedTuple):
     beta1: float
     beta2: float
     eps: float
+    mu: float  # of the proximal term, 0 for none
 
 
 class Params(NamedTuple):

@@ -188,6 +188,7 @@ def step_first(
     drawn: bool,
     gz: Array,
     w: Array,
+    start: Array,
     m: Array,
     v: Array,
     steps: Steps,
@@ -204,6 +205,7 @@ def step_first(
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
     chunk = CHUNK if sparse and not drawn else used
     p, p1, p2, g = w.reshape(-1), m.reshape(-1), v.reshape(-1), s.rows.reshape(-1)
+    p0 = start.reshape(-1)
     for i in range(0, used, max(chunk, 1)):
         lo, hi = i * width, min(i + chunk, used) * width
         if sparse and not drawn:
@@ -211,7 +213,7 @@ def step_first(
             s.rows[:count] = 0
             ends = x.t_ptr[first : first + count + 1]
             add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
-        step(p[lo:hi], g[: hi - lo], p1[lo:hi], p2[lo:hi], steps, t)
+        step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
 
 
 @compiled
@@ -222,6 +224,7 @@ def backward_step(
     k: int,
     drawn: bool,
     w: Weights,
+    start: Weights,
     m1: Weights,
     m2: Weights,
     steps: Steps,
@@ -247,9 +250,11 @@ def backward_step(
         else:
             add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.back, g, gz)
         if layer == 0:
-            step_first(rows, x, k, drawn, gz, w.first, m1.first, m2.first, steps, t, s)
+            one = w.first, start.first, m1.first, m2.first
+            step_first(rows, x, k, drawn, gz, *one, steps, t, s)
             if shape.sage:
-                step_first(rows, x, k, drawn, g, w.second, m1.second, m2.second, steps, t, s)
+                two = w.second, start.second, m1.second, m2.second
+                step_first(rows, x, k, drawn, g, *two, steps, t, s)
             continue
         h, below, size = s.act[layer - 1, :m], s.grad[1 - side, :m], shape.hidden * width
         np.dot(h.T, gz, s.flat[at : at + size].reshape(shape.hidden, width))
@@ -264,4 +269,4 @@ def backward_step(
         for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
             flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
         side = 1 - side
-    step(w.flat, s.flat, m1.flat, m2.flat, steps, t)
+    step(w.flat, s.flat, start.flat, m1.flat, m2.flat, steps, t)

@@ -48,8 +48,21 @@ def sgd(p: Array, g: Array, m: Array, steps: Steps, t: int) -> None:
 
 
 @compiled
-def step(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
-    """Take step number t; before the first, moments may hold anything."""
+def pull(p: Array, g: Array, start: Array, steps: Steps) -> None:
+    """Add to g the gradient of mu/2 |p - start|^2."""
+    mu = p.dtype.type(steps.mu)
+    for h in range(p.shape[0]):
+        g[h] += mu * (p[h] - start[h])
+
+
+@compiled
+def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
+    """Take step number t along g, which it may change.
+
+    Before the first, moments may hold anything; `start` is read only where there is a pull.
+    """
+    if steps.mu > 0:
+        pull(p, g, start, steps)
     if steps.adam:
         adam(p, g, m, v, steps, t)
     else:
@@ -59,7 +72,10 @@ def step(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
 @compiled
 def rest(p: Array, steps: Steps, count: int) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
-    zero, moments = np.zeros(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)
+    grad, moments = np.empty(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)
+    start = np.empty(p.shape[1], p.dtype)
     for i in range(p.shape[0]):
+        start[:] = p[i]
         for t in range(count):
-            step(p[i], zero, moments[0], moments[1], steps, t + 1)
+            grad[:] = 0
+            step(p[i], grad, start, moments[0], moments[1], steps, t + 1)

@@ -96,6 +96,7 @@ def train_client(
     shape: Shape,
     k: int,
     w: Weights,
+    start: Weights,
     m1: Weights,
     m2: Weights,
     taken: int,
@@ -125,7 +126,7 @@ def train_client(
             loss += seeds.shape[0] / size * loss_gradient(rows, shape, k, drawn, seeds, s)
             count(rows, x, shape, k, drawn, s, work)
             taken += 1
-            backward_step(rows, x, shape, k, drawn, w, m1, m2, steps, taken, s)
+            backward_step(rows, x, shape, k, drawn, w, start, m1, m2, steps, taken, s)
     return loss, taken
 
 
@@ -162,6 +163,9 @@ def train(
     s = scratch(rows, x, shape, k0, k1, params.flat, params.flat.shape[1], first)
     kept = params.first_flat.shape[0] > 0
     used = 0 if kept else s.rows.shape[0]
+    pulled = s.rows.shape[0] if steps.mu > 0 else 0
+    begun = np.empty((last + 1, pulled, first), params.rows.dtype)
+    begun_flat = np.empty(params.flat.shape[1] if steps.mu > 0 else 0, params.flat.dtype)
     fresh = np.empty((2, last + 1, used, first), params.rows.dtype)
     fresh_flat = np.empty((2, params.flat.shape[1]), params.rows.dtype)
     for k in range(k0, k1):
@@ -172,6 +176,11 @@ def train(
                 for j in range(first):
                     w.first[i, j] = params.start[0, x.used[lo + i], j]
                     w.second[i, j] = params.start[last, x.used[lo + i], j]
+        start = Weights(begun[0, : hi - lo], begun[last, : hi - lo], begun_flat)
+        if steps.mu > 0:
+            start.first[:] = w.first
+            start.second[:] = w.second
+            start.flat[:] = w.flat
         if kept:
             one, two = params.first_rows, params.second_rows
             m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
@@ -181,7 +190,7 @@ def train(
             m2 = Weights(fresh[1, 0, : hi - lo], fresh[1, last, : hi - lo], fresh_flat[1])
         if rows.train_off[k + 1] > rows.train_off[k]:
             loss[k], params.steps[k] = train_client(
-                rows, x, shape, k, w, m1, m2, params.steps[k], steps, key, s, work[k]
+                rows, x, shape, k, w, start, m1, m2, params.steps[k], steps, key, s, work[k]
             )
         whole(rows, k, s)
         forward(rows, x, shape, k, False, x.col, w, key, False, s)
