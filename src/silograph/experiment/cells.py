@@ -16,6 +16,8 @@ from typing import Any
 from silograph.core.config import RunConfig, Scalar, resolve_seeds
 from silograph.core.errors import SilographError
 from silograph.experiment.files import Row
+from silograph.experiment.imported import digest as source_digest
+from silograph.experiment.imported import is_spec
 from silograph.experiment.progress import Progress
 from silograph.experiment.result import VIEWS, Result
 from silograph.experiment.run import resume, run, with_absolute_paths
@@ -56,7 +58,8 @@ class Cell:
         """Return the part of the cell's line that is known before it runs.
 
         Raises:
-            ConfigError: unknown method, model or option (names the nearest).
+            ConfigError: unknown method, model or option (names the nearest), or a part of
+                the user's whose file cannot be read.
         """
         graph = None
         if self.graph is not None:
@@ -64,7 +67,10 @@ class Cell:
         elif is_path(self.config.dataset):
             graph = _file_hash(Path(self.config.dataset).expanduser())
         config = deciding(self.config, in_memory=self.graph is not None)
-        return {"labels": dict(self.labels), "config": config, "graph": graph, "results": RESULTS}
+        start = {"labels": dict(self.labels), "config": config, "graph": graph, "results": RESULTS}
+        own = (part for part in ("method", "model") if is_spec(config[part]))
+        sources = {part: source_digest(config[part]) for part in own}
+        return start | ({"sources": sources} if sources else {})
 
     @cached_property
     def digest(self) -> str:
@@ -111,7 +117,9 @@ def digest_of(start: Line) -> str:
     with contextlib.suppress(SilographError):  # of a method that is gone: nothing to fill in
         method, _ = choose_method(RunConfig(method=config["method"]))
         config["options"] = asdict(method.options()) | config["options"]
-    text = json.dumps([config, start.get("graph"), start["results"]], sort_keys=True)
+    parts = [config, start.get("graph"), start["results"]]
+    parts += [start["sources"]] if "sources" in start else []  # of what users wrote
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -67,11 +67,19 @@ def absolute(spec: str) -> str:
 
 
 def digest(spec: str) -> str:
-    """Return a hash of the file of a spec; of a module only its name counts."""
+    """Return a hash of the file of a spec; of a module only its name counts.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     source, _, _ = spec.rpartition(":")
     if not _is_file(source):
         return source
-    return hashlib.blake2b(Path(source).expanduser().read_bytes(), digest_size=16).hexdigest()
+    try:
+        code = Path(source).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"expected to import {source}, got: {error.strerror}") from None
+    return hashlib.blake2b(code, digest_size=16).hexdigest()
 
 
 def _is_file(source: str) -> bool:
