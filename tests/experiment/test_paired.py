@@ -44,6 +44,15 @@ def test_wilcoxon_is_the_enumeration_of_signs(differences: list[float]) -> None:
     assert found.p == pytest.approx(share, rel=1e-9)
 
 
+def test_wilcoxon_ranks_differences_of_equal_size_alike() -> None:
+    """Of 10 nodes: differences of 1, 1 and -1 node are tied, whatever floats make of them."""
+    ours, theirs = [0.8, 0.7, 0.1, 0.9], [0.7, 0.6, 0.2, 0.5]
+    assert len({abs(a - b) for a, b in zip(ours[:3], theirs[:3], strict=True)}) > 1
+    nodes = [round(10 * a) - round(10 * b) for a, b in zip(ours, theirs, strict=True)]
+    expected = paired([float(n) for n in nodes], [0.0] * 4, "wilcoxon").p
+    assert paired(ours, theirs, "wilcoxon").p == expected
+
+
 def test_swapping_the_two_turns_the_sign_only() -> None:
     ours, theirs = [0.8, 0.9, 0.7, 0.5], [0.7, 0.75, 0.72, 0.1]
     for test in ("t", "wilcoxon"):

@@ -16,6 +16,7 @@ from silograph.core.errors import ConfigError
 Test = Literal["t", "wilcoxon"]
 TESTS = ("t", "wilcoxon")
 LEVEL = 0.95
+DIGITS = 12  # of a difference that are no rounding
 MOST_EXACT = 9_999  # sign patterns that are gone through; above, scipy draws so many
 
 
@@ -85,7 +86,9 @@ def _wilcoxon(differences: Sequence[float]) -> float:
     """Return the p-value of Wilcoxon's signed ranks; differences of 0 are left out."""
     from scipy import stats
 
-    kept = [d for d in differences if d != 0]
+    # Scores are shares of nodes: .8 - .7 and .7 - .6 are one rank, though not one float.
+    rounded = (round(d, DIGITS) for d in differences)
+    kept = [d for d in rounded if d != 0]
     if not kept:
         return 1.0
     tied = len({abs(d) for d in kept}) < len(kept)
