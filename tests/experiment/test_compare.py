@@ -251,6 +251,14 @@ def test_more_seeds_and_methods_go_on(make_graph: MakeGraph, tmp_path: Path) -> 
         sg.compare(make_graph(), methods=METHODS[:2], seeds=2, out=grown, **common | {"lr": 0.5})
 
 
+def test_resuming_from_another_folder(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common: dict[str, Any] = {"processes": 0, **SHORT, "rounds": 1}
+    whole = sg.compare("g.npz", methods=METHODS[:1], seeds=1, out="a", **common)
+    monkeypatch.chdir(work.parent)
+    gone_on = resume_comparison(work / "a", processes=0)
+    assert gone_on.lines == whole.lines
+
+
 def test_resuming_by_the_folder(work: Path, make_graph: MakeGraph) -> None:
     common: dict[str, Any] = {"processes": 0, **SHORT}
     common["hidden"] = 4

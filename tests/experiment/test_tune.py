@@ -192,6 +192,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "key": ({"keys": ["lrr"]}, "unknown key to tune 'lrr': did you mean 'lr'"),
     "no keys": ({"keys": []}, "expected at least one of keys, got none"),
+    "a folder": (
+        {"keys": ["data_dir"], "ranges": {"data_dir": "a,b"}},
+        "unknown key to tune 'data_dir'",
+    ),
+    "tracker": ({"tracker": "mlflow"}, "expected no tracker of a search, got 'mlflow'"),
     "the seed": ({"keys": ["seed"]}, "unknown key to tune 'seed'"),
     "no range": ({"keys": ["layers"]}, "expected a range for layers, got none: give --range lay"),
     "range": ({"ranges": {"lr": "1:0"}}, "expected a range with LOW < HIGH"),

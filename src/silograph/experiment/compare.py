@@ -16,7 +16,7 @@ from silograph.experiment.cells import MACHINE, Cell, digest_of
 from silograph.experiment.comparison import METRICS, VIEW_CHOICES, Asked, Comparison
 from silograph.experiment.files import write_atomic
 from silograph.experiment.paired import TESTS, Test
-from silograph.experiment.run import check_mode, given_config
+from silograph.experiment.run import check_mode, given_config, with_absolute_paths
 from silograph.experiment.study import How, StudyFile, check_processes, fetch, run_missing
 from silograph.graph.graph import Graph
 
@@ -152,7 +152,7 @@ def cells_of(asked: Asked, base: RunConfig, graph: Graph | None) -> list[Cell]:
     """Return the cells, one seed of everything after the other, so that pairs end early.
 
     Raises:
-        ConfigError: a method, an option or a value that cannot be used, or two equal cells.
+        ConfigError: a method, an option or a value that cannot be used.
     """
     cells = []
     values = {name: getattr(base, name) for name in vars(base) if getattr(base, name) is not None}
@@ -170,7 +170,8 @@ def cells_of(asked: Asked, base: RunConfig, graph: Graph | None) -> list[Cell]:
 
 def _plan(asked: Asked, base: RunConfig, *, in_memory: bool) -> dict[str, Any]:
     """Return what `resume` reads: how the comparison was asked for."""
-    config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None and k != "out"}
+    base = replace(with_absolute_paths(base, in_memory=in_memory), out=None)
+    config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
     return {"in_memory": in_memory, "config": config, **dataclasses.asdict(asked)}
 
 

@@ -69,7 +69,8 @@ class Space:
 
     def plan(self) -> dict[str, Any]:
         """Return what must be the same for a search to go on, as plain values."""
-        config = {k: v for k, v in dataclasses.asdict(self.base).items() if v is not None}
+        base = with_absolute_paths(self.base, in_memory=self.graph is not None)
+        config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
         return {
             "in_memory": self.graph is not None,
             "config": config,
@@ -122,6 +123,11 @@ def tune(
     check_mode(progress)
     check_optuna()
     base = replace(given_config(graph, config, run_options), out=None)
+    if base.tracker is not None:
+        raise ConfigError(
+            f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
+            "scores of trials; track the winner, which is run from its file"
+        )
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise ConfigError(f"expected at least one trial, got {trials!r}")
     if not max_minutes > 0:
@@ -156,12 +162,7 @@ def chosen_ranges(
     known |= {k: parse_range(r) if isinstance(r, str) else r for k, r in given.items()}
     wanted = known if keys is None else dict.fromkeys([*checked_list("keys", keys), *given])
     for key in wanted:
-        if (key not in FIELDS and key not in options) or key in (
-            "seed",
-            "out",
-            "options",
-            "method",
-        ):
+        if key in APART or (key not in FIELDS and key not in options):
             raise unknown("key to tune", key, declared(FIELDS | options))
         if key not in known:
             raise ConfigError(f"expected a range for {key}, got none: give --range {key}=LOW:HIGH")
