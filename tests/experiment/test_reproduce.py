@@ -21,9 +21,11 @@ from silograph.experiment.plots import COLORS, Curves, svg_of
 from silograph.experiment.recipe import Found, Page, Recipe, beside, cell, spread
 from silograph.experiment.reproduce import filled, paths_of, reproduce
 from silograph.experiment.study import read_lines
-from silograph.recipes import RECIPES, find_recipe
+from silograph.recipes import RECIPES, defaults_sweep, find_recipe
 from silograph.recipes import defaults_cells as sweep
 from silograph.recipes import fedgrains_local_and_fedavg as fedgrains
+from silograph.recipes import local_bias_pubmed as pubmed
+from silograph.recipes import silos_federating as federating
 
 pytestmark = pytest.mark.usefixtures("work")
 
@@ -199,6 +201,11 @@ def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe that ships, by the labels of its line."""
     labels = dict(line["labels"])
+    if "train share" in labels:
+        places = ("dataset", "model", "train share", "method", "seed")
+        return federating.cell_of(*(labels[place] for place in places))
+    if "lr" in labels:
+        return pubmed.cell_of(labels["variant"], labels["lr"], labels["seed"])
     if "clients" in labels and "dataset" not in labels:
         return fedgrains.cell_of(labels["variant"], labels["clients"], labels["seed"])
     dataset, seed, setting = labels["dataset"], labels["seed"], sweep.BY_NAME[labels["setting"]]
@@ -227,6 +234,24 @@ def test_a_recipe_without_lines_has_a_page(name: str) -> None:
     assert "0 of " in text_of("mine/empty")
     for image in re.findall(r"\]\((.*\.svg)\)", text_of("mine/empty")):
         assert Path("out/mine", image).exists()
+
+
+def test_lines_of_every_recipe_would_be_known() -> None:
+    for recipe in map(find_recipe, RECIPES):
+        for each in recipe.cells(Found([])):
+            assert again_of(each.start).digest == each.digest, each.name
+
+
+def test_a_diverged_cell_has_no_test_score() -> None:
+    """Its mean over cells counts 0, as in validation."""
+    lines = [c.start | {"error": "diverged"} for s in sweep.SEEDS for c in everywhere(s)]
+    for test in (False, True):
+        name = sweep.DEFAULT.name
+        assert defaults_sweep.mean_over(Found(lines), name, sweep.SEEDS, test=test) == "0.00"
+
+
+def everywhere(seed: int) -> list[Cell]:
+    return [sweep.cell_of(pair, sweep.DEFAULT, seed) for pair in sweep.PAIRS]
 
 
 def numbers_of(cells: Sequence[Cell]) -> int:

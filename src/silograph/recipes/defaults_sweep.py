@@ -46,8 +46,8 @@ def round_95(line: Line) -> int:
 
 
 def judged(line: Line, view: str = "server") -> float | None:
-    """Return the test accuracy of a view, None where it is not written down."""
-    scores = line["test"].get(view)
+    """Return the test accuracy of a view, None where there is none: training may have diverged."""
+    scores = line.get("test", {}).get(view)
     accuracy: float | None = None if scores is None else scores["accuracy"]
     return accuracy
 
