@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import silograph as sg
+from runs import files_of, run_until
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -31,6 +33,14 @@ from silograph.nn.optim import Adam
 
 KEY = Key.of(5)
 STEPS = 50
+RUN: dict[str, Any] = {
+    "method": "label_guided",
+    "clients": 4,
+    "partition": "random",
+    "rounds": 3,
+    "hidden": 8,
+    "dtype": "float64",
+}
 SHARED = ("gcn", "graphconv", "gin", "sage", "appnp")
 
 
@@ -168,20 +178,21 @@ def test_bytes_are_those_of_touched_rows(make_graph: Callable[..., Graph]) -> No
         assert 0 < overhead < 4 * 200 * len(records)  # headers, one for each client and message
 
 
-@pytest.mark.parametrize("options", [{}, {"sample": 30}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sample": 30}, {"sample": 30, "normalize": "conditional"}]
+)
 def test_a_run_judges_with_all_neighbors_and_resumes_its_bits(
-    make_graph: Callable[..., Graph], setups: list[Setup], tmp_path: object, options: dict[str, int]
+    make_graph: Callable[..., Graph],
+    setups: list[Setup],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
 ) -> None:
-    result = sg.run(
-        make_graph(60),
-        clients=4,
-        partition="random",
-        method="label_guided",
-        rounds=3,
-        hidden=8,
-        dtype="float64",
-        options=options,
-    )
+    run: dict[str, Any] = RUN | {"options": options}
+    result = sg.run(make_graph(60), **run, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, make_graph(60), 2, tmp_path / "cut", **run)
+    sg.resume(tmp_path / "cut", graph=make_graph(60))
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
     server, uncut = result.test.server, result.test.uncut
     assert server is not None
     assert uncut is not None
