@@ -86,17 +86,24 @@ def test_a_graph_is_known_by_what_it_holds(make_graph: MakeGraph, work: Path) ->
     assert cell(dataset="no.npz").start["graph"] is None
 
 
-def test_a_module_is_known_by_its_source(tmp_path: Path) -> None:
-    """Else a line of the module as it was would stand for what it has become."""
+METHOD = """from dataclasses import replace
+from silograph.methods import FEDAVG
+Net = replace(FEDAVG, name="own")
+"""
+
+
+@pytest.mark.parametrize(("part", "source"), [("model", "Net = None\n"), ("method", METHOD)])
+def test_what_users_wrote_is_known_by_its_source(tmp_path: Path, part: str, source: str) -> None:
+    """Else a line of the file as it was would stand for what it has become."""
     path = tmp_path / "mine.py"
-    path.write_text("Net = None\n", encoding="utf-8")
-    own = {"model": f"{path}:Net", "hidden": 128}  # as of a module, the default
+    path.write_text(source, encoding="utf-8")
+    own: dict[str, Any] = {part: f"{path}:Net", "hidden": 128}  # a module decides its own
     before = cell(**own).digest
     assert digest_of(json.loads(json.dumps(cell(**own).start))) == before
-    path.write_text("Net = 0\n", encoding="utf-8")
+    path.write_text(source + "# something else\n", encoding="utf-8")
     assert cell(**own).digest != before
     path.unlink()
-    with pytest.raises(ConfigError, match=r"expected to import .*mine\.py, got: No such file"):
+    with pytest.raises(ConfigError, match=r"expected to import .*mine\.py, got.* No such file"):
         _ = cell(**own).digest
 
 
