@@ -159,6 +159,25 @@ def test_drawn_training_does_not_depend_on_blocks(
         torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
 
 
+def test_without_a_drawn_training_node_there_is_no_step(
+    make_graph: Callable[..., Graph],
+) -> None:
+    block, route, _ = cut_of(make_graph(60), 3, "random")
+    cfg = config_of(model_of("gcn"), sample=1)
+    fed = InProcess(cfg, block, route, 3)
+    state = LABEL_GUIDED.init(fed, cfg, init_weights(cfg.model, Key.of(2), torch.float64), KEY)
+    seen = set()
+    for t in range(1, 30):
+        new, report = LABEL_GUIDED.round(fed, cfg, state, t, KEY)
+        assert new.weights is not None
+        assert state.weights is not None
+        stays = all(torch.equal(w, new.weights[name]) for name, w in state.weights.items())
+        assert stays == (report.train_loss is None)
+        seen.add(stays)
+        state = new
+    assert seen == {False, True}
+
+
 def test_bytes_are_those_of_touched_rows(make_graph: Callable[..., Graph]) -> None:
     block, route, _ = cut_of(make_graph(60), 4, "random")
     model = model_of("gcn", dropout=0.0, residual=False)

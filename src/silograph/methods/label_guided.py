@@ -95,9 +95,12 @@ def fit_round(
         if cfg.options.sample is not None:
             draw_rows(fed, cfg.options, step)
         shared = {name: w[0] for name, w in weights.items()}
-        grads, loss = gradients(
+        grads, found = gradients(
             fed, divisible(cfg.model), shared, step, weighed=cfg.options.weigh_loss
         )
+        if found is None:  # nobody drew a training node: weight decay alone is no step
+            continue
+        loss = found
         grads = {name: grads.get(name, torch.zeros_like(w)) for name, w in shared.items()}
         cfg.optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, memory)
     new = ServerState({name: w[0] for name, w in weights.items()}, memory)
