@@ -161,6 +161,15 @@ def test_the_paired_test_is_that_of_scipy() -> None:
     assert any("favors it" in note for note in best.notes)
 
 
+def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
+    common: dict[str, Any] = {"seeds": 1, "processes": 0, **SHORT, "rounds": 1}
+    both = sg.compare(make_graph(), methods=["fedavg", "label_guided"], **common)
+    told = [note for note in both.notes if "neighbors in all silos" in note]
+    assert [note.partition(":")[0] for note in told] == ["label_guided"]
+    alone = sg.compare(make_graph(), methods=["label_guided"], **common)
+    assert not any("neighbors in all silos" in note for note in alone.notes)
+
+
 def test_pairs_are_the_seeds_that_both_have() -> None:
     table = with_scores({"fedavg": [0.7, None, 0.5], "local": [0.6, 0.9, None]}, baseline="fedavg")
     row = {row["method"]: row for row in table.rows}["local"]

@@ -78,6 +78,19 @@ def test_the_scores_are_those_of_the_result(done: Result, out: Path) -> None:
     assert f"{total / 1e3:.1f} kB" in page.text
 
 
+def test_a_page_says_which_neighbors_are_heard(make_graph: MakeGraph, tmp_path: Path) -> None:
+    for method in ("label_guided", "fedavg"):
+        go(make_graph(), method=method, out=str(tmp_path / method), rounds=1)
+    heard, own = "with its neighbors in all silos", "through its own client's graph"
+    guided, plain = (read_page(tmp_path / m / "report.html") for m in ("label_guided", "fedavg"))
+    assert (heard in guided.text, own in guided.text) == (True, False)
+    assert (heard in plain.text, own in plain.text) == (False, True)
+    folders = [tmp_path / "label_guided", tmp_path / "fedavg"]
+    both = read_page(write_comparison(folders, tmp_path / "both.html"))
+    assert heard in both.text
+    assert own in both.text
+
+
 def test_the_curves_are_the_table_of_rounds(done: Result, out: Path) -> None:
     page, rows = read_page(out / "report.html"), read_rounds(out / "rounds.csv")
     [axis], figures = page.data["axes"], page.data["figures"]

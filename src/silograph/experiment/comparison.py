@@ -160,6 +160,13 @@ class Comparison:
         notes = [f"{spread}, {asked.metric} on test nodes in percent; * best mean of its view"]
         name = "Student's paired t-test" if asked.test == "t" else "Wilcoxon's signed ranks"
         notes.append(f"paired test: {name}, two-sided, seed by seed, in {view}")
+        methods = {cell.labels["method"]: choose_method(cell.config)[0] for cell in self.cells}
+        exchanging = [str(name) for name, method in methods.items() if method.exchange]
+        if exchanging and len(exchanging) < len(methods):
+            notes.append(
+                f"{', '.join(exchanging)}: the server view hears neighbors in all silos, that of "
+                "the others only each client's own; the uncut view hears all edges for all"
+            )
         if asked.baseline is None:
             notes.append(
                 "the reference is the best mean of the same scores, which favors it: p-values are "

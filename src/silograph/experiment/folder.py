@@ -254,7 +254,12 @@ def _write_start(
         "same": identity(setup),
         "model": described(setup.method_config.model),
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
-        "method": {"title": method.title, "reference": method.reference, "judge": method.judge},
+        "method": {
+            "title": method.title,
+            "reference": method.reference,
+            "judge": method.judge,
+            "exchange": method.exchange,
+        },
         "partition_hash": cut.partition.hash,
         "dataset": {
             "name": graph.name,

@@ -11,18 +11,14 @@ from rich.table import Table
 
 from silograph.core.config import RunConfig, resolve_seeds
 from silograph.experiment.progress import best_mode, generating
+from silograph.experiment.report.reading import means_of
 from silograph.experiment.result import REPORTED, VIEWS, Result, reported
-from silograph.experiment.setup import cut_graph
+from silograph.experiment.setup import choose_method, cut_graph
 from silograph.graph.datasets import DATASETS, load
 from silograph.graph.statistics import describe
 from silograph.methods import METHODS
 
 MOST_ROWS = 40  # clients shown one by one
-VIEW_MEANS = {
-    "server": "server's model, each node through its own client's graph",
-    "uncut": "server's model on the uncut graph",
-    "personalised": "each client's own model on its own nodes",
-}
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
@@ -64,9 +60,10 @@ def print_result(result: Result) -> None:
     title = f"{Path(config.dataset).stem}, {about}"
     console.print(table_of(columns, rows, title))
     console.print()
+    means = means_of([choose_method(config)[0].exchange])
     for view in VIEWS:
         if getattr(result.test, view) is not None:
-            console.print(f"{view}: {VIEW_MEANS[view]}", style="dim")
+            console.print(f"{view}: {means[view]}", style="dim")
     chosen = any(getattr(result.val, view) is not None for view in VIEWS)
     kinds = result.ledger.bytes_by_kind
     parts = ", ".join(f"{name} {megabytes(size)}" for name, size in kinds.items())
@@ -118,11 +115,12 @@ def print_methods() -> None:
     """Print every method with its options and their defaults."""
     console = _console()
     for method in METHODS.values():
-        console.print(f"{method.name}: {method.title}", style="bold")
-        console.print(f"  {method.reference}")
+        console.print(f"{method.name}: {method.title}", style="bold", soft_wrap=True)
+        console.print(f"  {method.reference}", soft_wrap=True)
         for f in dataclasses.fields(method.options):
             default = str(f.default).lower()
-            console.print(f"  --option {f.name}={default}  {f.metadata['help']}")
+            text = f"  --option {f.name}={default}  {f.metadata['help']}"
+            console.print(text, soft_wrap=True)  # the terminal wraps; a line stays a line
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

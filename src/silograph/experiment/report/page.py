@@ -18,14 +18,9 @@ from silograph.experiment.report.figures import (
     size_text,
     thinned,
 )
-from silograph.experiment.report.reading import VIEWS, RunRecord
+from silograph.experiment.report.reading import VIEWS, RunRecord, means_of
 
 MOST_ROWS = 200  # of the table of rounds
-MEANS = {
-    "server": "server's model, each node through its own client's graph",
-    "uncut": "server's model on the uncut graph (simulation only)",
-    "personalised": "each client's own model on its own nodes",
-}
 SCORES = {
     "accuracy": "accuracy",
     "accuracy_client_mean": "client mean",
@@ -87,7 +82,7 @@ def run_page(run: RunRecord) -> str:
             state=state_of(run),
             chosen=chosen_of(run),
             views=VIEWS,
-            means=MEANS,
+            means=means_of([run.exchange]),
             names=SCORES,
             scores={part: run.scores(part) for part in ("test", "val")},
             figures=figures,
