@@ -29,6 +29,7 @@ WRITTEN_OUT: dict[str, tuple[str, float, bool]] = {
     "fedavg": ("adam", 0.01, False),
     "fedprox": ("adam", 0.01, False),
     "scaffold": ("sgd", 0.1, False),
+    "label_guided": ("adam", 0.01, True),
     "local": ("adam", 0.01, True),
     "centralized": ("adam", 0.01, True),
 }
