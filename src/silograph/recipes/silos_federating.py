@@ -64,11 +64,13 @@ def cell_of(dataset: str, model: str, share: float, method: str, seed: int) -> C
 
 
 def cells(found: Found) -> list[Cell]:
-    """Return all cells, one seed of everything after the other."""
+    """Return all cells: one model after the other, of each one seed after the other."""
     del found
-    places = product(SEEDS, DATASETS, MODELS, SHARES, METHODS)
-    return [cell_of(dataset, model, share, method, seed)
-            for seed, dataset, model, share, method in places]  # fmt: skip
+    places = product(MODELS, SEEDS, DATASETS, SHARES, METHODS)
+    return [
+        cell_of(dataset, model, share, method, seed)
+        for model, seed, dataset, share, method in places
+    ]
 
 
 def value(line: Line, score: str) -> float | None:
