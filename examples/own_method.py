@@ -1,15 +1,14 @@
 """A method of your own: FedAvg with the median of the clients' weights in place of their mean.
 
-Shows: a server program and the parts that it reuses; `sg.run(method=METHOD)`; what it costs. One
-client with broken features does not pull a median away. docs/methods.md tells the rest.
+Shows: a server program and the parts that it reuses; `sg.run(method=METHOD)`; what it costs. A
+median is not pulled away by a few broken clients; where none is, it may lose to the mean.
+docs/methods.md tells the rest.
 
 D. Yin, Y. Chen, K. Ramchandran, P. Bartlett: "Byzantine-robust distributed learning: towards
 optimal statistical rates", ICML 2018, algorithm 1 with medians, here of weights.
 """
 
 from dataclasses import replace
-
-import torch
 
 import silograph as sg
 from silograph.methods import (
@@ -30,6 +29,7 @@ def median_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """Train everywhere, take the median of every weight over clients that trained."""
+    del cfg  # nothing of this method is a choice
     assert state.weights is not None  # set by FedAvg's init
     inbox = shared("weights", state.weights)
     reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=key.fold("train", t))
@@ -43,11 +43,8 @@ METHOD = replace(FEDAVG, name="median", title="median of clients", round=median_
 
 graph = sg.load("digits")
 print(graph)
-assert isinstance(graph.x, torch.Tensor)
-owner = sg.make_partition(graph, "random", clients=6, key=Key.of(0)).owner
-broken = replace(graph, x=torch.where((owner == 0)[:, None], 100 * graph.x.flip(1), graph.x))
 for method in (FEDAVG, METHOD):
-    result = sg.run(broken, method=method, clients=6, partition="random", rounds=30)
+    result = sg.run(graph, method=method, clients=6, partition="random", rounds=20)
     scores = result.test.server
     assert scores is not None
     print(f"{method.name}: accuracy {scores.accuracy:.4f}, {result.bytes / 1e6:.2f} MB")
