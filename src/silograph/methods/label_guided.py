@@ -109,7 +109,7 @@ def fit_round(
 
 LABEL_GUIDED = Method(
     name="label_guided",
-    title="all silos train one model on the joined graph, on nodes drawn by label",
+    title="one model on the joined graph, on nodes drawn by label",
     reference="Zhang et al., Tackling the local bias in federated graph learning, 2021",
     options=LabelGuidedOptions,
     optimizer="adam",
