@@ -123,6 +123,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
         "title": fedavg.title,
         "reference": fedavg.reference,
         "judge": fedavg.judge,
+        "exchange": False,
     }
     assert about["source"] is None  # the graph was in memory
     assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}

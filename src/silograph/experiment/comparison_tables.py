@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from silograph.experiment.comparison import Comparison, Row
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.result import VIEWS
 from silograph.experiment.tables import table_of
+from silograph.graph.datasets import is_path
 
 WIDE = 140  # columns from which scores and costs stand side by side
 Column = tuple[str, Callable[[Row], str]]
@@ -96,7 +98,8 @@ def title_of(comparison: Comparison) -> str:
     """Return dataset and metric in words."""
     config = comparison.cells[0].config
     known = comparison.asked.over
-    words = [] if "dataset" in known else [config.dataset]
+    name = Path(config.dataset).name if is_path(config.dataset) else config.dataset
+    words = [] if "dataset" in known else [name]
     words += [] if "clients" in known or config.clients is None else [f"{config.clients} clients"]
     words += [] if "partition" in known else [config.partition]
     return ", ".join(words)

@@ -115,12 +115,12 @@ def print_methods() -> None:
     """Print every method with its options and their defaults."""
     console = _console()
     for method in METHODS.values():
-        console.print(f"{method.name}: {method.title}", style="bold", soft_wrap=True)
-        console.print(f"  {method.reference}", soft_wrap=True)
+        console.print(f"{method.name}: {method.title}", style="bold")
+        console.print(f"  {method.reference}")
         for f in dataclasses.fields(method.options):
             default = str(f.default).lower()
             text = f"  --option {f.name}={default}  {f.metadata['help']}"
-            console.print(text, soft_wrap=True)  # the terminal wraps; a line stays a line
+            console.print(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
