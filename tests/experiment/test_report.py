@@ -442,6 +442,7 @@ def test_the_page_of_a_result(done: Result, out: Path, tmp_path: Path) -> None:
     assert done.report(tmp_path / "mine.html") == tmp_path / "mine.html"
     assert (tmp_path / "mine.html").read_bytes() == before
     assert done.report() == out / "report.html"
+    assert done.report(tmp_path / "new" / "deep" / "mine.html").read_bytes() == before
 
 
 def test_a_result_without_a_folder_has_no_page(make_graph: MakeGraph) -> None:
@@ -455,6 +456,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (shutil.rmtree, "got run.json: No such file"),
     "no run.json": (lambda p: (p / "run.json").unlink(), "got run.json: No such file"),
     "no config": (lambda p: (p / "config.toml").unlink(), "expected a run file at"),
+    "a comparison": (
+        lambda p: shutil.copytree(p, p / "runs") and (p / "run.json").rename(p / "x"),
+        r"got run.json: No such file or directory; there are runs in .*/runs$",
+    ),
     "damaged": (lambda p: (p / "run.json").write_text("{"), "got Expecting property name"),
     "older": (lambda p: (p / "run.json").write_text("{}"), "got run.json without 'config'"),
     "no simulation": (lambda p: (p / "simulation.json").unlink(), "got simulation.json: No such"),

@@ -28,8 +28,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
     path = Path(folder) / REPORT if out is None else Path(out)
     check_out(path)
-    write_atomic(path, run_page(read_run(folder)))
-    return path
+    return _written(path, run_page(read_run(folder)))
 
 
 def write_comparison(
@@ -50,8 +49,13 @@ def write_comparison(
     if not folders:
         raise ConfigError("expected at least one result folder, got none")
     check_out(Path(out))
-    write_atomic(Path(out), comparison_page([read_run(folder) for folder in folders]))
-    return Path(out)
+    return _written(Path(out), comparison_page([read_run(folder) for folder in folders]))
+
+
+def _written(path: Path, page: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page)
+    return path
 
 
 def check_out(path: Path) -> None:

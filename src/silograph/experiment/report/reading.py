@@ -165,8 +165,9 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             if isinstance(error, OSError)
             else error
         )
+        hint = f"; there are runs in {folder / 'runs'}" if (folder / "runs").is_dir() else ""
         raise DataError(
-            f"expected the result folder of a run at {os.fspath(path)}, got {reason}"
+            f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
         ) from None
 
 
