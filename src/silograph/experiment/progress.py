@@ -33,20 +33,38 @@ class Plain:
     def __init__(self, total: int, done: int) -> None:
         self._total = total
         self._first = done
-        self._start = time.monotonic()
+        self._pace = Pace(total)
 
     def update(self, done: int, metric: str) -> None:
         """Print a line now and then."""
         step = -(-self._total // PLAIN_LINES)  # rounded up
+        left = self._pace.left(done)
         if done == self._first + 1 or done % step == 0 or done == self._total:
-            left = seconds_left(self._start, done - self._first, self._total - done)
-            line = f"round {done}/{self._total}  {left:.0f} s left  {metric}"
-            print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201
+            words = (f"round {done}/{self._total}", left, metric)
+            print("  ".join(w for w in words if w), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def seconds_left(start: float, done: int, to_do: int) -> float:
-    """Return the seconds that `to_do` rounds take at the pace of `done` rounds since `start`."""
-    return (time.monotonic() - start) / max(done, 1) * to_do
+class Pace:
+    """Tells how long the rounds to come will take, by those since the first one.
+
+    The first one tells nothing: kernels may be compiled in it, and data loaded.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began: tuple[int, float] | None = None  # the first round told of, and when
+
+    def left(self, done: int) -> str:
+        """Return the time left in words, once `done` rounds are over; nothing while not known."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = done, now
+        first, start = self._began
+        if done == self._total:
+            return "0 s left"
+        if done == first:
+            return ""
+        return f"{(now - start) / (done - first) * (self._total - done):.0f} s left"
 
 
 @contextmanager
@@ -84,12 +102,11 @@ def _live(total: int, first: int) -> Iterator[Progress]:
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total, completed=first, left="", metric="first round")
-        start = time.monotonic()
+        pace = Pace(total)
 
         class Live:
             def update(self, done: int, metric: str) -> None:
-                left = seconds_left(start, done - first, total - done)
-                bar.update(task, completed=done, left=f"{left:.0f} s left", metric=metric)
+                bar.update(task, completed=done, left=pace.left(done), metric=metric)
 
         yield Live()
 
