@@ -14,6 +14,7 @@ import silograph as sg
 from commands import QUICK, Capture, MakeGraph, everything, printed, save
 from silograph.cli import run_app
 from silograph.core.config import make_config, read_toml
+from silograph.experiment.report.figures import size_text
 from silograph.experiment.run import run
 from silograph.graph.datasets import DATASETS
 from silograph.methods import METHODS
@@ -118,6 +119,9 @@ def test_the_table_of_a_run(capsys: Capture) -> None:
         assert " ".join([view, *cells]) in [" ".join(line.split()) for line in text.splitlines()]
     assert f"best round {result['best_round']} of 2 (by validation)" in text
     assert "written to x\n" in text
+    assert f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB\n" in text
+    sizes = [f"{n} {size_text(s)}" for n, s in result["bytes"]["by_kind"].items()]
+    assert f"({', '.join(sizes)})" in " ".join(text.split())
     text = printed(capsys, "run", "g.npz", *QUICK, "--out", "y", "--split", "0.5/0/0.5")
     assert "best round 2 of 2 (the last one: no validation nodes)" in text
 
@@ -247,9 +251,9 @@ def test_a_client_without_labels_is_no_mistake(capsys: Capture, make_graph: Make
 
 
 def test_the_list_of_methods(capsys: Capture) -> None:
-    text = printed(capsys, "methods")
+    text = printed(capsys, "methods").replace("\n      ", " ")  # what did not fit into a line
     for name, method in METHODS.items():
-        assert f"\n{name}: {method.title}" in f"\n{text}"
+        assert f"\n{name}: {method.title}\n  {method.reference}\n" in f"\n{text}"
         for option in dataclasses.fields(method.options):
             assert f"  --option {option.name}={str(option.default).lower()}  " in text
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from rich import box
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from silograph.core.config import RunConfig, resolve_seeds
 from silograph.experiment.progress import best_mode, generating
+from silograph.experiment.report.figures import size_text
 from silograph.experiment.report.reading import means_of
 from silograph.experiment.result import REPORTED, VIEWS, Result, reported
 from silograph.experiment.setup import choose_method, cut_graph
@@ -42,11 +44,6 @@ def _console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def megabytes(size: int) -> str:
-    """Return a number of bytes as MB (10^6 bytes)."""
-    return f"{size / 1e6:,.2f} MB"
-
-
 def print_result(result: Result) -> None:
     """Print the scores by view, and where the rest stands."""
     console, config = _console(), result.config
@@ -66,14 +63,14 @@ def print_result(result: Result) -> None:
             console.print(f"{view}: {means[view]}", style="dim")
     chosen = any(getattr(result.val, view) is not None for view in VIEWS)
     kinds = result.ledger.bytes_by_kind
-    parts = ", ".join(f"{name} {megabytes(size)}" for name, size in kinds.items())
-    console.print(f"bytes: {megabytes(result.bytes)} ({parts})")
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
+    console.print(f"bytes: {size_text(result.bytes)} ({parts})")
     console.print(f"work: {result.flops / 1e9:,.2f} GFLOP at the clients")
     console.print(f"stopped: {result.stopped}")
     console.print(
         f"best round {result.best_round} of {config.rounds} "
         f"({'by validation' if chosen else 'the last one: no validation nodes'}), "
-        f"{result.seconds:.1f} s, {result.peak_memory_bytes / 2**20:.0f} MiB"
+        f"{result.seconds:.1f} s, peak memory {result.peak_memory_bytes / 1e6:,.0f} MB"
     )
     if result.result_dir is not None:
         console.print(f"written to {result.result_dir}", soft_wrap=True)
@@ -115,12 +112,17 @@ def print_methods() -> None:
     """Print every method with its options and their defaults."""
     console = _console()
     for method in METHODS.values():
-        console.print(f"{method.name}: {method.title}", style="bold")
-        console.print(f"  {method.reference}")
+        _print_hanging(console, f"{method.name}: {method.title}", style="bold")
+        _print_hanging(console, f"  {method.reference}")
         for f in dataclasses.fields(method.options):
             default = str(f.default).lower()
-            text = f"  --option {f.name}={default}  {f.metadata['help']}"
-            console.print(text)
+            _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
+
+
+def _print_hanging(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line; what does not fit stands indented below it."""
+    lines = wrap(text, console.width, subsequent_indent=" " * 6, break_on_hyphens=False)
+    console.print("\n".join(lines), style=style, soft_wrap=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
