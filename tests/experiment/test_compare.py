@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -206,7 +207,10 @@ def test_tables_fit(compared: Comparison, width: int) -> None:
     text = compared.summary(width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
-    assert text.count("fedopt") == (6 if width == 80 else 2)
+    assert text.count("fedopt") == (6 if width == 80 else 4)
+    assert "p, Holm" in text
+    tested = [row for row in compared.rows if row["low"] is not None]
+    assert len(re.findall(r"[+-]\d+\.\d\d to [+-]\d+\.\d\d", text)) == len(tested) > 0
     assert "±" in text
     assert "clients 5" in text
     assert repr(compared) == compared.summary()
@@ -334,6 +338,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "test": ({"test": "z"}, "unknown test 'z'"),
     "processes": ({"processes": -1}, "expected a number of processes from 0"),
     "progress": ({"progress": "loud"}, "expected progress live, plain or none, got 'loud'"),
+    "a seed": ({"seed": 1}, "expected seeds for several runs, got seed=1: give seeds=[...]"),
+    "what varies as a list": ({"over": ["clients"]}, "expected over as a dict, got ['clients']"),
+    "options as text": ({"options": "a=1"}, "expected options as a dict, got 'a=1'"),
     "a field": ({"rouns": 3}, "unknown key in options 'rouns': did you mean 'rounds'"),
 }
 

@@ -202,6 +202,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "range": ({"ranges": {"lr": "1:0"}}, "expected a range with LOW < HIGH"),
     "end of a range": ({"ranges": {"dropout": "0:2"}}, "dropout: input should be less than 1, got"),
     "end of an option's": ({"ranges": {"server_lr": "-1:1"}}, "server_lr: input should be greater"),
+    "range that is no text": (
+        {"ranges": {"hidden": [4, 8]}},
+        "expected a range of hidden as text, such as '0.001:0.3:log', '1:5' or '16,64', got [4, 8]",
+    ),
+    "ranges as a list": ({"ranges": ["lr"]}, "expected ranges as a dict, got ['lr']"),
+    "a seed": ({"seed": 1}, "expected seeds for several runs, got seed=1: give seeds=[...]"),
     "choice": ({"ranges": {"model": "gcn,gccn"}}, "unknown model 'gccn': did you mean 'gcn'"),
     "method": ({"method": "fedop"}, "unknown method 'fedop': did you mean 'fedopt'"),
     "progress": ({"progress": "loud"}, "expected progress live, plain or none, got 'loud'"),

@@ -73,12 +73,16 @@ def compare(
         SilographError: something about the options, the graph or the folder cannot be used.
     """
     check_mode(progress)
+    check_no_seed(run_options)
     base = given_config(graph, config, run_options)
     asked = Asked(
         methods=checked_list("methods", methods),
         seeds=checked_seeds(seeds),
-        over={key: checked_list(f"values of {key}", v) for key, v in (over or {}).items()},
-        options=options or {},
+        over={
+            key: checked_list(f"values of {key}", v)
+            for key, v in checked_mapping("over", over).items()
+        },
+        options=checked_mapping("options", options),
         baseline=baseline,
         metric=metric,
         view=view,
@@ -129,6 +133,22 @@ def checked_list(what: str, values: object) -> tuple[Any, ...]:
         if value in found[:number]:
             raise ConfigError(f"expected {what} that differ, got {value!r} twice")
     return found
+
+
+def checked_mapping(what: str, values: object) -> Mapping[str, Any]:
+    """Return a mapping, an empty one for None; raise `ConfigError` for anything else."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"expected {what} as a dict, got {values!r}")
+    return values
+
+
+def check_no_seed(run_options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a seed of one run."""
+    if "seed" in run_options:
+        seed = run_options["seed"]
+        raise ConfigError(f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]")
 
 
 def checked_seeds(seeds: object) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ COSTS: list[Column] = [
     ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
     ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
     ("seconds", lambda row: scaled(row["seconds"], 1, 1)),
-    ("MiB peak", lambda row: scaled(row["peak_memory_bytes"], 2**20, 0)),
+    ("peak MB", lambda row: scaled(row["peak_memory_bytes"], 1e6, 0)),
     ("best round", lambda row: scaled(row["best_round"], 1, 0)),
 ]
 
@@ -80,8 +80,12 @@ COSTS: list[Column] = [
 def tables_of(width: float) -> list[Titled]:
     """Return the tables that fit a width."""
     if width >= WIDE:
-        return [("", [METHOD, *SCORES, *TESTED[:3], *COSTS])]
-    apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", COSTS)]
+        apart = [
+            ("scores, and costs as means of a run", [*SCORES, *COSTS]),
+            ("paired test", TESTED),
+        ]
+    else:
+        apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", COSTS)]
     return [(title, [METHOD, *columns]) for title, columns in apart]
 
 

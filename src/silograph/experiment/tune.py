@@ -14,7 +14,7 @@ from silograph.core.config import RunConfig, make_config, write_toml
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared, parse_range
 from silograph.experiment.cells import MACHINE, Cell, Line, lasts
-from silograph.experiment.compare import checked_list, checked_seeds
+from silograph.experiment.compare import check_no_seed, checked_list, checked_mapping, checked_seeds
 from silograph.experiment.comparison import VIEW_CHOICES
 from silograph.experiment.files import write_atomic
 from silograph.experiment.run import check_mode, given_config, with_absolute_paths
@@ -122,6 +122,7 @@ def tune(
     """
     check_mode(progress)
     check_optuna()
+    check_no_seed(run_options)
     base = replace(given_config(graph, config, run_options), out=None)
     if base.tracker is not None:
         raise ConfigError(
@@ -136,7 +137,7 @@ def tune(
         raise unknown("view", view, VIEW_CHOICES)
     space = Space(
         base=base,
-        ranges=chosen_ranges(base, keys, ranges or {}),
+        ranges=chosen_ranges(base, keys, checked_mapping("ranges", ranges)),
         seeds=checked_seeds(seeds),
         view=choose_method(base)[0].judge if view == "own" else view,
         seed=search_seed,
@@ -159,7 +160,7 @@ def chosen_ranges(
     method = choose_method(base)[0]
     options = {f.name: f for f in dataclasses.fields(method.options)}
     known = declared(FIELDS | options)
-    known |= {k: parse_range(r) if isinstance(r, str) else r for k, r in given.items()}
+    known |= {key: checked_range(key, value) for key, value in given.items()}
     wanted = known if keys is None else dict.fromkeys([*checked_list("keys", keys), *given])
     for key in wanted:
         if key in APART or (key not in FIELDS and key not in options):
@@ -167,6 +168,18 @@ def chosen_ranges(
         if key not in known:
             raise ConfigError(f"expected a range for {key}, got none: give --range {key}=LOW:HIGH")
     return {key: known[key] for key in wanted}
+
+
+def checked_range(key: str, value: object) -> Range:
+    """Return a range that may be given as text; raise `ConfigError` for anything else."""
+    if isinstance(value, str):
+        return parse_range(value)
+    if not isinstance(value, Range):
+        raise ConfigError(
+            f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "
+            f"{value!r}"
+        )
+    return value
 
 
 def check_ends(space: Space) -> None:
