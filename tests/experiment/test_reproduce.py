@@ -144,6 +144,13 @@ def test_a_page_keeps_its_own_text() -> None:
         reproduce(RECIPE, out="out", max_minutes=0)
 
 
+def test_a_page_names_what_makes_it_again() -> None:
+    reproduce(RECIPE, out="out", max_minutes=0)
+    assert "`silograph reproduce mine/first --data-dir DIR`" in text_of()
+    reproduce(RECIPE, name="my recipes.py:MINE", out="out", max_minutes=0)
+    assert "`silograph reproduce 'my recipes.py:MINE' --data-dir DIR`" in text_of()
+
+
 def test_sections_are_filled_in() -> None:
     assert filled("a", "t", "x") == "a\n\n<!-- t -->\nx\n<!-- t -->\n"
     once = filled("a <!-- t --> <!-- t --> b", "t", "x")
@@ -282,7 +289,7 @@ def test_mistakes() -> None:
         find_recipe("bad.py:BAD")
     with pytest.raises(ConfigError, match="expected method among fedavg, local, got 'x'"):
         reproduce(RECIPE, out="out", only={"method": ["x"]})
-    with pytest.raises(ConfigError, match="expected nothing among no cell has it, got 'x'"):
+    with pytest.raises(ConfigError, match="expected a label or key that the cells of the"):
         reproduce(RECIPE, out="out", only={"nothing": ["x"]})
     for minutes in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match="expected at least 0 minutes, got "):
@@ -303,6 +310,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         "ran 1 cells, 0 without result, 1 not yet run",
         "written to my out/mine/first.md",
     ]
+    assert "`silograph reproduce r --data-dir" in Path("my out/mine/first.md").read_text()
 
     def stopped(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

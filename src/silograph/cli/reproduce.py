@@ -88,6 +88,7 @@ def reproduce_command(
     with again_hint(arguments):
         made = reproduce(
             find_recipe(recipe),
+            name=recipe,
             out=out,
             data_dir=data_dir,
             only=chosen,

@@ -3,9 +3,10 @@
 import math
 import os
 import platform
+import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,7 @@ def paths_of(recipe: Recipe, out: Path) -> tuple[Path, Path]:
 def reproduce(
     recipe: Recipe,
     *,
+    name: str | None = None,
     out: str | os.PathLike[str] = "benchmarks",
     data_dir: str | None = None,
     only: Only | None = None,
@@ -66,6 +68,7 @@ def reproduce(
 
     Args:
         recipe: the recipe.
+        name: what `silograph reproduce` finds it by; None is its own name.
         out: folder of the recipes' files.
         data_dir: as for `run`.
         only: labels, or fields of `RunConfig`, and the values of the cells that may run.
@@ -95,7 +98,7 @@ def reproduce(
             ran += tried
             if any(_fails(file, cell) for cell in cells) or tried < len(cells):
                 break  # later cells may need these
-        write_page(recipe, page, file.lines)
+        write_page(recipe, page, file.lines, recipe.name if name is None else name)
         found = Found(file.lines)
     all_cells = recipe.cells(found)
     known = [found.any(cell) for cell in all_cells]
@@ -124,10 +127,15 @@ def _missing(recipe: Recipe, lines: Sequence[Line], only: Only) -> list[Cell]:
         have = {value_of(cell, key) for cell in cells}
         for value in values:
             if value not in have:
-                shown = ", ".join(sorted(have - {""})) or "no cell has it"
-                raise ConfigError(f"expected {key} among {shown}, got {value!r}")
+                raise ConfigError(_not_there(key, value, have - {""}))
     chosen = [c for c in cells if all(value_of(c, key) in only[key] for key in only)]
     return [c for c in chosen if (line := found.any(c)) is None or not lasts(line)]
+
+
+def _not_there(key: str, value: str, have: Collection[str]) -> str:
+    if have:
+        return f"expected {key} among {', '.join(sorted(have))}, got {value!r}"
+    return f"expected a label or key that the cells of the recipe have, got {key!r}"
 
 
 def value_of(cell: Cell, key: str) -> str:
@@ -135,7 +143,7 @@ def value_of(cell: Cell, key: str) -> str:
     return str(cell.labels.get(key, getattr(cell.config, key, "")))
 
 
-def write_page(recipe: Recipe, path: Path, lines: Sequence[Line]) -> None:
+def write_page(recipe: Recipe, path: Path, lines: Sequence[Line], name: str) -> None:
     """Write page and plots; text outside the marks of an existing page is kept.
 
     Raises:
@@ -143,7 +151,7 @@ def write_page(recipe: Recipe, path: Path, lines: Sequence[Line]) -> None:
     """
     found = Found(lines)
     made = recipe.page(found)
-    sections = {**made.sections, "cells": cells_section(recipe, found), "again": again(recipe)}
+    sections = {**made.sections, "cells": cells_section(recipe, found), "again": again(name)}
     sections["machine"] = machine_section(lines)
     text = path.read_text(encoding="utf-8") if path.exists() else recipe.text
     for name, section in sections.items():
@@ -172,10 +180,10 @@ def filled(text: str, name: str, section: str) -> str:
     return f"{parts[0]}{mark}\n{section}\n{mark}{parts[2]}"
 
 
-def again(recipe: Recipe) -> str:
+def again(name: str) -> str:
     """Return how to make the page again."""
     return (
-        f"Run again: `silograph reproduce {recipe.name} --data-dir DIR`; it goes on where it "
+        f"Run again: `silograph reproduce {shlex.quote(name)} --data-dir DIR`; it goes on where it "
         "stopped, `--max-minutes 0` only writes this page."
     )
 
