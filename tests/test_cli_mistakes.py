@@ -26,6 +26,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "unknown method 'fedavgg': did you mean 'fedavg'? Choices: ",
     ),
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
+    "option as a flag": (
+        ["run", "g.npz", "--server-lr", "0.1"],
+        "expected an option of fedopt as --option server_lr=VALUE, got --server-lr",
+    ),
+    "option as a flag of many": (
+        ["compare", "g.npz", "--server-lr=0.1"],
+        "expected an option of fedopt as --options fedopt.server_lr=VALUE, got --server-lr",
+    ),
     "underscore": (["run", "--local_epochs", "2"], "Did you mean --local-epochs?"),
     "partition": (["run", "g.npz", "--partition", "metes"], "'metes': did you mean 'metis'? "),
     "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),
@@ -50,6 +58,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "key under options": (
         ["run", "g.npz", "--config", "deep.toml", "--method", "fedopt"],
         "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+    ),
+    "file of a model": (
+        ["run", "g.npz", "--model", "mine.py"],
+        "expected FILE.py:NAME or package.module:NAME, got 'mine.py'",
     ),
     "table": (["run", "g.npz", "--config", "table.toml"], "'optons': did you mean 'options'? "),
     "value of a key": (

@@ -156,6 +156,7 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     message = one_line(lambda: make_config({"seed": 1, key: 3}, source="run.toml"))
     assert message.startswith(f"unknown key in run.toml '{key}': did you mean '{near}'? Choices: ")
     assert "alpha, batch_size, block_size, checkpoint_every, clients, clients_per_part" in message
+    assert message.endswith("; options of a method stand under options")
 
 
 @pytest.mark.parametrize(

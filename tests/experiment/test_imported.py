@@ -59,6 +59,7 @@ def test_a_module_by_its_name() -> None:
     ("spec", "expected"),
     [
         (":VALUE", "expected FILE.py:NAME or package.module:NAME, got ':VALUE'"),
+        ("part.py", "expected FILE.py:NAME or package.module:NAME, got 'part.py'"),
         ("part.py:", "expected FILE.py:NAME or package.module:NAME, got 'part.py:'"),
         ("part.py:a b", "expected FILE.py:NAME or package.module:NAME, got 'part.py:a b'"),
         ("gone.py:VALUE", "expected to import gone.py, got FileNotFoundError: "),

@@ -183,13 +183,23 @@ def test_compiled_kernels_are_refused(make_graph: MakeGraph) -> None:
         go(make_graph(), model=Linear, kernels="compiled", **OWN)
 
 
+def test_a_module_that_is_made_already(make_graph: MakeGraph) -> None:
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), model=Linear(7, 3), **OWN)
+    assert str(caught.value) == (
+        "expected a class or function that makes a module as model, got Linear itself: give the "
+        "class, for every client has a module of its own"
+    )
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("nowhere.py:Net", "expected to import nowhere.py, got FileNotFoundError"),
+        ("mine.py", "expected FILE.py:NAME or package.module:NAME, got 'mine.py'"),
         ("nowhere:Net", "expected to import nowhere, got ModuleNotFoundError"),
-        ("mine.py:Nett", "unknown Callable in mine.py 'Nett': did you mean 'Net'?"),
-        ("mine.py:number", "expected a Callable in mine.py:number, got int"),
+        ("mine.py:Nett", "unknown class or function in mine.py 'Nett': did you mean 'Net'?"),
+        ("mine.py:number", "expected a class or function in mine.py:number, got int"),
     ],
 )
 def test_names_that_lead_nowhere(

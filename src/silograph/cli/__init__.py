@@ -14,7 +14,7 @@ import typer
 
 from silograph.cli import reproduce  # noqa: F401 - registers its command
 from silograph.cli.flags import FIELDS, app, command
-from silograph.cli.hints import resume_hint
+from silograph.cli.hints import flag_error, resume_hint
 from silograph.cli.studies import print_comparison, print_search
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
@@ -196,7 +196,10 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(error.ctx.get_help())
         return 2
     except click.ClickException as error:
-        typer.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+        text = (
+            flag_error(error) if isinstance(error, click.NoSuchOption) else error.format_message()
+        )
+        typer.echo(f"error: {' '.join(text.split())}", err=True)
         return 2
     except SilographError as error:
         typer.echo(f"error: {error}", err=True)

@@ -240,7 +240,7 @@ class RunConfig:
     )
     kernels: Literal["auto", "compiled", "torch"] = field(
         default="auto",
-        metadata=option("compiled (numba, CPU), torch, or auto: compiled if possible", "Machine"),
+        metadata=option("compiled needs a CPU and numba; auto takes it if it can", "Machine"),
     )
     block_size: Annotated[int, Field(ge=1)] | None = field(
         default=None,
@@ -273,11 +273,14 @@ def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunCon
     Raises:
         ConfigError: an unknown key (names the nearest), or a value out of range.
     """
-    return checked(RunConfig, values, source)
+    hint = "; options of a method stand under options"
+    return checked(RunConfig, values, source, hint)
 
 
-def checked(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "") -> T:
     """Return `kind(**values)`, with pydantic's complaints turned into one line.
+
+    The hint ends the error of an unknown key.
 
     Raises:
         ConfigError: an unknown key (names the nearest), or a value out of range.
@@ -287,7 +290,7 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str) -> T:
         if name not in names:
             if not names:
                 raise ConfigError(f"expected no options in {source}, got {name!r}")
-            raise unknown(f"key in {source}", name, names)
+            raise ConfigError(f"{unknown(f'key in {source}', name, names)}{hint}")
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:

@@ -20,8 +20,11 @@ T = TypeVar("T")
 
 
 def is_spec(text: str) -> bool:
-    """Return whether a name stands for something to import: those of silograph have no colon."""
-    return ":" in text
+    """Return whether a name stands for something to import: those of silograph have no colon.
+
+    A file without `:NAME` counts, so that its error says what is missing.
+    """
+    return ":" in text or _is_file(text)
 
 
 def imported(spec: str, kind: type[T]) -> T:
@@ -43,11 +46,11 @@ def imported(spec: str, kind: type[T]) -> T:
     names = vars(module)
     if name not in names:
         choices = (each for each, value in names.items() if isinstance(value, kind))
-        raise unknown(f"{kind.__name__} in {source}", name, choices)
+        raise unknown(f"{_word(kind)} in {source}", name, choices)
     found = names[name]
     if not isinstance(found, kind):
         raise ConfigError(
-            f"expected a {kind.__name__} in {spec}, got {type(found).__name__}: name a value of "
+            f"expected a {_word(kind)} in {spec}, got {type(found).__name__}: name a value of "
             "that type"
         )
     return found
@@ -80,6 +83,10 @@ def digest(spec: str) -> str:
     except OSError as error:
         raise ConfigError(f"expected to import {source}, got: {error.strerror}") from None
     return hashlib.blake2b(code, digest_size=16).hexdigest()
+
+
+def _word(kind: type) -> str:
+    return "class or function" if kind.__name__ == "Callable" else kind.__name__
 
 
 def _is_file(source: str) -> bool:

@@ -103,10 +103,19 @@ def _watched(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
 
 
 def named_model(options: dict[str, Any]) -> tuple[dict[str, Any], Make | None]:
-    """Return options whose `model` is a name, and the class or function that stood there."""
+    """Return options whose `model` is a name, and the class or function that stood there.
+
+    Raises:
+        ConfigError: a module that is made already, or anything else without a name.
+    """
     make = options.get("model")
     if not callable(make):
         return options, None
+    if not hasattr(make, "__qualname__"):
+        raise ConfigError(
+            f"expected a class or function that makes a module as model, got {type(make).__name__} "
+            "itself: give the class, for every client has a module of its own"
+        )
     return options | {"model": spec_of(make)}, make
 
 
