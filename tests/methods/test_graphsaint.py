@@ -205,6 +205,22 @@ def test_a_round_takes_the_steps_of_its_passes(make_graph: Callable[..., Graph])
         assert taken > 3
 
 
+@pytest.mark.parametrize(
+    ("options", "ahead"),
+    [({}, True), ({"steps": 2}, True), ({"normalize": False}, True)]
+    + [({"steps": 2, "normalize": False}, False)],
+)
+def test_subgraphs_are_drawn_ahead_where_anything_is_read_off_them(
+    make_graph: Callable[..., Graph], options: dict[str, Any], ahead: bool
+) -> None:
+    cfg = config_of(model_of("gcn"), **SMALL["walk"] | options)
+    fed = InProcess(cfg, *uncut(make_graph(60)), 1)
+    state = GRAPHSAINT.init(fed, cfg, init_weights(cfg.model, KEY, torch.float64), KEY)
+    assert any(record.op == "presample" for record in fed.ledger.records) == ahead
+    _, report = GRAPHSAINT.round(fed, cfg, state, 1, KEY)
+    assert report.train_loss is not None
+
+
 @pytest.mark.parametrize("sampler", SMALL)
 def test_a_run_is_judged_on_the_whole_graph_and_resumes_its_bits(
     make_graph: Callable[..., Graph],

@@ -24,11 +24,12 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition import make_partition
 from silograph.methods.base import MethodConfig
-from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
+from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions, step
 from silograph.nn.fit import Schedule
 from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, forward, init_weights
 from silograph.nn.optim import Adam
+from silograph.sampling.label_guided import draw
 from together import KEY, SHARED, cut_of, model_of, train, train_centrally
 
 RUN: dict[str, Any] = {
@@ -162,6 +163,58 @@ def test_bytes_are_those_of_touched_rows(make_graph: Callable[..., Graph]) -> No
                 frame_sizes(take, {}, clients).tolist(),
             )
         ]
+        records = [record for record in fed.ledger.records if record.what == kind]
+        assert [record.bytes.tolist() for record in records] == expected
+
+
+@pytest.mark.parametrize("normalize", ["paper", "conditional", "none"])
+@pytest.mark.parametrize("rows", ["drawn", "all"])
+def test_bytes_of_drawn_rows_are_those_of_slots_with_a_drawn_sender(
+    make_graph: Callable[..., Graph], normalize: str, rows: str
+) -> None:
+    """A slot crosses, with its number, if rows at both ends of one of its edges take part."""
+    block, route, _ = cut_of(make_graph(60, sparse=True), 4, "random")
+    model = model_of("gcn", layers=2, dropout=0.0, residual=False)
+    cfg = config_of(model, sample=20, normalize=normalize, rows=rows)
+    fed = InProcess(cfg, block, route, 4)
+    weights = init_weights(model, KEY, torch.float64)
+    LABEL_GUIDED.init(fed, cfg, weights, KEY)
+    step(fed, cfg, weights, KEY)
+
+    local = draw(cfg, block, fed.states()[0], {}, KEY)[0]["pass/rows"]
+    assert isinstance(local, Ragged)
+    takes_part = torch.zeros(60, dtype=torch.bool)
+    takes_part[local.t + block.off[:-1].repeat_interleave(local.off.diff())] = True
+    halo = block.halo
+    row, slot = halo.adj.row, halo.adj.indices.long()
+    owner = halo.boundary[route.target]
+    slots = slot[takes_part[row] & takes_part[owner[slot]]].unique()
+    assert (0 < len(slots) < len(route.target)) == (rows == "drawn")
+    heard = route.target[slots].unique()
+    slot_off = torch.searchsorted(slots, route.slot_off)
+    heard_off = torch.searchsorted(heard, route.boundary_off)
+
+    def parts(name: str, place: str, width: int, off: Tensor) -> Payload:
+        count = int(off[-1])
+        return {
+            name: Ragged(torch.zeros(count, width, dtype=torch.float64), off),
+            place: Ragged(torch.zeros(count, dtype=torch.int32), off),
+        }
+
+    stage: Payload = {"stage": Shared(torch.tensor(0, dtype=torch.int32))}
+    for kind, give, take, widths in (
+        (Kind.PARTIAL_SUMS, "contribute", "absorb", (6, 3)),
+        (Kind.COTANGENTS, "return_sums", "walk_back", (3, 6)),
+    ):
+        expected = []
+        for width in widths:
+            for op, fields in (
+                (give, stage),
+                (give, parts("rows", "slot", width, slot_off)),
+                (take, {**stage, **parts("sum", "row", width, heard_off)}),
+                (take, {}),
+            ):
+                expected.append(frame_sizes(op, fields, 4).tolist())
         records = [record for record in fed.ledger.records if record.what == kind]
         assert [record.bytes.tolist() for record in records] == expected
 

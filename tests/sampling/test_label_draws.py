@@ -202,29 +202,44 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
     assert (gap < 1e-10) == unbiased
 
 
+@pytest.mark.parametrize(
+    "options",
+    [Options("paper", "all"), Options("conditional", "drawn"), Options("conditional", "all")],
+    ids=lambda options: f"{options.normalize}-{options.rows}",
+)
 def test_many_draws_agree_within_their_spread(
-    make_graph: Callable[..., Graph], cut_block: Callable[..., Blocks]
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Blocks], options: Options
 ) -> None:
+    """Logits of a row, over those draws that evaluate it, are those of all rows on average."""
     cut = cut_block(make_graph(40), 3)
     block, _ = cut
-    model, options = model_of("gcn"), Options("paper", "all")
+    model, drawn_only = model_of("gcn"), options.rows == "drawn"
     weights = init_weights(model, KEY, torch.float64)
     fed = engine(cut, Config(model, options), 20)
     share, draws = (fed.states()[0][f"sampler/{name}"].t for name in ("share", "draws"))
-    repeats, sums, squares = 200, torch.zeros(40, 3).double(), torch.zeros(40, 3).double()
-    for number in range(repeats):
+    seen, sums, squares = (torch.zeros(40, width).double() for width in (1, 3, 3))
+    for number in range(300):
         drawn = tuple(
             tuple(drawn_rows(share[a:b], block.row_key[a:b], int(s), KEY.fold(number, c)).tolist())
             for c, (a, b, s) in enumerate(zip(block.off[:-1], block.off[1:], draws, strict=True))
         )
-        run(fed, Config(model, options, drawn), weights, announce=False)
-        logits = logits_of(model, fed.states()[0])
-        sums, squares = sums + logits, squares + logits**2
-        fed._states = [end(fed.states()[0])]
-    mean = sums / repeats
-    error = ((squares / repeats - mean**2) / repeats).sqrt()
-    apart = (mean - full(cut, model, weights)).abs() / error
-    assert float(apart.max()) < 5  # standard errors, of 120 values
+        run(fed, Config(model, options, drawn), weights, announce=drawn_only)
+        state = fed.states()[0]
+        local = state["pass/rows"]
+        assert isinstance(local, Ragged)
+        rows = local.t + torch.repeat_interleave(block.off[:-1], local.off.diff())
+        logits = logits_of(model, state)
+        seen[rows] += 1
+        sums[rows] += logits
+        squares[rows] += logits**2
+        fed._states = [end(state)]
+    assert bool((seen == 300).all()) != drawn_only
+    assert float(seen.min()) > 30
+    mean = sums / seen
+    error = ((squares / seen - mean**2).clamp(min=0) / seen).sqrt()
+    gap = (mean - full(cut, model, weights)).abs()
+    assert bool((gap <= 5 * error + 1e-9).all())  # 120 values; a lone row has no spread
+    assert float((error > 1e-3).double().mean()) > 0.5
 
 
 def test_draws_do_not_depend_on_the_order_of_nodes() -> None:
@@ -264,6 +279,17 @@ def test_what_cannot_be_drawn(
     several = cut_block(make_graph(20, multilabel=True), 2)
     with pytest.raises(DataError, match="one label a node for label-guided sampling, got several"):
         set_up(InProcess(cfg, *several, 2), 4, "paper", KEY)
+
+
+def test_silos_that_never_draw_are_named(small: Blocks, caplog: pytest.LogCaptureFixture) -> None:
+    fed = InProcess(Config(model_of(), Options()), *small, 2)
+    set_up(fed, 2, "paper", KEY)
+    assert caplog.messages == []
+    set_up(fed, 1, "paper", KEY)
+    (idle,) = (i for i, s in enumerate(fed.states()[0]["sampler/draws"].t.tolist()) if not s)
+    assert caplog.messages == [
+        f"1 of 2 silos draw no node in any step ({fed.ids[idle]} first): raise sample, 1 now"
+    ]
 
 
 def dense_loss(

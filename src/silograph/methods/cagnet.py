@@ -11,7 +11,8 @@ whatever c is, and that is what runs here.
 
 Single rows of all nodes cross, boundary or not: a baseline for systems with one owner.
 
-What we changed: rows cross after the linear map and scaled by their owner; judged through sums.
+What we changed: rows cross after the linear map and scaled by their owner; all silos get the same
+message, their own rows included, 1 / C more bytes than need be; judged through sums.
 """
 
 from collections.abc import Mapping

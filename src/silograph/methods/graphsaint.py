@@ -61,11 +61,12 @@ class GraphSAINTOptions:
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Draw subgraphs ahead, and find how many make a pass."""
+    """Draw subgraphs ahead where anything is read off them, and find how many make a pass."""
     state = start_together(fed, cfg, weights, key)
-    found = fed.call(presample, {}, what=Kind.STATISTICS, key=key)["steps"].t.max()
-    steps = found if cfg.options.steps is None else torch.tensor(cfg.options.steps)
-    return replace(state, memory={STEPS: steps})
+    steps = cfg.options.steps
+    if cfg.options.normalize or steps is None:
+        found = fed.call(presample, {}, what=Kind.STATISTICS, key=key)["steps"].t.max()
+    return replace(state, memory={STEPS: found if steps is None else torch.tensor(steps)})
 
 
 def fit_round(

@@ -19,6 +19,7 @@ State: `sampler/share` (n,) float64 Q, `sampler/draws` (C,) int64 s_i, and for a
 `silograph.federation.stages` reads. C: clients. n: rows. r: drawn rows. K: classes.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -35,6 +36,7 @@ from silograph.graph.block import ClientBlock
 from silograph.nn.reach import edges_among
 from silograph.sampling.urn import fill
 
+LOG = logging.getLogger("silograph")
 Normalize = Literal["paper", "conditional", "none"]
 
 
@@ -84,6 +86,14 @@ def set_up(fed: Federation, sample: int, normalize: Normalize, key: Key) -> None
         raise ConfigError(
             f"expected at least 2 draws from every silo with normalize=conditional, got 1 from "
             f"{fed.ids[draws.index(1)]}: raise sample, or use normalize=paper"
+        )
+    if idle := draws.count(0):
+        LOG.warning(
+            "%d of %d silos draw no node in any step (%s first): raise sample, %d now",
+            idle,
+            len(draws),
+            fed.ids[draws.index(0)],
+            sample,
         )
     inbox: Payload = {"labels": Shared(totals), "draws": Stacked(torch.tensor(draws))}
     fed.call(learn, inbox, what=Kind.STATISTICS, key=key)
