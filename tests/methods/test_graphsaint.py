@@ -207,8 +207,12 @@ def test_a_round_takes_the_steps_of_its_passes(make_graph: Callable[..., Graph])
 
 @pytest.mark.parametrize(
     ("options", "ahead"),
-    [({}, True), ({"steps": 2}, True), ({"normalize": False}, True)]
-    + [({"steps": 2, "normalize": False}, False)],
+    [
+        ({}, True),
+        ({"steps": 2}, True),
+        ({"normalize": False}, True),
+        ({"steps": 2, "normalize": False}, False),
+    ],
 )
 def test_subgraphs_are_drawn_ahead_where_anything_is_read_off_them(
     make_graph: Callable[..., Graph], options: dict[str, Any], ahead: bool
