@@ -1,8 +1,8 @@
 """`silograph server`, `silo`, `certs` and `demo-federation`."""
 
 import json
-import os
 import re
+import shutil
 import threading
 from pathlib import Path
 
@@ -76,13 +76,15 @@ def test_three_commands_make_a_federation(
 
     monkeypatch.setattr("silograph.cli.federation._tell", tell)
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    told = [Path("silos", name, "secret") for name in ("client_00", "client_01")]
+    assert [path.stat().st_mode & 0o777 for path in told] == [0o600, 0o600]
+    assert len({path.read_bytes() for path in told}) == 1
     assert "ca.pem for the silos" in printed(capsys, "certs", "--out", "certs")
-    Path("secret").write_bytes(os.urandom(32))
     codes: dict[str, int] = {}
 
     def silo(name: str) -> None:
         assert listening.wait(60)
-        common = ["--server", lines[0].split()[-1], "--ca", "certs/ca.pem", "--secret", "secret"]
+        common = ["--server", lines[0].split()[-1], "--ca", "certs/ca.pem"]
         codes[name] = run_app(["silo", "--data", f"silos/{name}", "--name", name, *common])
 
     names = ("client_00", "client_01")
@@ -119,7 +121,7 @@ def test_three_commands_make_a_federation(
             "error: expected a file at nowhere/server.pem, got: No such file or directory",
         ),
         (
-            ["silo", "--data", "silos/client_00", "--server", "localhost:1"],
+            ["silo", "--data", "untold", "--server", "localhost:1"],
             "error: expected the secret that client_00 shares with client_01, which edges lead to",
         ),
         (
@@ -127,7 +129,7 @@ def test_three_commands_make_a_federation(
             "error: expected the silo x in silos/client_00, got client_00: see its silo.toml",
         ),
         (
-            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--secret", "secret"],
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1"],
             "error: expected the certificate of the server's authority, got none: give --ca FILE",
         ),
         (
@@ -143,7 +145,8 @@ def test_three_commands_make_a_federation(
 )
 def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], line: str) -> None:
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
-    Path("secret").write_bytes(bytes(32))
+    shutil.copytree("silos/client_00", "untold")
+    Path("untold", "secret").unlink()
     capsys.readouterr()
     assert run_app(command) == 2
     error = capsys.readouterr().err

@@ -132,7 +132,11 @@ def silo_command(
     ] = None,
     secret: Annotated[
         Path | None,
-        typer.Option("--secret", help="shared with other silos: a file, or a folder of NAME files"),
+        typer.Option(
+            "--secret",
+            help="shared with other silos: a file, or a folder of NAME files (default: "
+            "DATA/secret, if there is one)",
+        ),
     ] = None,
     state: Annotated[
         Path | None,
@@ -148,10 +152,13 @@ def silo_command(
     """Take part in one run with the data of a folder, which stay here."""
     from silograph.experiment.silo import Attendance, attend
     from silograph.graph.silo_files import read_silo
+    from silograph.graph.silo_spec import SECRET
 
     silo = read_silo(data)
     if name is not None and name != silo.name:
         raise ConfigError(f"expected the silo {name} in {data}, got {silo.name}: see its silo.toml")
+    if secret is None and (data / SECRET).exists():
+        secret = data / SECRET
     how = Attendance(
         server=server,
         key=data / "key.pem" if key is None else key,

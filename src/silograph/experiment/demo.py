@@ -5,7 +5,6 @@ Everything is in a temporary folder and on a port that the system chose; nothing
 
 import dataclasses
 import json
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -93,7 +92,6 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
         tell(f"{len(silos)} silos written")
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
         make_certificates(folder / "certs", ["127.0.0.1"], days=1)
-        (folder / "secret").write_bytes(secrets.token_bytes(32))
         (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")
         _federate(folder, silos, tell)
         tell("the same once more, in one process")
@@ -111,7 +109,7 @@ def _federate(folder: Path, silos: Sequence[Path], tell: Callable[[str], None]) 
             *("--certs", certs, "--out", folder / "federated", "--quiet"),
         )
         address = _address(server, tell)
-        common = ("--server", address, "--ca", certs / "ca.pem", "--secret", folder / "secret")
+        common = ("--server", address, "--ca", certs / "ca.pem")
         logs = [folder / f"{silo.name}.log" for silo in silos]
         members = []
         for silo, log in zip(silos, logs, strict=True):

@@ -1,6 +1,7 @@
 """A graph cut as a run would cut it, written as folders of silos."""
 
 import os
+import secrets
 from pathlib import Path
 
 from silograph.core.config import RunConfig, resolve_seeds
@@ -15,6 +16,8 @@ def export_silos(
 ) -> tuple[Path, ...]:
     """Cut and split the graph of a config, and write one folder a client.
 
+    All get the same new secret, by which they agree on the edges between them.
+
     Returns:
         The silos' folders, in client order.
 
@@ -26,4 +29,5 @@ def export_silos(
     config, report = resolve_seeds(config), generating(best_mode())
     graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
     cut = cut_graph(config, graph)
-    return write_silos(out, cut.graph, cut.partition, cut.split, format=format)
+    secret = secrets.token_bytes(32)
+    return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)

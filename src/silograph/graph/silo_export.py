@@ -24,7 +24,7 @@ from silograph.graph.graph import MISSING, Graph, Split
 from silograph.graph.halo import connect
 from silograph.graph.partition import Partition
 from silograph.graph.silo_files import FEDERATION
-from silograph.graph.silo_spec import CROSS, EDGES, FEATURES, NODES, SPEC
+from silograph.graph.silo_spec import CROSS, EDGES, FEATURES, NODES, SECRET, SPEC
 from silograph.graph.tables import FORMATS, pyarrow
 
 Columns = Mapping[str, np.ndarray]
@@ -38,6 +38,7 @@ def write_silos(
     split: Split,
     *,
     format: str = "csv",
+    secret: bytes | None = None,
 ) -> tuple[Path, ...]:
     """Write one folder for each client of a cut; see `silograph.graph.silo_files` for the format.
 
@@ -47,6 +48,7 @@ def write_silos(
         partition: who holds which of its nodes; no two clients the same one.
         split: what the nodes are for.
         format: of the tables: csv, npz or parquet.
+        secret: what silos share and the server does not know, written into every folder.
 
     Returns:
         The silos' folders, in the order of `partition.ids`.
@@ -68,6 +70,9 @@ def write_silos(
                 _write(making / name, columns, format)
             for name, silo in zip(folders, partition.ids, strict=True):
                 _text(making / name / SPEC, _spec(graph, silo))
+                if secret is not None:
+                    (making / name / SECRET).touch(mode=0o600)
+                    (making / name / SECRET).write_bytes(secret)
             listed = ", ".join(toml_value(name) for name in folders)
             _text(making / FEDERATION, f"name = {toml_value(graph.name)}\nsilos = [{listed}]\n")
             making.rename(whole)

@@ -13,7 +13,7 @@ from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.graph.tables import Table
 
-SPEC = "silo.toml"
+SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
 NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
 COLUMNS = (
     *("id", "label", "split", "feature", "value"),
