@@ -22,6 +22,7 @@ from silograph.experiment.result import Result
 from silograph.experiment.run import check_mode, go_on, restored, torch_threads, watched_by
 from silograph.experiment.setup import Setup, choose_method, configure, versions, write_out
 from silograph.experiment.silo import check_deployable, read_file, read_versions, start_facts
+from silograph.experiment.silos import CUT
 from silograph.experiment.snapshot import NUMERIC, check_identity, identity
 from silograph.experiment.trackers import Tracker
 from silograph.federation.session.engine import Session, say_goodbye
@@ -214,7 +215,7 @@ class Meeting:
         if venue.least is not None and not 1 <= venue.least <= room:
             raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
         keys = known.keys or (None if venue.keys is None else read_keys(venue.keys))
-        self._config = replace(config, clients=room)
+        self._config = replace(config, clients=room, partition=CUT)
         self._venue = venue
         self._token = known.token
         self._tell = tell
