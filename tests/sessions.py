@@ -9,6 +9,7 @@ import torch
 from silograph.federation.base import Op
 from silograph.federation.joining import Disagreement, Hello
 from silograph.federation.session.engine import Session
+from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import qualified
 from silograph.federation.session.peer import LostError, Peer
@@ -41,7 +42,8 @@ class DirectLink:
     def receive(self, seconds: float | None) -> bytes:
         data = self.answers.popleft()
         if data is None:
-            raise LostError("expected an answer, got the end of the stream: it is gone")
+            line = "expected an answer, got the end of the stream: it is gone"
+            raise LostError(line, Cause.GONE)
         return data
 
     def close(self) -> None:

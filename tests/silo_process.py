@@ -12,6 +12,7 @@ from pathlib import Path
 
 from silograph.experiment.silo import Attendance, attend
 from silograph.federation.frame import decode
+from silograph.federation.session.events import Event, What, log_event
 from silograph.federation.session.message import Type, read_call, unpack
 from silograph.federation.session.worker import Worker
 from silograph.graph.silo_files import read_silo
@@ -21,10 +22,10 @@ def main() -> None:
     say("ready")
     for line in sys.stdin:
         told = json.loads(line)
-        folder, tell = Path(told["folder"]), (lambda _: None)
+        folder, report = Path(told["folder"]), log_event
         if "hang" in told:
             hang(told["hang"])
-            tell = attached
+            report = attached
         how = Attendance(
             told["address"],
             folder / "key.pem",
@@ -32,11 +33,11 @@ def main() -> None:
             insecure=True,
             state=folder / "state",
         )
-        say(attend(read_silo(folder), how, tell) or "")
+        say(attend(read_silo(folder), how, report) or "")
 
 
-def attached(line: str) -> None:
-    if "is attached" in line:
+def attached(event: Event) -> None:
+    if event.what is What.ATTACHED:
         say("attached")
 
 

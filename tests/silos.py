@@ -14,6 +14,7 @@ from silograph.experiment.cutting import cut_graph
 from silograph.experiment.result import Result
 from silograph.experiment.server import Venue, serve
 from silograph.experiment.silo import Attendance, attend
+from silograph.federation.session.events import Event, What, log_event
 from silograph.graph.graph import Graph
 from silograph.graph.silo_export import write_silos
 from silograph.graph.silo_files import read_silo
@@ -66,15 +67,19 @@ def federate(
         on_address: told where the server listens.
         how: what else a silo's `Attendance` has.
     """
-    heard = [] if said is None else said
+    heard: list[str] = [] if said is None else said
     address: list[str] = []
     listening = threading.Event()
 
-    def tell(line: str) -> None:
-        if line.startswith("listening on "):
-            address.append(line.split()[-1])
+    def report(event: Event) -> None:
+        log_event(event)
+        if event.what is What.LISTENING:
+            address.append(str(event.address))
             on_address(address[0])
             listening.set()
+
+    def hear(event: Event) -> None:
+        heard.append(str(event))
 
     def silo(folder: Path) -> None:
         if not listening.wait(60) or not address:
@@ -88,7 +93,7 @@ def federate(
             patience=30.0,
         )
         try:
-            reason = attend(read_silo(folder), replace(plain, **how), heard.append)
+            reason = attend(read_silo(folder), replace(plain, **how), hear)
         except SilographError as error:
             reason = str(error)
         if reason is not None:
@@ -96,6 +101,6 @@ def federate(
 
     with running([partial(silo, folder) for folder in silos]):
         try:
-            return run(config, venue, tell=tell)
+            return run(config, venue, report=report)
         finally:
             listening.set()

@@ -1,6 +1,7 @@
 """`silograph server`, `silo`, `certs` and `demo-federation`."""
 
 import json
+import logging
 import re
 import shutil
 import threading
@@ -66,15 +67,17 @@ def test_a_demonstration_that_fails_leaves_nothing(
 def test_three_commands_make_a_federation(
     work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The silos are threads of this process; the server's address is told by itself."""
+    """The silos are threads of this process; the server's address is in its log."""
     lines: list[str] = []
     listening = threading.Event()
 
-    def tell(line: str) -> None:
-        lines.append(line)
-        listening.set()
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            listening.set()
 
-    monkeypatch.setattr("silograph.cli.federation._tell", tell)
+    listener = Listener()
+    monkeypatch.setattr(logging.getLogger("silograph"), "handlers", [listener])
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
     told = [Path("silos", name, "secret") for name in ("client_00", "client_01")]
     assert [path.stat().st_mode & 0o777 for path in told] == [0o600, 0o600]

@@ -17,6 +17,7 @@ from silograph.core.errors import ConfigError, DataError, TrainingError
 from silograph.experiment.result import Result
 from silograph.experiment.server import Venue, serve
 from silograph.experiment.setup import versions
+from silograph.federation.session.events import Event, What
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silos import config_of, federate, folders
@@ -52,15 +53,15 @@ def over_processes(
     config = config_of(clients, **BASE | options)
     silos = folders(graph, config, path / "silos")
 
-    def tell(line: str) -> None:
-        if line.startswith("listening on "):
+    def report(event: Event) -> None:
+        if event.what is What.LISTENING:
             for process, folder in zip(processes, silos, strict=False):
-                told = {"address": line.split()[-1], "folder": str(folder)}
+                told = {"address": event.address, "folder": str(folder)}
                 assert process.stdin is not None
                 process.stdin.write(json.dumps(told) + "\n")
                 process.stdin.flush()
 
-    result = serve(config, PLAIN, tell=tell)
+    result = serve(config, PLAIN, report=report)
     for process, _ in zip(processes, silos, strict=False):
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
@@ -267,4 +268,4 @@ def test_a_failed_run_is_told_to_the_silos(
     said: list[str] = []
     with pytest.raises(TrainingError) as failure:
         federate(folders(make_graph(60), config, tmp_path / "silos"), config, PLAIN, said=said)
-    assert said[-2:] == [str(failure.value)] * 2
+    assert said.count(str(failure.value)) == 2

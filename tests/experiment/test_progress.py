@@ -1,21 +1,15 @@
 """Laws of progress: short, on standard error, one line on a terminal of 80 columns."""
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 import time
 
 import pytest
 
 from silograph.experiment.progress import best_mode, show_progress
+from terminals import ANSI, on_terminal
 
 METRIC = "val accuracy 0.812  train loss 0.423"
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def plain_lines(capsys: pytest.CaptureFixture[str], total: int, metric: str = METRIC) -> list[str]:
@@ -75,35 +69,6 @@ def test_the_mode_follows_standard_error(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     assert best_mode() == mode
-
-
-def on_terminal(script: str, columns: int, **environment: str) -> tuple[str, str]:
-    """Run a script with standard error on a terminal; return what it shows, and standard output."""
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-    inherited = {k: v for k, v in os.environ.items() if k not in unset}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=side,
-        stdin=subprocess.DEVNULL,
-        env={**inherited, "TERM": "xterm-256color", **environment},
-    )
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            part = os.read(main, 65536)
-        except OSError:  # Linux says so when the other side is closed
-            break
-        if not part:
-            break
-        shown += part
-    os.close(main)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, shown.decode()
-    return shown.decode(), printed.decode()
 
 
 LIVE = f"""

@@ -13,6 +13,8 @@ from silograph.core.errors import ConfigError
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in our own words
 PANEL = "Federation"
+LOG_FILE = "file that gets what happens as JSON lines, one an event"
+LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
 FAILED = 1  # exit code of a silo whose run failed at the server
 
 
@@ -60,6 +62,8 @@ def _option(*names: str, help: str, default: object = None) -> object:
             float,
             _option("--wait", help="seconds to wait for all silos (default: 600)", default=600.0),
         ),
+        "log_file": (Path | None, _option("--log-file", help=LOG_FILE)),
+        "log_level": (str, _option("--log-level", help=LOG_LEVEL, default="info")),
         "json": (
             bool,
             typer.Option(False, "--json", help="print the final result as one JSON object"),
@@ -78,11 +82,14 @@ def server_command(
     answer_seconds: float | None,
     resume: Path | None,
     wait: float,
+    log_file: Path | None,
+    log_level: str,
     json: bool,
     quiet: bool,
 ) -> None:
     """Wait for silos, train with them, and write a result folder."""
     from silograph.experiment.folder import default_folder
+    from silograph.experiment.logs import logging_to
     from silograph.experiment.progress import best_mode
     from silograph.experiment.server import Venue, serve, serve_again
     from silograph.experiment.tables import print_result
@@ -103,10 +110,11 @@ def server_command(
         patience=wait,
     )
     mode = "none" if quiet else best_mode()
-    if resume is not None:
-        result = serve_again(resume, venue, progress=mode, tell=_tell)
-    else:
-        result = serve(config, venue, progress=mode, tell=_tell)
+    with logging_to(log_file, log_level):
+        if resume is not None:
+            result = serve_again(resume, venue, progress=mode)
+        else:
+            result = serve(config, venue, progress=mode)
     if json:
         typer.echo(result.to_json())
     else:
@@ -148,8 +156,11 @@ def silo_command(
     wait: Annotated[
         float, typer.Option("--wait", help="seconds to try to reach the server")
     ] = 600.0,
+    log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None,
+    log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info",
 ) -> int:
     """Take part in one run with the data of a folder, which stay here."""
+    from silograph.experiment.logs import logging_to
     from silograph.experiment.silo import Attendance, attend
     from silograph.graph.silo_files import read_silo
     from silograph.graph.silo_spec import SECRET
@@ -169,7 +180,8 @@ def silo_command(
         device=device,
         patience=wait,
     )
-    reason = attend(silo, how, _tell)
+    with logging_to(log_file, log_level):
+        reason = attend(silo, how)
     if reason is not None:
         typer.echo(f"error: the run failed: {reason}", err=True)
         return FAILED

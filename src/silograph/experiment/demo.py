@@ -131,8 +131,8 @@ def _address(server: "subprocess.Popen[str]", tell: Callable[[str], None]) -> st
     for line in server.stderr:
         said = line.strip()
         tell(said)
-        if said.startswith(LISTENING):
-            return said.removeprefix(LISTENING)
+        if LISTENING in said:
+            return said.rpartition(LISTENING)[2]
     raise SilographError(f"the server failed: {said}")
 
 

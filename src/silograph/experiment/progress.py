@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
     from silograph.graph.generate import Report
 
 PLAIN_LINES = 10  # a run prints about this many plain lines
@@ -87,8 +89,8 @@ def show_progress(total: int, mode: str | Progress, done: int = 0) -> Iterator[P
             yield live
 
 
-@contextmanager
-def _live(total: int, first: int) -> Iterator[Progress]:
+def round_bar() -> "Bar":
+    """Return an empty line of rounds, as a terminal shows it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -100,7 +102,12 @@ def _live(total: int, first: int) -> Iterator[Progress]:
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[metric]}"),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    return Bar(*columns, console=Console(stderr=True))
+
+
+@contextmanager
+def _live(total: int, first: int) -> Iterator[Progress]:
+    with round_bar() as bar:
         task = bar.add_task("", total=total, completed=first, left="", metric="first round")
         pace = Pace(total)
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -296,13 +296,18 @@ def go_on(
     snapshot: Snapshot,
     rows: list[Row],
     trackers: Watched,
+    tell: Callable[[str], None] | None = None,
 ) -> Result:
-    """Go on with a run from a snapshot to its end, and show how it goes."""
+    """Go on with a run from a snapshot to its end, and show how it goes.
 
-    def tell(line: str) -> None:
+    `tell` is told what there is to say at the beginning; None is standard error, with `progress`.
+    """
+
+    def say(line: str) -> None:
         if isinstance(progress, str) and progress != "none":
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
+    tell = say if tell is None else tell
     tell(planned(setup.config))
     watch: AbstractContextManager[None] = nullcontext()
     if setup.config.kernels == "compiled":

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,9 @@ from silograph.experiment.silo import check_deployable, read_file, read_versions
 from silograph.experiment.silos import CUT
 from silograph.experiment.snapshot import NUMERIC, check_identity, identity
 from silograph.experiment.trackers import Tracker
+from silograph.experiment.watching import Watch, watching
 from silograph.federation.session.engine import Session, say_goodbye
+from silograph.federation.session.events import Event, Report, What, log_event
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import own_ops
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
 
 LOG = logging.getLogger("silograph")
-Tell = Callable[[str], None]
 SESSION = "session.json"
 
 
@@ -74,7 +75,7 @@ def serve(
     *,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
-    tell: Tell = lambda _: None,
+    report: Report = log_event,
 ) -> Result:
     """Train a federation of silos and return what came of it.
 
@@ -83,7 +84,7 @@ def serve(
         venue: where silos attach.
         progress: as in `run`.
         trackers: as in `run`.
-        tell: told of what happens, a line each; the first names the address.
+        report: told of what happens; the first event names the address.
 
     Raises:
         SilographError: the config cannot be used, silos do not come or do not fit, or too few
@@ -97,7 +98,7 @@ def serve(
         check_free(config.out)
     watched = watched_by(config, trackers)
     known = Known(secrets.token_bytes(16), {})
-    with _met(config, venue, known, tell) as meeting:
+    with _met(config, venue, known, progress, report) as (meeting, watch):
         setup = meeting.set_up()
         start = first_snapshot(setup)
         folder = None
@@ -105,7 +106,8 @@ def serve(
             folder = ResultFolder.create(config.out, setup, config, None)
             write_known(folder.path, meeting.known)
         with closing(folder) if folder is not None else nullcontext():
-            return go_on(setup, folder, progress, start, [], watched)
+            watch.start(start.round)
+            return go_on(setup, folder, watch, start, [], watched, watch.say)
 
 
 def serve_again(
@@ -114,7 +116,7 @@ def serve_again(
     *,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
-    tell: Tell = lambda _: None,
+    report: Report = log_event,
 ) -> Result:
     """Go on with a run of silos whose server was interrupted, as if it had not been.
 
@@ -123,7 +125,7 @@ def serve_again(
         venue: where silos attach: the same ones, with their keys and their states.
         progress: as in `run`.
         trackers: as in `run`.
-        tell: told of what happens, a line each; the first names the address.
+        report: told of what happens; the first event names the address.
 
     Raises:
         SilographError: there is no such run, silos do not come, or have other data or no state.
@@ -142,11 +144,12 @@ def serve_again(
         known = read_known(target)
         watched = watched_by(config, trackers)
         venue = replace(venue, silos=tuple(known.keys))
-        with _met(config, venue, known, tell) as meeting:
+        with _met(config, venue, known, progress, report) as (meeting, watch):
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
-            return go_on(setup, folder, progress, snapshot, rows, watched)
+            watch.start(snapshot.round)
+            return go_on(setup, folder, watch, snapshot, rows, watched, watch.say)
 
 
 @dataclass(frozen=True)
@@ -182,16 +185,40 @@ def read_known(folder: Path) -> Known:
 
 
 @contextmanager
-def _met(config: RunConfig, venue: Venue, known: Known, tell: Tell) -> Iterator["Meeting"]:
+def _met(
+    config: RunConfig, venue: Venue, known: Known, progress: str | Progress, report: Report
+) -> Iterator[tuple["Meeting", Watch]]:
     """Open the place where silos attach; when it closes, silos hear whether the run failed."""
-    with torch_threads(config.threads):
-        meeting = Meeting(resolve_seeds(config), venue, known, tell)
+    names, room = expected_silos(config, venue)
+    shown = watching(config.rounds, names or tuple(known.keys), room, progress, report)
+    with torch_threads(config.threads), shown as watch:
+        config = replace(resolve_seeds(config), clients=room, partition=CUT)
+        meeting = Meeting(config, venue, known, names, watch)
         try:
-            yield meeting
+            yield meeting, watch
         except BaseException as error:
             meeting.close(reason_of(error))
             raise
         meeting.close("")
+
+
+def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
+    """Return the silos' names, if they are known, and their number.
+
+    Raises:
+        ConfigError: neither is known, or the venue cannot be used with them.
+    """
+    from silograph.federation.session.identity import check_name
+
+    names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
+    if names is not None and len(set(names)) < len(names):
+        raise ConfigError(f"expected every silo once, got {', '.join(names)}")
+    room = config.clients if names is None else len(names)
+    if room is None:
+        raise ConfigError("expected the silos' names or their number, got neither: --silos")
+    if venue.least is not None and not 1 <= venue.least <= room:
+        raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
+    return names, room
 
 
 def reason_of(error: BaseException) -> str:
@@ -200,32 +227,44 @@ def reason_of(error: BaseException) -> str:
 
 
 class Meeting:
-    """The server among its silos, from the first that attaches to the end of the run."""
+    """The server among its silos, from the first that attaches to the end of the run.
 
-    def __init__(self, config: RunConfig, venue: Venue, known: Known, tell: Tell) -> None:
+    Args:
+        config: of the run; it has the number of silos.
+        venue: where they attach.
+        known: what is known of them from before.
+        names: of them; None: whoever comes first.
+        watch: told of what happens.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        venue: Venue,
+        known: Known,
+        names: tuple[str, ...] | None,
+        watch: Watch,
+    ) -> None:
         from silograph.federation.session.hub import Hub
-        from silograph.federation.session.identity import Register, check_name, read_keys
+        from silograph.federation.session.identity import Register, read_keys
 
-        names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
-        if names is not None and len(set(names)) < len(names):
-            raise ConfigError(f"expected every silo once, got {', '.join(names)}")
-        room = config.clients if names is None else len(names)
-        if room is None:
-            raise ConfigError("expected the silos' names or their number, got neither: --silos")
-        if venue.least is not None and not 1 <= venue.least <= room:
-            raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
+        room = config.clients
+        assert room is not None  # see `expected_silos`
         keys = known.keys or (None if venue.keys is None else read_keys(venue.keys))
-        self._config = replace(config, clients=room, partition=CUT)
+        self._config = config
         self._venue = venue
         self._token = known.token
-        self._tell = tell
+        self._watch = watch
+        self._report = watch.report
         self._room = room
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
         self._start: Mapping[str, object] = {}
         self._register = Register(names, room, keys)
-        self._hub: Hub = Hub(venue.listen, self._register, self._token, _credentials(venue), room)
-        tell(f"listening on {self._hub.address}")
+        self._hub: Hub = Hub(
+            venue.listen, self._register, self._token, _credentials(venue), room, self._report
+        )
+        self._report(Event(What.LISTENING, address=self._hub.address))
 
     def set_up(self) -> Setup:
         """Wait for all silos, check that they fit together, and return the run.
@@ -263,7 +302,10 @@ class Meeting:
             seconds=venue.seconds,
             compiled=config.kernels == "compiled",
             returned=self._returned,
+            report=self._report,
         )
+        session = self._session
+        self._watch.follow(lambda: session.ledger)
         return Setup(config, schema, method, method_config, self._session, given.device)
 
     @property
@@ -275,8 +317,10 @@ class Meeting:
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
-        say_goodbye(self._peers if self._session is None else self._session.peers, reason)
+        peers = self._peers if self._session is None else self._session.peers
+        say_goodbye(peers, reason, self._report)
         self._hub.close()
+        self._report(Event(What.ENDED, reason=reason or None))
 
     def _all(self) -> dict[str, "Joined"]:
         """Return all silos once they are there."""
@@ -292,7 +336,6 @@ class Meeting:
                 )
             found[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
-            self._tell(f"{joined.name} is attached ({len(found)} of {self._room})")
         return found
 
     def _returned(self) -> dict[str, Peer]:
@@ -304,7 +347,7 @@ class Meeting:
                 check_versions(joined)
                 peer.ask(Type.START, self._start, self._venue.seconds)
             except (ConfigError, LostError) as error:
-                LOG.warning("%s is back, but cannot take part: %s", joined.name, error)
+                self._report(Event(What.UNFIT, joined.name, reason=str(error)))
                 peer.close()
                 continue
             found[joined.name] = peer

@@ -1,7 +1,7 @@
 """One silo of a real federation: its own data, a server to connect to, and nothing else."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from silograph.core.config import STRICT, RunConfig, checked, make_config
-from silograph.core.errors import ConfigError, lookup
+from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
 from silograph.experiment.imported import is_spec
 from silograph.experiment.setup import DTYPES, configure, versions, write_out
 from silograph.experiment.silos import client_block
 from silograph.federation.joining import Disagreement, Hello, explain, hello
+from silograph.federation.session.events import Event, Report, What, log_event
 from silograph.federation.session.names import own_ops
 from silograph.federation.session.states import StateStore
 from silograph.federation.session.wire import need_packages
@@ -79,13 +80,13 @@ class OwnData:
         silo: its data.
         secrets: what it shares with each silo that its edges lead to.
         device: where it computes; None is what the server's config says.
-        tell: told of what concerns the silo's own people only, a line each.
+        report: told of what concerns the silo's own people only.
     """
 
     silo: Silo
     secrets: Mapping[str, bytes]
     device: str | None
-    tell: Callable[[str], None]
+    report: Report
 
     def hello(self, run: bytes) -> Hello:
         """Return what the silo shows of itself; see `Holder`."""
@@ -93,7 +94,8 @@ class OwnData:
 
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
         """Tell which edge the other silo does not list; see `Holder`."""
-        self.tell(explain(self.silo, self.secrets, run, disagreement))
+        line = explain(self.silo, self.secrets, run, disagreement)
+        self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any]) -> Prepared:
         """Return what a silo makes of the server's config; see `Holder`.
@@ -143,13 +145,13 @@ class Attendance:
     patience: float = 600.0
 
 
-def attend(data: Silo, how: Attendance, tell: Callable[[str], None] = lambda _: None) -> str | None:
+def attend(data: Silo, how: Attendance, report: Report = log_event) -> str | None:
     """Take part in one run; return None, or why the run failed.
 
     Args:
         data: what the silo holds.
         how: where the server is.
-        tell: told of what happens, a line each.
+        report: told of what happens.
 
     Raises:
         ConfigError: the server refused the silo or cannot be reached, or a file cannot be used.
@@ -159,11 +161,12 @@ def attend(data: Silo, how: Attendance, tell: Callable[[str], None] = lambda _: 
     from silograph.federation.session.identity import SiloKey, check_name
 
     ops = own_ops()
-    holder = OwnData(data, read_secrets(data, how.secret), how.device, tell)
+    holder = OwnData(data, read_secrets(data, how.secret), how.device, report)
 
     def make_worker(token: bytes) -> Worker:
         folder = None if how.state is None else how.state / token.hex()
-        return Worker(token, ops, holder, StateStore(folder, silo_fingerprint(data)))
+        store = StateStore(folder, silo_fingerprint(data))
+        return Worker(token, ops, holder, store, report, data.name)
 
     silo = Attaching(
         name=check_name(data.name),
@@ -173,9 +176,15 @@ def attend(data: Silo, how: Attendance, tell: Callable[[str], None] = lambda _: 
         roots=_roots(how),
         make_worker=make_worker,
         patience=how.patience,
-        tell=tell,
+        report=report,
     )
-    return take_part(silo) or None
+    try:
+        reason = take_part(silo) or None
+    except SilographError as error:
+        report(Event(What.ENDED, data.name, reason=str(error)))
+        raise
+    report(Event(What.ENDED, data.name, reason=reason))
+    return reason
 
 
 def _roots(how: Attendance) -> bytes | None:

@@ -183,6 +183,9 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "shared": (changed(lambda f: {**f, "x": Shared(torch.zeros(2))}), "got Shared"),
 }
 
+CAUSES = {"gone": "gone", "NaN": "not_finite"}
+CAUSES |= dict.fromkeys(("shape", "dtype", "another field"), "unlike")
+
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_silo_that_fails_is_left_out_of_the_mean(
@@ -200,7 +203,10 @@ def test_a_silo_that_fails_is_left_out_of_the_mean(
     rest.call(begin, {}, what=Kind.CONTROL, key=KEY)
     left = rest.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=WeightedMean("nodes"))
     assert all(torch.equal(reply[name].t, left[name].t) for name in left)
-    (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    line, told = record.getMessage(), vars(record)
+    assert (told["event"], told["silo"], told["round"], told["op"]) == ("dropped", lost, 1, "work")
+    assert told["cause"] == CAUSES.get(fault, "garbage")
     assert line.startswith(f"round 1 goes on without {lost}: expected")
     assert says in line
     assert links[lost].closed

@@ -14,7 +14,8 @@ pytest.importorskip("cryptography")
 from silograph.core.errors import ConfigError  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
 from silograph.federation.session.certificates import make_certificates  # noqa: E402
-from silograph.federation.session.hub import Hub, Joined  # noqa: E402
+from silograph.federation.session.events import log_event  # noqa: E402
+from silograph.federation.session.hub import Hub, Joined, StreamLink  # noqa: E402
 from silograph.federation.session.identity import (  # noqa: E402
     Register,
     SiloKey,
@@ -228,14 +229,23 @@ def test_an_address_that_is_taken(hubs: Any) -> None:
         Hub(hub.address, Register(None, 2), TOKEN, None, room=2)
 
 
+def test_what_comes_after_the_end_is_told_as_late() -> None:
+    told: list[tuple[int, bool]] = []
+    link = StreamLink(lambda size, late: told.append((size, late)))
+    link.pump(iter([b"abc"]))
+    assert link.receive(1.0) == b"abc"
+    link.close()
+    link.pump(iter([b"late"]))
+    assert told == [(3, False), (4, True)]
+
+
 def no_worker(token: bytes) -> Worker:
     raise AssertionError("the silo must not attach")
 
 
 def attaching(server: str, roots: bytes | None, **other: Any) -> Attaching:
-    tell = other.pop("tell", lambda line: None)
     key = SiloKey.new()
-    return Attaching("north", key, {}, server, roots, no_worker, tell=tell, **other)
+    return Attaching("north", key, {}, server, roots, no_worker, report=log_event, **other)
 
 
 def test_a_silo_trusts_its_own_authority_only(hubs: Any, tmp_path: Path) -> None:

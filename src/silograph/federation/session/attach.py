@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
+from silograph.federation.session.events import Event, Report, What
 from silograph.federation.session.hub import PROTOCOL
 from silograph.federation.session.identity import SiloKey, signed_text
 from silograph.federation.session.message import (
@@ -43,7 +44,7 @@ class Attaching:
             machine only.
         make_worker: makes the worker of a run from its token.
         patience: seconds for which it tries to reach a server that does not answer.
-        tell: told of what happens, a line each.
+        report: told of what happens.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Attaching:
     roots: bytes | None
     make_worker: Callable[[bytes], Worker]
     patience: float
-    tell: Callable[[str], None]
+    report: Report
 
 
 def take_part(silo: Attaching) -> str:
@@ -73,9 +74,9 @@ def take_part(silo: Attaching) -> str:
                 if worker is None or found != token:
                     worker, token = silo.make_worker(found), found
                 worker.attach()
-                silo.tell(f"{silo.name} is attached to {silo.server}")
+                silo.report(Event(What.ATTACHED, silo.name, address=silo.server))
                 pause, since = SHORTEST_PAUSE, time.monotonic()
-                stream.answer(worker)
+                stream.answer(worker, silo)
                 reason = "the server ended the stream"
             except grpc.RpcError as error:
                 reason = _reason(error)
@@ -95,7 +96,7 @@ def take_part(silo: Attaching) -> str:
                 f"expected a server at {silo.server} within {silo.patience:g} s, got: {reason}"
             )
         if pause == SHORTEST_PAUSE:
-            silo.tell(f"{silo.name} has no stream to {silo.server} and tries again: {reason}")
+            silo.report(Event(What.LOST, silo.name, address=silo.server, reason=reason))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -122,10 +123,13 @@ class _Stream:
         self._take(Type.WELCOME)
         return challenge.token
 
-    def answer(self, worker: Worker) -> None:
+    def answer(self, worker: Worker, silo: Attaching) -> None:
         """Answer messages until the stream ends."""
         for data in self._call:
-            self._out.put(worker.answer(data))
+            answer = worker.answer(data)
+            self._out.put(answer)
+            if not self._call.is_active() and worker.ended is None:
+                silo.report(Event(What.DISCARDED, silo.name, bytes=len(answer)))
 
     def close(self) -> None:
         """End the stream."""

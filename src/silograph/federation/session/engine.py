@@ -9,7 +9,6 @@ are 0. It attaches again between rounds, with its state of the last round that i
 """
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from silograph.federation.check import check_fields
 from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.ledger import Ledger, Record
+from silograph.federation.session.events import Cause, Event, Report, What, log_event
 from silograph.federation.session.message import (
     CallBody,
     Type,
@@ -40,8 +40,8 @@ from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
 from silograph.graph.halo import Route
 
-LOG = logging.getLogger("silograph")
 GOODBYE_SECONDS = 10.0
+WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
 Returned = Callable[[], Mapping[str, Peer]]
 
 
@@ -57,6 +57,7 @@ class Session:
         seconds: how long an answer may take; None is as long as the stream is there.
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
+        report: told of what happens.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Session:
         seconds: float | None = None,
         compiled: bool = False,
         returned: Returned = dict,
+        report: Report = log_event,
     ) -> None:
         self._ids = tuple(ids)
         self._peers = dict(peers)
@@ -79,6 +81,7 @@ class Session:
         self._seconds = seconds
         self._compiled = compiled
         self._returned = returned
+        self._report = report
         self._account = Account(len(self._ids))
         self._round = 0
         self._seen = dict.fromkeys(self._ids, 0)  # the last round that a silo saw whole
@@ -150,6 +153,7 @@ class Session:
         for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
+                self._asks(peer, op.__name__, len(frame))
                 peer.send(Type.CALL, call_body(CallBody(name, key, everyone, rows, frame)))
                 asked.append((place, peer))
                 sizes.append(len(frame))
@@ -185,17 +189,18 @@ class Session:
                 body = peer.answer(Type.REPLY, self._seconds)
                 heard.append(_read(place, body, envelope, rows=rows))
             except ProtocolError as error:  # lost, or no reply
-                self._drop(peer, str(error))
+                self._drop(peer, envelope.op, str(error), cause_of(error))
         forms = Counter(answer.form for answer in heard)
         odd = [a for a in heard if a.form != forms.most_common(1)[0][0]]
         wild = [a for a in heard if not _is_finite(a.reply, reduce)]
         if len(wild) == len(heard):  # then it is training that diverged
             wild = []
-        for bad, why in ((odd, "fields unlike those of the others"), (wild, "NaN or infinity")):
+        for bad, cause in ((odd, Cause.UNLIKE), (wild, Cause.NOT_FINITE)):
             for answer in bad:
                 peer = peers[answer.place]
                 if peer.name in self._peers:
-                    self._drop(peer, f"expected a reply of {envelope.op}, got one with {why}")
+                    reason = f"expected a reply of {envelope.op}, got one with {WITH[cause]}"
+                    self._drop(peer, envelope.op, reason, cause)
         return [answer for answer in heard if peers[answer.place].name in self._peers]
 
     def _check_enough(
@@ -217,8 +222,12 @@ class Session:
                 f"{reasons}"
             )
 
-    def _drop(self, peer: Peer, reason: str) -> None:
-        LOG.warning("round %d goes on without %s: %s", self._round, peer.name, reason)
+    def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:
+        self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
+
+    def _drop(self, peer: Peer, op: str, reason: str, cause: Cause) -> None:
+        event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)
+        self._report(event)
         self._reasons[peer.name] = reason
         del self._peers[peer.name]
         peer.close()
@@ -229,10 +238,10 @@ class Session:
         try:
             peer.ask(Type.LOAD, {"round": number}, self._seconds)
         except LostError as error:
-            LOG.warning("%s is back, but cannot take part: %s", name, error)
+            self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
             peer.close()
             return
-        LOG.warning("%s is back, with its state of round %d", name, number)
+        self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
         self._reasons.pop(name, None)
 
@@ -240,6 +249,7 @@ class Session:
         """Tell all silos something of a round, at the same time."""
         peers = list(self._peers.values())
         for peer in peers:
+            self._asks(peer, kind.name.lower())
             peer.send(kind, facts_body({"round": number}))
         for peer in peers:
             try:
@@ -247,10 +257,10 @@ class Session:
             except LostError as error:
                 if kind is Type.LOAD:
                     raise ProtocolError(f"expected {peer.name} to go on, got: {error}") from None
-                self._drop(peer, str(error))
+                self._drop(peer, kind.name.lower(), str(error), error.cause)
 
 
-def say_goodbye(peers: Mapping[str, Peer], reason: str) -> None:
+def say_goodbye(peers: Mapping[str, Peer], reason: str, report: Report = log_event) -> None:
     """Tell silos that the run is over and why it failed, if it did; end their streams."""
     for peer in peers.values():
         peer.send(Type.END, facts_body({"reason": reason}))
@@ -258,8 +268,13 @@ def say_goodbye(peers: Mapping[str, Peer], reason: str) -> None:
         try:
             peer.answer(Type.DONE, GOODBYE_SECONDS)
         except LostError as error:
-            LOG.warning("%s did not hear that the run is over: %s", peer.name, error)
+            report(Event(What.UNHEARD, peer.name, reason=str(error)))
         peer.close()
+
+
+def cause_of(error: ProtocolError) -> Cause:
+    """Return why an answer cannot be used."""
+    return error.cause if isinstance(error, LostError) else Cause.GARBAGE
 
 
 @dataclass(frozen=True, eq=False)

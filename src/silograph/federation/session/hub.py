@@ -4,18 +4,20 @@ A silo says who it is, signs what the server asks, and is registered or refused 
 its stream is a `Link`. A silo whose stream has ended attaches anew with the same key.
 """
 
-import logging
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
 
 from silograph.core.errors import ConfigError, ProtocolError
+from silograph.federation.session.events import Cause, Event, Report, What, log_event
 from silograph.federation.session.identity import Register, is_signed, signed_text
 from silograph.federation.session.message import (
     NO_TOKEN,
@@ -35,7 +37,6 @@ from silograph.federation.session.wire import (
     split_address,
 )
 
-LOG = logging.getLogger("silograph")
 GREETING_SECONDS = 10.0  # a stream that has not said who it is by then is ended
 SPARE = 8  # streams that may be greeted at the same time
 PROTOCOL = 1
@@ -43,12 +44,18 @@ Stream = Iterator[bytes]
 
 
 class StreamLink:
-    """A silo's stream, as queues: `send` and `receive` of the engine, the rest of the hub."""
+    """A silo's stream, as queues: `send` and `receive` of the engine, the rest of the hub.
 
-    def __init__(self) -> None:
+    Args:
+        arrived: told of every message when it arrives: its bytes, and whether it is too late.
+    """
+
+    def __init__(self, arrived: Callable[[int, bool], None]) -> None:
+        self._arrived = arrived
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
         self._in: SimpleQueue[bytes | None] = SimpleQueue()
         self._closed = False
+        self._over = False
 
     def send(self, data: bytes) -> None:
         """Hand over a message."""
@@ -59,14 +66,17 @@ class StreamLink:
         try:
             data = None if self._closed else self._in.get(timeout=seconds)
         except Empty:
-            raise LostError(f"expected an answer within {seconds:g} s, got none") from None
+            line = f"expected an answer within {seconds:g} s, got none"
+            raise LostError(line, Cause.LATE) from None
         if data is None:
             self._closed = True
-            raise LostError("expected an answer, got the end of the stream: it is gone")
+            line = "expected an answer, got the end of the stream: it is gone"
+            raise LostError(line, Cause.GONE)
         return data
 
     def close(self) -> None:
         """End the stream."""
+        self._over = True
         self._out.put(None)
 
     def outgoing(self) -> Stream:
@@ -75,11 +85,10 @@ class StreamLink:
 
     def pump(self, requests: Stream) -> None:
         """Take in what comes until the stream ends, however it does."""
-        try:
+        with suppress(Exception):  # gRPC's own classes, and whatever a broken stream raises
             for data in requests:
+                self._arrived(len(data), self._over)
                 self._in.put(data)
-        except Exception as error:  # gRPC's own classes, and whatever a broken stream raises
-            LOG.debug("a stream ended: %s", type(error).__name__)
         self._in.put(None)
         self._out.put(None)
 
@@ -109,6 +118,7 @@ class Hub:
         credentials: certificate chain and private key of the server, PEM; None is without TLS,
             on this machine only.
         room: silos of the run.
+        report: told of what happens.
 
     Raises:
         ConfigError: the address cannot be used, or would need TLS.
@@ -121,10 +131,12 @@ class Hub:
         token: bytes,
         credentials: tuple[bytes, bytes] | None,
         room: int,
+        report: Report = log_event,
     ) -> None:
         host, port = split_address(address)
         self._register = register
         self._token = token
+        self._report = report
         self._lock = threading.Lock()
         self._joined: SimpleQueue[Joined] = SimpleQueue()
         self._links: dict[str, StreamLink] = {}
@@ -184,24 +196,30 @@ class Hub:
             proof = _next(requests, Type.PROOF, self._token).facts()
             name, reason = self._admitted(hello, proof, nonce)
         except (ProtocolError, StopIteration, grpc.RpcError) as error:
-            LOG.warning("a stream from %s was no silo: %s", context.peer(), one_line(error))
+            self._report(Event(What.STRANGER, address=context.peer(), reason=one_line(error)))
             return
         finally:
             timer.cancel()
         if reason is not None:
-            LOG.warning("refused %s from %s: %s", one_line(name), context.peer(), reason)
+            who, why = one_line(name), one_line(reason)
+            self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
             yield self._message(Type.REFUSED, {"reason": reason})
             return
-        link = StreamLink()
+        link = StreamLink(partial(self._arrived, name))
         with self._lock:
             before = self._links.get(name)
             self._links[name] = link
         if before is not None:
             before.close()
+        self._report(Event(What.ATTACHED, name))
         threading.Thread(target=link.pump, args=(requests,), daemon=True).start()
         self._joined.put(Joined(name, hello, link))  # whoever is welcome is known to be there
         yield self._message(Type.WELCOME, {})
         yield from link.outgoing()
+
+    def _arrived(self, name: str, size: int, late: bool) -> None:
+        what = What.DISCARDED if late else What.ANSWERED
+        self._report(Event(what, name, bytes=size))
 
     def _message(self, kind: Type, facts: Mapping[str, Any]) -> bytes:
         return pack(Message(kind, self._token, 0, facts_body(facts)))

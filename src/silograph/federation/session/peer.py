@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
+from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
 
 
 class LostError(ProtocolError):
     """A silo is gone, late, or said something that is no answer; it says why in one line."""
+
+    def __init__(self, line: str, cause: Cause = Cause.GARBAGE) -> None:
+        super().__init__(line)
+        self.cause = cause
 
 
 class Link(Protocol):
@@ -67,7 +72,7 @@ class Peer:
                     f"{message.sequence}"
                 )
             if message.type is Type.REFUSED:
-                raise LostError(one_line(message.facts().get("reason")))
+                raise LostError(one_line(message.facts().get("reason")), Cause.REFUSED)
             if message.type is not kind:
                 raise FrameError(f"expected {kind.name}, got {message.type.name}")
         except FrameError as error:

@@ -4,9 +4,9 @@ A worker holds the silo's block and state. It takes messages in their order only
 closed table only, and tells the server one line where it refuses; the rest is for its own log.
 """
 
-import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.joining import NONCE_BYTES, Disagreement, Hello, to_payload
+from silograph.federation.session.events import Event, Report, What, log_event
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -35,7 +36,6 @@ from silograph.federation.session.states import StateStore
 from silograph.graph.block import ClientBlock
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
-LOG = logging.getLogger("silograph")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,8 @@ class Worker:
         ops: by qualified name.
         holder: the silo's data.
         store: where states are kept.
+        report: told of what happens; the server hears less.
+        name: of the silo, for what is reported.
     """
 
     def __init__(
@@ -82,11 +84,15 @@ class Worker:
         ops: Mapping[str, Op],
         holder: Holder,
         store: StateStore,
+        report: Report = log_event,
+        name: str | None = None,
     ) -> None:
         self._token = token
         self._ops = ops
         self._holder = holder
         self._store = store
+        self._report = report
+        self._name = name
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._state: State = {}
@@ -115,10 +121,10 @@ class Worker:
         try:
             kind, body = self._do(message)
         except SilographError as error:
-            LOG.warning("refused: %s", error)
+            self._report(Event(What.DECLINED, self._name, self._round, reason=str(error)))
             kind, body = Type.REFUSED, facts_body({"reason": str(error)})
         except Exception as error:
-            LOG.exception("an op failed")
+            self._report(Event(What.FAILED, self._name, self._round, reason=type(error).__name__))
             reason = f"{type(error).__name__} at the silo: its log says more"
             kind, body = Type.REFUSED, facts_body({"reason": reason})
         return pack(Message(kind, self._token, message.sequence, body))
@@ -181,6 +187,10 @@ class Worker:
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(envelope.round - 1, self._state)
             self._round = envelope.round
+        began = time.monotonic()
+        self._report(
+            Event(What.ASKED, self._name, self._round, op=op.__name__, bytes=len(call.frame))
+        )
         inbox: dict[str, Field] = {name: moved(f, at.device) for name, f in arrived.items()}
         with metered(1) as meter:
             new, reply = run_op(
@@ -196,7 +206,12 @@ class Worker:
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         self._state = new
+        self._answered(op.__name__, frame, time.monotonic() - began)
         return reply_body(envelope.kind, meter, frame)
+
+    def _answered(self, op: str, frame: bytes, seconds: float) -> None:
+        about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
+        self._report(replace(about, seconds=round(seconds, 6)))
 
 
 def nonce_of(message: Message) -> bytes:

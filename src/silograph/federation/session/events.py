@@ -1,0 +1,188 @@
+"""What happens in a session, as values: who reads them shows, logs or counts.
+
+Engine and hub report events through a function that they are given. No field has a key, a token, a
+nonce, a signature or anything of the data; reasons are lines of this library or of a silo that was
+asked, printable and short.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+LOG = logging.getLogger("silograph")
+
+
+class What(StrEnum):
+    """What an event says."""
+
+    LISTENING = "listening"  # the server waits at an address
+    METRICS = "metrics"  # its metrics are at an address
+    ATTACHED = "attached"  # a silo has proved who it is
+    REFUSED = "refused"  # a silo may not attach
+    STRANGER = "stranger"  # a stream that was no silo's
+    ASKED = "asked"  # a silo was sent a call
+    ANSWERED = "answered"  # it has answered
+    DROPPED = "dropped"  # a round goes on without it
+    DISCARDED = "discarded"  # an answer that came after that
+    RETURNED = "returned"  # it takes part again
+    UNFIT = "unfit"  # it is back, but cannot take part
+    RESUMED = "resumed"  # a run goes on after its server was interrupted
+    ROUND = "round"  # a round is over, and committed if a checkpoint was due
+    UNHEARD = "unheard"  # a silo did not hear that the run is over
+    ENDED = "ended"  # the run is over, or has failed for a reason
+    LOST = "lost"  # a silo has no stream to its server
+    DECLINED = "declined"  # a silo does not do what the server asks
+    FAILED = "failed"  # an op failed at a silo
+    DISAGREED = "disagreed"  # an edge of a silo that the other one does not list
+    NOTE = "note"  # anything else that a person should read
+
+
+class Cause(StrEnum):
+    """Why a silo is dropped."""
+
+    GONE = "gone"  # its stream has ended
+    LATE = "late"  # no answer in time
+    REFUSED = "refused"  # it says that it cannot
+    GARBAGE = "garbage"  # bytes that are no answer to what was asked
+    UNLIKE = "unlike"  # fields unlike those of the others
+    NOT_FINITE = "not_finite"  # NaN or infinity where the others are finite
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened; fields that an event has no use for are None.
+
+    Attributes:
+        what: happened.
+        silo: its name.
+        round: number of the round.
+        rounds: of the run.
+        op: name of the op.
+        cause: why a silo was dropped.
+        reason: the same in one line.
+        seconds: that it took.
+        bytes: of a frame or message; of all frames so far for a round and an end.
+        address: HOST:PORT.
+        silos: that are there.
+        room: silos of the run.
+        note: a line for people.
+    """
+
+    what: What
+    silo: str | None = None
+    round: int | None = None
+    rounds: int | None = None
+    op: str | None = None
+    cause: Cause | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+    address: str | None = None
+    silos: int | None = None
+    room: int | None = None
+    note: str | None = None
+
+    def __str__(self) -> str:
+        """Return the event as a line for people."""
+        return _line(self)
+
+    @property
+    def level(self) -> int:
+        """How urgent it is: a level of `logging`."""
+        if self.what is What.FAILED or (self.what is What.ENDED and self.reason):
+            return logging.ERROR
+        return LEVELS.get(self.what, logging.INFO)
+
+
+Report = Callable[[Event], None]
+FIELDS = tuple(f.name for f in fields(Event) if f.name != "what")
+LEVELS = {
+    **dict.fromkeys((What.ASKED, What.ANSWERED), logging.DEBUG),
+    **dict.fromkeys(
+        (
+            What.REFUSED,
+            What.STRANGER,
+            What.DROPPED,
+            What.DISCARDED,
+            What.RETURNED,
+            What.UNFIT,
+            What.UNHEARD,
+            What.LOST,
+            What.DECLINED,
+            What.DISAGREED,
+        ),
+        logging.WARNING,
+    ),
+}
+
+
+def log_event(event: Event) -> None:
+    """Log an event under `silograph`: its line, and its fields as the record's own."""
+    if LOG.isEnabledFor(event.level):
+        told = {"event": str(event.what), **told_of(event)}
+        LOG.log(event.level, "%s", event, extra=told, exc_info=event.what is What.FAILED)
+
+
+def told_of(event: Event) -> dict[str, str | int | float]:
+    """Return the fields that an event has, in their order."""
+    return {name: v for name in FIELDS if (v := getattr(event, name)) is not None}
+
+
+def _line(e: Event) -> str:
+    match e.what:
+        case What.LISTENING:
+            return f"listening on {e.address}"
+        case What.METRICS:
+            return f"metrics at http://{e.address}/metrics"
+        case What.ATTACHED if e.room is not None:
+            return f"{e.silo} is attached ({e.silos} of {e.room})"
+        case What.ATTACHED:
+            return f"{e.silo} is attached" + (f" to {e.address}" if e.address else "")
+        case What.REFUSED:
+            return f"refused {e.silo} from {e.address}: {e.reason}"
+        case What.STRANGER:
+            return f"a stream from {e.address} was no silo: {e.reason}"
+        case What.ASKED:
+            return f"{e.silo} is asked for {e.op} of round {e.round}"
+        case What.ANSWERED:
+            return _answered(e)
+        case What.DROPPED:
+            return f"round {e.round} goes on without {e.silo}: {e.reason}"
+        case What.DISCARDED:
+            return f"an answer of {e.silo} came too late and is discarded"
+        case What.RETURNED:
+            return f"{e.silo} is back, with its state of round {e.round}"
+        case What.UNFIT:
+            return f"{e.silo} is back, but cannot take part: {e.reason}"
+        case What.UNHEARD:
+            return f"{e.silo} did not hear that the run is over: {e.reason}"
+        case What.LOST:
+            return f"{e.silo} has no stream to {e.address} and tries again: {e.reason}"
+        case What.DECLINED:
+            return f"refused: {e.reason}"
+        case What.FAILED:
+            return f"{e.op or 'an op'} failed"
+        case _:
+            return _of_run(e)
+
+
+def _of_run(e: Event) -> str:
+    match e.what:
+        case What.RESUMED:
+            return f"the run goes on after round {e.round}"
+        case What.ROUND:
+            took = "" if e.seconds is None else f" after {e.seconds:.2f} s"
+            return f"round {e.round} of {e.rounds} is over{took}: {e.note or 'not judged'}"
+        case What.ENDED if e.reason:
+            return f"the run failed: {e.reason}"
+        case What.ENDED:
+            return "the run is over"
+        case _:
+            return e.note or ""
+
+
+def _answered(e: Event) -> str:
+    what = "" if e.op is None else f" {e.op} of round {e.round}"
+    took = "" if e.seconds is None else f" in {e.seconds:.3f} s"
+    return f"{e.silo} has answered{what}{took}"
