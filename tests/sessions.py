@@ -81,6 +81,7 @@ def session(
     *,
     least: int | None = None,
     returned: Callable[[], Mapping[str, Peer]] = dict,
+    patience: float = 0.0,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
@@ -91,7 +92,8 @@ def session(
     for peer in peers.values():
         peer.ask(Type.START, {}, None)
     least = len(links) if least is None else least
-    return Session(block.ids, peers, route, ops, least=least, returned=returned), links
+    fed = Session(block.ids, peers, route, ops, least=least, returned=returned, patience=patience)
+    return fed, links
 
 
 def table(*ops: Op) -> dict[str, Op]:

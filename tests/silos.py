@@ -54,6 +54,7 @@ def federate(
     said: list[str] | None = None,
     run: Callable[..., Result] = serve,
     on_address: Callable[[str], None] = lambda _: None,
+    reached: Callable[[Path, str], str] = lambda _, address: address,
     **how: Any,
 ) -> Result:
     """Run a federation over gRPC whose silos are threads, and return its result.
@@ -65,6 +66,7 @@ def federate(
         said: gets what the silos tell, and why they ended if they failed.
         run: what the server does; called as `serve`.
         on_address: told where the server listens.
+        reached: by which address a silo reaches it.
         how: what else a silo's `Attendance` has.
     """
     heard: list[str] = [] if said is None else said
@@ -85,7 +87,7 @@ def federate(
         if not listening.wait(60) or not address:
             return
         plain = Attendance(
-            address[0],
+            reached(folder, address[0]),
             folder / "key.pem",
             folder.parent / "secret",
             insecure=venue.insecure,

@@ -98,15 +98,23 @@ class AfterRound:
         pass
 
 
-def hit(victim: Victim, address: str, folder: Path, number: int) -> threading.Thread:
-    """Let a silo take part, and send it a signal in the middle of the first op of round 2."""
+def hit(
+    victim: Victim,
+    address: str,
+    folder: Path,
+    number: int,
+    at: int = 2,
+    then: Callable[[], None] = lambda: None,
+) -> threading.Thread:
+    """Let a silo take part, and send it a signal in the middle of the first op of a round."""
 
     def wait_and_hit() -> None:
         victim.hears("attached")
         victim.hears("working")
         victim.signal(number)
+        then()
 
-    victim.take_part(address, folder, hang=2)
+    victim.take_part(address, folder, hang=at)
     thread = threading.Thread(target=wait_and_hit)
     thread.start()
     return thread
@@ -163,6 +171,38 @@ def test_a_killed_silo_comes_back_with_its_state(
     assert all(bool(w.isfinite().all()) for w in weights.values())
 
 
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_silo_that_is_started_again_leaves_no_trace(
+    make_graph: MakeGraph,
+    victims: Callable[[], Victim],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    """All silos are needed: the round is done again with the state that it had written down."""
+    graph, second = make_graph(60), victims()
+    config = config_of(3, **BASE, out=str(tmp_path / "out"))
+    silos = folders(graph, config, tmp_path / "silos")
+    threads: list[threading.Thread] = []
+
+    def start(at: str) -> None:
+        def then() -> None:
+            second.take_part(at, silos[2], hang=99)
+
+        threads.append(hit(victims(), at, silos[2], signal.SIGKILL, number, then))
+
+    result = federate(silos[:2], config, PLAIN, on_address=start)
+    for thread in threads:
+        thread.join()
+    second.hears("attached")
+    second.hears("")
+    line = f"round {number} waits up to 60 s for client_02, and is done again"
+    assert line in caplog.text
+    whole = sg.run(graph, config=replace(config, out=None), block_size=1)
+    assert same_bits(weights_of(result), weights_of(whole))
+    assert result.ledger.records == whole.ledger.records
+
+
 @pytest.mark.parametrize(
     ("number", "says"),
     [
@@ -188,7 +228,7 @@ def test_a_run_that_needs_all_silos_ends_with_one_line(
     with pytest.raises(
         ProtocolError, match=rf"expected at least 3 silos .* got 2; client_02: .*{says}"
     ) as failure:
-        federate(silos[:2], config, PLAIN, said=said, on_address=start)
+        federate(silos[:2], config, replace(PLAIN, rejoin=0.0), said=said, on_address=start)
     for thread in threads:
         thread.join()
     assert said.count(str(failure.value)) == 2

@@ -54,6 +54,14 @@ def _option(*names: str, help: str, default: object = None) -> object:
             float | None,
             _option("--answer-seconds", help="how long a silo may take for an answer"),
         ),
+        "rejoin_seconds": (
+            float,
+            _option(
+                "--rejoin-seconds",
+                help="how long a round waits for silos that it needs (default: 60)",
+                default=60.0,
+            ),
+        ),
         "resume": (
             Path | None,
             _option("--resume", help="result folder of a run to go on with, in place of a config"),
@@ -80,6 +88,7 @@ def server_command(
     keys: Path | None,
     least: int | None,
     answer_seconds: float | None,
+    rejoin_seconds: float,
     resume: Path | None,
     wait: float,
     log_file: Path | None,
@@ -108,6 +117,7 @@ def server_command(
         least=least,
         seconds=answer_seconds,
         patience=wait,
+        rejoin=rejoin_seconds,
     )
     mode = "none" if quiet else best_mode()
     with logging_to(log_file, log_level):

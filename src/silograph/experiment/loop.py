@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from silograph.core.config import RunConfig
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
 from silograph.evaluation.scores import Part, Scores
@@ -33,6 +34,7 @@ from silograph.experiment.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.stopping import reason_to_stop
 from silograph.experiment.trackers import RunFacts, Watched
 from silograph.experiment.trained import TrainedModel
+from silograph.federation.base import AwayError
 from silograph.federation.collect import collect
 from silograph.methods.base import ServerState
 from silograph.nn.conv import Params
@@ -54,7 +56,18 @@ def first_weights(setup: Setup) -> Params:
 
 
 def first_snapshot(setup: Setup) -> Snapshot:
-    """Set up the clients and return the run before its first round."""
+    """Set up the clients and return the run before its first round; they write that down."""
+    while True:
+        try:
+            start = _set_up(setup)
+            setup.federation.keep(start.round)
+        except AwayError as away:
+            setup.federation.rejoin(away)
+        else:
+            return start
+
+
+def _set_up(setup: Setup) -> Snapshot:
     config, key = setup.config, training_key(setup)
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
@@ -90,17 +103,14 @@ def train(
         facts = RunFacts(snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
-        snapshot, row = _round(setup, snapshot, began)
+        snapshot, row = _whole_round(setup, snapshot, began, keep=folder is not None)
         if row is not None:
             rows.append(row)
             metric = metric_of(setup, row)
             if folder is not None:
                 folder.add_round(row)
             trackers.round(row)
-        over = snapshot.round == config.rounds or snapshot.stopped is not None
-        due = config.checkpoint_every and (over or snapshot.round % config.checkpoint_every == 0)
-        if folder is not None and due:
-            fed.keep(snapshot.round)
+        if folder is not None and _is_due(config, snapshot):
             folder.add_records(fed.ledger)
             apart = best_apart(snapshot)
             if apart is not None and snapshot.best is not None:
@@ -114,6 +124,35 @@ def train(
     if not complete:
         trackers.end(result)
     return result
+
+
+def _is_due(config: RunConfig, snapshot: Snapshot) -> bool:
+    """Whether there is to be a checkpoint of a round."""
+    every = config.checkpoint_every
+    over = snapshot.round == config.rounds or snapshot.stopped is not None
+    return bool(every) and (over or snapshot.round % every == 0)
+
+
+def _whole_round(
+    setup: Setup, before: Snapshot, began: float, *, keep: bool
+) -> tuple[Snapshot, Row | None]:
+    """Run one round, and again where clients were away that came back; see `_round`.
+
+    Args:
+        setup: the run.
+        before: where it is.
+        began: when it began.
+        keep: let clients write down their state where there is to be a checkpoint.
+    """
+    while True:
+        try:
+            after, row = _round(setup, before, began)
+            if keep and _is_due(setup.config, after):
+                setup.federation.keep(after.round)
+        except AwayError as away:
+            setup.federation.rejoin(away)
+        else:
+            return after, row
 
 
 def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row | None]:

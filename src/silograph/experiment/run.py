@@ -27,6 +27,7 @@ from silograph.experiment.silos import cut_already, load_data, names_silos
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.values import name_of, own_of
+from silograph.federation.session.states import BLANK
 from silograph.graph.datasets import check_scale, is_path, locate
 from silograph.graph.graph import Graph
 from silograph.graph.silo import Silos
@@ -279,7 +280,7 @@ def restored(
             )
         folder.cut_back(dict.fromkeys(folder.sizes(), 0))
         if setup.simulated is None:  # silos may remember more
-            setup.federation.restore(0, (), ())
+            setup.federation.restore(BLANK, (), ())
         return first_snapshot(setup), []
     facts = checkpoint.facts
     apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None

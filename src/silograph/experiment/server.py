@@ -57,6 +57,8 @@ class Venue:
         least: silos without which a round fails; None: all of them.
         seconds: how long a silo's answer may take; None: as long as its stream is there.
         patience: seconds for which the server waits for its silos.
+        rejoin: seconds for which a round that cannot go on without silos waits until they attach
+            again; it is then done again.
     """
 
     listen: str
@@ -67,6 +69,7 @@ class Venue:
     least: int | None = None
     seconds: float | None = None
     patience: float = 600.0
+    rejoin: float = 60.0
 
 
 def serve(
@@ -303,6 +306,7 @@ class Meeting:
             compiled=config.kernels == "compiled",
             returned=self._returned,
             report=self._report,
+            patience=venue.rejoin,
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)

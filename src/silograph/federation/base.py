@@ -24,6 +24,21 @@ from silograph.federation.ledger import Ledger, Record
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
 
+
+class AwayError(ProtocolError):
+    """Clients that a call needs are away, and may come back: then the round can be done again.
+
+    Attributes:
+        names: who is away.
+        needed: how many of them must come back.
+    """
+
+    def __init__(self, line: str, names: Sequence[str], needed: int) -> None:
+        super().__init__(line)
+        self.names = tuple(names)
+        self.needed = needed
+
+
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 
 
@@ -113,6 +128,13 @@ class Engine(Federation, Protocol):
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Go on from a round: its states, if the server holds them, and the records up to it."""
+
+    def rejoin(self, away: AwayError) -> None:
+        """Wait for clients that the round lacks, and bring all back to where it began.
+
+        Raises:
+            ProtocolError: they do not come back, or not as they were.
+        """
 
 
 def positions_of(ids: Sequence[str], to: Sequence[str] | None) -> Tensor:

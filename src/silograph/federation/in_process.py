@@ -24,7 +24,7 @@ from silograph.core.payload import (
 )
 from silograph.core.work import Meter, metered
 from silograph.federation.account import Account
-from silograph.federation.base import Op, Reduce, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, positions_of
 from silograph.federation.check import check_fields, run_op
 from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
@@ -103,6 +103,10 @@ class InProcess:
         del number  # the first call of a round says which it is
         self._states = list(states)
         self._account = Account(len(self._ids), records)
+
+    def rejoin(self, away: AwayError) -> None:
+        """Raise what came: nobody comes back to one process."""
+        raise away
 
     def call(
         self,

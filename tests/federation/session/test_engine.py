@@ -14,13 +14,14 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.core.work import report_each, report_rows, work_for
-from silograph.federation.base import Reduce, Sum, WeightedMean
+from silograph.federation.base import AwayError, Reduce, Sum, WeightedMean
 from silograph.federation.exchange import relay_sum
 from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
-from silograph.federation.session.engine import Session, say_goodbye
+from silograph.federation.session.engine import TRIES, Session, say_goodbye
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
 from silograph.federation.session.peer import Peer
+from silograph.federation.session.worker import Worker
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
 
@@ -319,6 +320,128 @@ def test_a_run_goes_on_from_a_round(built: Built) -> None:
     assert fed.ledger.records == expected
     with pytest.raises(ProtocolError, match=r"expected client_\d+ to go on, got: expected the"):
         fed.restore(7, (), records)
+
+
+class Returning:
+    """Gives silos back when it is asked, with the workers that they had or with new ones."""
+
+    def __init__(self) -> None:
+        self.back: dict[str, Worker] = {}
+
+    def __call__(self) -> Mapping[str, Peer]:
+        found = {}
+        for name, worker in self.back.items():
+            worker.attach()
+            found[name] = Peer(name, DirectLink(worker), TOKEN)
+            found[name].ask(Type.START, {}, None)
+        self.back.clear()
+        return found
+
+
+@pytest.mark.parametrize("lost", [[1], [0, 3], [0, 1, 2, 3]], ids=str)
+def test_a_round_is_done_again_once_silos_are_back(built: Built, lost: list[int]) -> None:
+    """Silos 1 and 3 see round 2 only: the others come back with an older state."""
+    block, route = built
+    returned = Returning()
+    fed, links = session(block, route, None, OPS, returned=returned, patience=30)
+    here = InProcess(None, block, route, 1)
+    few = [fed.ids[1], fed.ids[3]]
+
+    def part(fed: Session | InProcess, number: int) -> Payload:
+        fed.start_round(number)
+        fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, to=few if number == 2 else None)
+        return fed.call(
+            work,
+            SCALE,
+            what=Kind.WEIGHTS,
+            key=KEY,
+            reduce=Sum(),
+            to=few if number == 2 else None,
+        )
+
+    for each in (fed, here):
+        each.call(begin, {}, what=Kind.CONTROL, key=KEY)
+        part(each, 1)
+        part(each, 2)
+    for c in lost:
+        answers = iter([lambda data: data, lambda data: None])  # the second answer of the round
+        links[fed.ids[c]].change = lambda data, answers=answers: next(answers)(data)  # type: ignore[misc]
+    with pytest.raises(AwayError) as failure:
+        part(fed, 3)
+    assert failure.value.names == tuple(fed.ids[c] for c in lost)
+    assert failure.value.needed == len(lost)
+    returned.back = {fed.ids[c]: links[fed.ids[c]].worker for c in lost}
+    fed.rejoin(failure.value)
+    ours, theirs = part(fed, 3), part(here, 3)
+    assert all(torch.equal(ours[name].t, theirs[name].t) for name in theirs)
+    assert fed.ledger.records == here.ledger.records
+
+
+def test_silos_that_do_not_come_back(built: Built) -> None:
+    block, route = built
+    for patience, says in ((0.0, "it is gone$"), (0.3, "it is gone; not back within 0.3 s")):
+        fed, links = session(block, route, None, OPS, patience=patience)
+        links[fed.ids[2]].change = lambda data: None
+        with pytest.raises(AwayError) as failure:
+            fed.call(begin, {}, what=Kind.CONTROL, key=KEY, reduce=Sum())
+        with pytest.raises(ProtocolError, match=f"expected at least 4 silos to .*{says}"):
+            fed.rejoin(failure.value)
+
+
+def test_silos_that_come_back_without_their_state(built: Built) -> None:
+    block, route = built
+    returned = Returning()
+    fed, links = session(block, route, None, OPS, returned=returned, patience=30)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    fed.start_round(1)
+    links[fed.ids[2]].change = lambda data: None
+    with pytest.raises(AwayError) as failure:
+        fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    returned.back = {fed.ids[2]: worker_of(block.take(torch.tensor([2])), None, OPS)}
+    with pytest.raises(
+        ProtocolError,
+        match=f"expected silos to come back with their states, got {fed.ids[2]}: expected the "
+        "silo's state of round 0, got none",
+    ):
+        fed.rejoin(failure.value)
+
+
+def test_a_round_is_not_done_again_forever(built: Built) -> None:
+    block, route = built
+    fed, _ = session(block, route, None, OPS, patience=30)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    away = AwayError("expected an answer", fed.ids[:1], 1)
+    for t in (1, 2):
+        fed.start_round(t)
+        for _ in range(TRIES):
+            fed.rejoin(away)  # back at once, each time
+        with pytest.raises(AwayError, match="expected an answer"):
+            fed.rejoin(away)
+
+
+def test_a_silo_that_refuses_is_not_waited_for(built: Built) -> None:
+    block, route = built
+    fed, links = session(block, route, None, OPS, patience=30)
+    fed.start_round(1)
+    links[fed.ids[0]].change = lambda data: b"garbage"
+    with pytest.raises(ProtocolError) as failure:
+        fed.call(begin, {}, what=Kind.CONTROL, key=KEY, reduce=Sum())
+    assert not isinstance(failure.value, AwayError)
+
+
+def test_a_round_counts_once_silos_have_written_it_down(built: Built) -> None:
+    block, route = built
+    fed, links = session(block, route, None, OPS, least=3)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    links[fed.ids[0]].change = lambda data: None
+    fed.keep(0)
+    assert fed.ids[0] not in fed.peers
+    links[fed.ids[1]].change = lambda data: b"garbage"
+    with pytest.raises(
+        ProtocolError, match=r"expected at least 3 silos to write round 1 down, got 2; client_00: "
+    ) as failure:
+        fed.keep(1)
+    assert isinstance(failure.value, AwayError)  # the first may be back
 
 
 def test_the_end_is_told(built: Built, caplog: pytest.LogCaptureFixture) -> None:

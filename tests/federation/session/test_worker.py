@@ -24,7 +24,7 @@ from silograph.federation.session.message import (
     unpack,
 )
 from silograph.federation.session.names import name_of, op_of, own_ops, qualified
-from silograph.federation.session.states import StateStore
+from silograph.federation.session.states import BLANK, StateStore
 from silograph.federation.session.worker import Worker
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
@@ -135,7 +135,7 @@ def test_a_silo_goes_back_to_a_round(worker: Worker) -> None:
     assert counted(worker, call(6, t=3)) == 3
     assert answered(worker, message(Type.LOAD, 7, facts(round=3))).type is Type.DONE  # as it is
     assert counted(worker, call(8, t=4)) == 4
-    assert answered(worker, message(Type.LOAD, 9, facts(round=0))).type is Type.DONE
+    assert answered(worker, message(Type.LOAD, 9, facts(round=BLANK))).type is Type.DONE
     assert counted(worker, call(10, t=1)) == 1
 
 

@@ -28,7 +28,7 @@ from silograph.federation.session.wire import OPTIONS, PATH, check_plaintext, sp
 from silograph.federation.session.worker import Worker
 
 UNTRUSTED = ("SSL_ERROR_SSL", "CERTIFICATE", "Hostname Verification", "Peer name")
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to connect
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
 
 
 @dataclass(frozen=True, eq=False)

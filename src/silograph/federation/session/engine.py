@@ -5,10 +5,12 @@ so sums have the bits of the in-process engine with `block_size = 1`. The ledger
 
 A silo that is gone, late, or answers anything but what was asked is dropped from the round, with a
 line in the log that says why. Sums and means go on without it; counts of an evaluation that it owes
-are 0. It attaches again between rounds, with its state of the last round that it saw whole.
+are 0. It attaches again between rounds, with its state of the last round that it saw whole. A round
+that cannot go on without silos waits for them, and is done again.
 """
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Shared, Stacked, State, join
 from silograph.core.work import Meter
 from silograph.federation.account import Account
-from silograph.federation.base import Op, Reduce, WeightedMean, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, WeightedMean, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode
@@ -38,9 +40,12 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.states import BLANK
 from silograph.graph.halo import Route
 
 GOODBYE_SECONDS = 10.0
+PAUSE = 0.1  # seconds between two looks at who is back
+TRIES = 3  # for how often a round is done again: silos may be gone because of it
 WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
 Returned = Callable[[], Mapping[str, Peer]]
 
@@ -58,6 +63,7 @@ class Session:
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
+        patience: seconds for which a round that cannot go on waits for silos to attach again.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class Session:
         compiled: bool = False,
         returned: Returned = dict,
         report: Report = log_event,
+        patience: float = 0.0,
     ) -> None:
         self._ids = tuple(ids)
         self._peers = dict(peers)
@@ -82,10 +89,15 @@ class Session:
         self._compiled = compiled
         self._returned = returned
         self._report = report
+        self._patience = patience
         self._account = Account(len(self._ids))
         self._round = 0
-        self._seen = dict.fromkeys(self._ids, 0)  # the last round that a silo saw whole
+        self._begun = 0  # records before this round
+        self._tries = 0  # of this round, besides the first
+        self._called = dict.fromkeys(self._ids, BLANK)  # the last round with a call to a silo
+        self._seen = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
         self._reasons: dict[str, str] = {}  # why silos are not there
+        self._gone: set[str] = set()  # those of them that may come back
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -105,8 +117,11 @@ class Session:
     def start_round(self, number: int) -> None:
         """Say that the calls from here on belong to this round; silos that are back take part."""
         for name in self._peers:
-            self._seen[name] = number - 1
+            self._seen[name] = max(self._seen[name], self._called[name])
+        if number != self._round:
+            self._tries = 0
         self._round = number
+        self._begun = len(self.ledger)
         self._account.start_round(number)
         for name, peer in self._returned().items():
             self._attach(name, peer)
@@ -117,14 +132,54 @@ class Session:
 
     def keep(self, number: int) -> None:
         """Have the silos write down their state of a round."""
-        self._tell(Type.KEEP, number)
+        self._drop_all(Type.KEEP, self._tell(Type.KEEP, dict.fromkeys(self._peers, number)))
+        if len(self._peers) < self._least:
+            raise self._lacking(
+                f"expected at least {self._least} silos to write round {number} down, got "
+                f"{len(self._peers)}; ",
+                [name for name in self._ids if name not in self._peers],
+                self._least - len(self._peers),
+            )
+        self._seen |= dict.fromkeys(self._peers, number)
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Have the silos go on from their state of a round, and the ledger from its records."""
         del states  # silos have them
         self._account = Account(len(self._ids), records)
         self._seen = dict.fromkeys(self._ids, number)
-        self._tell(Type.LOAD, number)
+        self._called = dict(self._seen)
+        for name, error in self._tell(Type.LOAD, self._seen).items():
+            raise ProtocolError(f"expected {name} to go on, got: {error}")
+
+    def rejoin(self, away: AwayError) -> None:
+        """Wait for silos that the round lacks, and bring all back to where it began.
+
+        Raises:
+            ProtocolError: they do not come back, or without the state that they had.
+        """
+        self._tries += 1
+        if not self._patience or self._tries > TRIES:
+            raise away
+        until = time.monotonic() + self._patience
+        for name in away.names:
+            self._report(Event(What.WAITING, name, self._round, seconds=self._patience))
+        while not self._are_back(away):
+            if time.monotonic() > until:
+                raise ProtocolError(f"{away}; not back within {self._patience:g} s")
+            time.sleep(PAUSE)
+        self._account = Account(len(self._ids), self.ledger.records[: self._begun])
+        self._called = dict(self._seen)
+        self._drop_all(Type.LOAD, self._tell(Type.LOAD, self._seen))
+
+    def _are_back(self, away: AwayError) -> bool:
+        """Whether enough silos are; raise `ProtocolError` where they cannot be any more."""
+        for name, peer in self._returned().items():
+            self._attach(name, peer)
+        there = sum(name in self._peers for name in away.names)
+        if there + sum(name in self._gone for name in away.names) < away.needed:
+            lost = "; ".join(f"{n}: {self._reasons[n]}" for n in away.names if n in self._reasons)
+            raise ProtocolError(f"expected silos to come back with their states, got {lost}")
+        return there >= away.needed
 
     @property
     def peers(self) -> Mapping[str, Peer]:
@@ -155,6 +210,7 @@ class Session:
             if peer is not None:
                 self._asks(peer, op.__name__, len(frame))
                 peer.send(Type.CALL, call_body(CallBody(name, key, everyone, rows, frame)))
+                self._called[peer.name] = self._round
                 asked.append((place, peer))
                 sizes.append(len(frame))
         places = torch.tensor([place for place, _ in asked], dtype=torch.int64)
@@ -209,18 +265,26 @@ class Session:
         """Raise `ProtocolError` where a call cannot go on without the silos that are missing."""
         here = set(places)
         names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in here]
-        reasons = "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
         if not summable:
-            raise ProtocolError(
+            raise self._lacking(
                 f"expected all silos to answer {op.__name__}, whose replies are no sums, got none "
-                f"from {reasons}"
+                "from ",
+                names,
+                len(names),
             )
         least = min(self._least, len(positions))
         if len(places) < least:
-            raise ProtocolError(
-                f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; "
-                f"{reasons}"
+            raise self._lacking(
+                f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; ",
+                names,
+                least - len(places),
             )
+
+    def _lacking(self, line: str, names: Sequence[str], needed: int) -> ProtocolError:
+        """Return the error for silos that are missing, of whom so many are needed."""
+        line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
+        gone = [name for name in names if name in self._gone]
+        return ProtocolError(line) if len(gone) < needed else AwayError(line, gone, needed)
 
     def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:
         self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
@@ -229,6 +293,8 @@ class Session:
         event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)
         self._report(event)
         self._reasons[peer.name] = reason
+        if cause is Cause.GONE:
+            self._gone.add(peer.name)
         del self._peers[peer.name]
         peer.close()
 
@@ -239,25 +305,33 @@ class Session:
             peer.ask(Type.LOAD, {"round": number}, self._seconds)
         except LostError as error:
             self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
+            if error.cause is not Cause.GONE:
+                self._reasons[name] = str(error)
+                self._gone.discard(name)
             peer.close()
             return
         self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
+        self._called[name] = number
         self._reasons.pop(name, None)
+        self._gone.discard(name)
 
-    def _tell(self, kind: Type, number: int) -> None:
-        """Tell all silos something of a round, at the same time."""
-        peers = list(self._peers.values())
-        for peer in peers:
+    def _tell(self, kind: Type, numbers: Mapping[str, int]) -> dict[str, LostError]:
+        """Tell all silos something of a round, at the same time; return who did not do it."""
+        failed = {}
+        for name, peer in self._peers.items():
             self._asks(peer, kind.name.lower())
-            peer.send(kind, facts_body({"round": number}))
-        for peer in peers:
+            peer.send(kind, facts_body({"round": numbers[name]}))
+        for name, peer in self._peers.items():
             try:
                 peer.answer(Type.DONE, self._seconds)
             except LostError as error:
-                if kind is Type.LOAD:
-                    raise ProtocolError(f"expected {peer.name} to go on, got: {error}") from None
-                self._drop(peer, kind.name.lower(), str(error), error.cause)
+                failed[name] = error
+        return failed
+
+    def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
+        for name, error in failed.items():
+            self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
 
 
 def say_goodbye(peers: Mapping[str, Peer], reason: str, report: Report = log_event) -> None:

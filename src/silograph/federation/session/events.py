@@ -25,6 +25,7 @@ class What(StrEnum):
     ANSWERED = "answered"  # it has answered
     DROPPED = "dropped"  # a round goes on without it
     DISCARDED = "discarded"  # an answer that came after that
+    WAITING = "waiting"  # a round that needs it waits for it, to be done again
     RETURNED = "returned"  # it takes part again
     UNFIT = "unfit"  # it is back, but cannot take part
     RESUMED = "resumed"  # a run goes on after its server was interrupted
@@ -61,7 +62,7 @@ class Event:
         op: name of the op.
         cause: why a silo was dropped.
         reason: the same in one line.
-        seconds: that it took.
+        seconds: that it took, or may take.
         bytes: of a frame or message; of all frames so far for a round and an end.
         address: HOST:PORT.
         silos: that are there.
@@ -105,6 +106,7 @@ LEVELS = {
             What.STRANGER,
             What.DROPPED,
             What.DISCARDED,
+            What.WAITING,
             What.RETURNED,
             What.UNFIT,
             What.UNHEARD,
@@ -151,6 +153,8 @@ def _line(e: Event) -> str:
             return f"round {e.round} goes on without {e.silo}: {e.reason}"
         case What.DISCARDED:
             return f"an answer of {e.silo} came too late and is discarded"
+        case What.WAITING:
+            return f"round {e.round} waits up to {e.seconds:g} s for {e.silo}, and is done again"
         case What.RETURNED:
             return f"{e.silo} is back, with its state of round {e.round}"
         case What.UNFIT:

@@ -19,6 +19,7 @@ from silograph.federation.checkpoint import (
 )
 
 KEPT = 2
+BLANK = -1  # the round before set-up, which is round 0: the state is empty
 
 
 class StateStore:
@@ -49,16 +50,16 @@ class StateStore:
             self._folder.write(Checkpoint(number, state_tensors(state), {"data": self._data}))
 
     def load(self, number: int) -> State:
-        """Return the state after a round; that of 0 is empty: the first call sets it up.
+        """Return the state after a round.
 
         Raises:
             CheckpointError: it is not there.
         """
+        if number == BLANK:
+            return {}
         for known in (self._recent, self._kept):
             if number in known:
                 return known[number]
-        if number == 0:
-            return {}
         if self._folder is not None:
             path = self._folder.path / file_name("round", number)
             if path.exists():

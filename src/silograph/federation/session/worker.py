@@ -32,7 +32,7 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.names import op_of
 from silograph.federation.session.peer import one_line
-from silograph.federation.session.states import StateStore
+from silograph.federation.session.states import BLANK, StateStore
 from silograph.graph.block import ClientBlock
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
@@ -96,7 +96,7 @@ class Worker:
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._state: State = {}
-        self._round = 0
+        self._round = BLANK  # the last one that it was called in
         self._sequence = 0
         self.ended: str | None = None  # why the run is over, once it is
 
@@ -185,7 +185,7 @@ class Worker:
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
         if envelope.round != self._round:  # the round before is over here
-            self._store.remember(envelope.round - 1, self._state)
+            self._store.remember(self._round, self._state)
             self._round = envelope.round
         began = time.monotonic()
         self._report(
@@ -227,6 +227,6 @@ def nonce_of(message: Message) -> bytes:
 
 def _number(message: Message) -> int:
     number = message.facts().get("round")
-    if not isinstance(number, int) or number < 0:
+    if not isinstance(number, int) or number < BLANK:
         raise FrameError(f"expected the number of a round, got {number!r}")
     return number
