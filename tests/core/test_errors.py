@@ -35,9 +35,9 @@ def test_every_error_is_caught_by_the_root_and_by_its_builtin(
         # One edit away, in another case, and with nothing near: no guess is better than a bad one.
         ("fedavgg", "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"),
         ("FedAvg", "unknown method 'FedAvg': did you mean 'fedavg'? Choices: fedavg, local"),
-        ("zzz", "unknown method 'zzz': Choices: fedavg, local"),
-        ("", "unknown method '': Choices: fedavg, local"),
-        ("a\nb", "unknown method 'a\\nb': Choices: fedavg, local"),
+        ("zzz", "unknown method 'zzz'; choices: fedavg, local"),
+        ("", "unknown method ''; choices: fedavg, local"),
+        ("a\nb", "unknown method 'a\\nb'; choices: fedavg, local"),
     ],
 )
 def test_an_unknown_name_is_told_with_the_nearest_one(got: str, message: str) -> None:

@@ -85,7 +85,7 @@ def test_a_module_of_the_working_folder(part: Path, monkeypatch: pytest.MonkeyPa
         ("gone.py:VALUE", "expected to import gone.py, got FileNotFoundError: "),
         ("no_such_module:X", "got ModuleNotFoundError: No module named 'no_such_module'"),
         ("part.txt/x:X", "got ModuleNotFoundError: 'part.txt/x' is no name of a module, nor a f"),
-        ("part.py:VALUES", "unknown int in part.py 'VALUES': Choices: VALUE"),
+        ("part.py:VALUES", "unknown int in part.py 'VALUES'; choices: VALUE"),
         ("part.py:Part", "expected a int in part.py:Part, got type: name a value of that type"),
     ],
 )

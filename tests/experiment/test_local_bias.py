@@ -91,6 +91,29 @@ def test_it_changes_nothing_and_resumes(
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
 
+def test_it_is_told_wherever_results_are(
+    make_graph: MakeGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = sg.run(
+        make_graph(60), **RUN, method="fedavg", out=str(tmp_path / "r"), progress="plain"
+    )
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if "centralized" in line] == [
+        f"round 5/5  0 s left  centralized model for local bias, round {t}/5" for t in range(1, 6)
+    ]
+    assert f"local bias {result.local_bias:>25.4g}" in result.summary()
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert f"<dt>local bias</dt><dd>{result.local_bias:.3g}</dd>" in page
+    several = {**RUN, "methods": ["fedavg", "label_guided"], "seeds": [0], "processes": 0}
+    table = sg.compare(make_graph(60), **several)
+    found = [row["local_bias"] for row in table.rows]
+    assert found[0] == result.local_bias
+    assert found[1] < 1e-9
+    assert f"{result.local_bias:.4g}" in table.summary(width=80)
+    without = sg.compare(make_graph(60), **several | {"local_bias": False})
+    assert "local bias" not in without.summary()
+
+
 def test_methods_without_a_model_at_the_server(make_graph: MakeGraph) -> None:
-    with pytest.raises(ConfigError, match="server has a model for local_bias, got local"):
+    with pytest.raises(ConfigError, match=r"for local_bias, got local: leave local_bias out$"):
         sg.run(make_graph(40), **RUN, method="local")

@@ -123,7 +123,7 @@ def test_the_default_folder_of_a_file_has_its_name(heads: Path, capsys: Capture)
     [
         (
             "own_heads.py:METHODS",
-            "error: unknown Method in own_heads.py 'METHODS': Choices: M",
+            "error: unknown Method in own_heads.py 'METHODS'; choices: M",
         ),
         ("own_heads.py:parts", "error: expected a Method in own_heads.py:parts, got function"),
         ("no_such.py:METHOD", "error: expected to import no_such.py, got FileNotFoundError"),

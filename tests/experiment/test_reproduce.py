@@ -302,7 +302,8 @@ def test_mistakes() -> None:
     with pytest.raises(ConfigError, match="expected method among fedavg, local, got 'x'"):
         reproduce(RECIPE, out="out", only={"method": ["x"]})
     with pytest.raises(ConfigError, match="expected a label or key that the cells of the"):
-        reproduce(RECIPE, out="out", only={"nothing": ["x"]})
+        reproduce(RECIPE, out="out2", only={"nothing": ["x"]})
+    assert not Path("out2").exists()
     for minutes in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match="expected at least 0 minutes, got "):
             reproduce(RECIPE, out="out", max_minutes=minutes)

@@ -250,13 +250,38 @@ def test_a_run_judges_with_all_neighbors_and_resumes_its_bits(
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"rows": "all"}, "rows"),
+        ({"normalize": "none", "weigh_loss": True}, "normalize, weigh_loss"),
+    ],
+)
+def test_options_of_drawn_nodes_where_none_are_drawn(
+    make_graph: Callable[..., Graph], options: dict[str, Any], names: str
+) -> None:
+    first = names.split(",")[0]
+    message = f"expected sample with {first}, .*sample=NODES, or leave out {names}$"
+    with pytest.raises(ConfigError, match=message):
+        sg.run(make_graph(40), **RUN | {"options": options})
+
+
+def test_an_option_of_the_method_among_those_of_the_run(make_graph: Callable[..., Graph]) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"expected sample, an option of label_guided, under options: give options="
+        r"\{'sample': 20\}$",
+    ):
+        sg.run(make_graph(40), **RUN, sample=20)
+
+
 @TOGETHER
 @pytest.mark.parametrize("options", [{"participation": 0.5}, {"batch_size": 4}, {"fanout": "3,3"}])
 def test_steps_that_silos_do_not_take_together(
     make_graph: Callable[..., Graph], options: dict[str, Any], method: str
 ) -> None:
     with pytest.raises(
-        ConfigError, match=f"neither batch_size nor fanout .*: leave out {next(iter(options))} "
+        ConfigError, match=f"neither batch_size nor fanout .*: leave out {next(iter(options))}$"
     ):
         sg.run(make_graph(40), clients=3, partition="random", method=method, **options)
 

@@ -57,8 +57,8 @@ def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     """
     known = sorted(choices)
     near = difflib.get_close_matches(str(got).lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {what} {got!r}: {hint}Choices: {', '.join(known)}")
+    hint = f": did you mean {near[0]!r}? Choices" if near else "; choices"
+    return ConfigError(f"unknown {what} {got!r}{hint}: {', '.join(known)}")
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:

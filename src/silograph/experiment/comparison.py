@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 METRICS = REPORTED
 VIEW_CHOICES = ("own", *VIEWS)
-COSTS = ("bytes", "flops", "seconds", "peak_memory_bytes", "best_round")
+COSTS = ("bytes", "flops", "seconds", "peak_memory_bytes", "best_round", "local_bias")
 Point = tuple[Scalar, ...]  # values of the keys that are varied
 Row = dict[str, Any]
 
@@ -243,7 +243,7 @@ def _best(scores: Mapping[str, Mapping[int, float]]) -> str | None:
 
 
 def _cost(line: Line, name: str) -> Any:
-    return line["bytes"]["total"] if name == "bytes" else line[name]
+    return line["bytes"]["total"] if name == "bytes" else line.get(name)
 
 
 def _tested(reference: str | None, test: Paired | None, adjusted: float | None) -> Row:

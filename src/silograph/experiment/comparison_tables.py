@@ -82,17 +82,23 @@ COSTS: list[Column] = [
     ("peak MB", lambda row: scaled(row["peak_memory_bytes"], 1e6, 0)),
     ("best round", lambda row: scaled(row["best_round"], 1, 0)),
 ]
+BIAS: Column = (
+    "local bias",
+    lambda row: "-" if row["local_bias"] is None else f"{row['local_bias']:.4g}",
+)
 
 
-def tables_of(width: float) -> list[Titled]:
+def tables_of(comparison: Comparison, width: float) -> list[Titled]:
     """Return the tables that fit a width."""
+    asked = any(row["local_bias"] is not None for row in comparison.rows)
+    costs = [*COSTS, BIAS] if asked else COSTS
     if width >= WIDE:
         apart = [
-            ("scores, and costs as means of a run", [*SCORES, *COSTS]),
+            ("scores, and costs as means of a run", [*SCORES, *costs]),
             ("paired test", TESTED),
         ]
     else:
-        apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", COSTS)]
+        apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", costs)]
     return [(title, [METHOD, *columns]) for title, columns in apart]
 
 
@@ -125,7 +131,7 @@ def text_of(comparison: Comparison, width: int) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
     for point, rows in groups(comparison):
-        for title, columns in tables_of(width):
+        for title, columns in tables_of(comparison, width):
             words = [w for w in (title_of(comparison), point, title) if w]
             names = [name for name, _ in columns]
             console.print(table_of(names, _texts(columns, rows), ": ".join(words)))
@@ -141,7 +147,7 @@ def markdown_of(comparison: Comparison) -> str:
     """Return tables and notes as a page."""
     parts = [f"# Comparison: {title_of(comparison)}"]
     for point, rows in groups(comparison):
-        for title, columns in tables_of(-math.inf):
+        for title, columns in tables_of(comparison, -math.inf):
             parts.append("## " + ": ".join(w for w in (point, title) if w))
             parts.append(markdown_table([name for name, _ in columns], _texts(columns, rows)))
     parts.append("\n".join(f"- {note}" for note in comparison.notes))

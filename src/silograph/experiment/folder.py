@@ -262,6 +262,7 @@ def _write_start(
             "judge": method.judge,
             "exchange": method.exchange,
             "uncut": method.uncut,
+            "held": None if method.holds is None else method.holds(setup.method_config.options),
         },
         "simulated": cut is not None,
         "partition_hash": setup.partition_hash,

@@ -5,6 +5,7 @@ sections 3.1 and 4.2: the mean Euclidean distance between the logits of the two,
 initial weights and after as many epochs. It needs the uncut graph: simulation only.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -20,8 +21,12 @@ from silograph.methods.centralized import CENTRALIZED
 from silograph.nn.conv import Params
 from silograph.nn.tiers import predict
 
+TOLD = 5  # lines about the centralized model
 
-def local_bias(setup: Setup, first: Params, last: Params, rounds: int, key: Key) -> float:
+
+def local_bias(
+    setup: Setup, first: Params, last: Params, rounds: int, key: Key, tell: Callable[[str], None]
+) -> float:
     """Return the mean distance of logits to those of a model that is trained centrally here.
 
     Both models are those of the last round. Each node is seen as in the `server` view. The
@@ -33,6 +38,7 @@ def local_bias(setup: Setup, first: Params, last: Params, rounds: int, key: Key)
         last: the server's weights after the last one.
         rounds: rounds that were trained.
         key: the key of training.
+        tell: told now and then how far the centralized model is.
     """
     cut, cfg, device = setup.cut, setup.method_config, setup.device
     dtype = DTYPES[setup.config.dtype]
@@ -50,6 +56,8 @@ def local_bias(setup: Setup, first: Params, last: Params, rounds: int, key: Key)
     state = CENTRALIZED.init(fed, central, first, key)
     for t in range(1, rounds + 1):
         state, _ = CENTRALIZED.round(fed, central, state, t, key)
+        if t % -(-rounds // TOLD) == 0:
+            tell(f"centralized model for local bias, round {t}/{rounds}")
     assert state.weights is not None  # the method has a server
     reference = predict(cfg.kernels, cfg.model, state.weights, uncut)[cut.partition.copies]
     if setup.method.exchange or setup.method.uncut:

@@ -117,7 +117,7 @@ def train(
                 folder.checkpoints.keep_best(snapshot.best.round, apart)
             folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
         display.update(snapshot.round, metric)
-    result = _result(setup, snapshot, rows, folder)
+    result = _result(setup, snapshot, rows, folder, display)
     if folder is not None:
         folder.finish(result, setup)
         add_report(folder.path)
@@ -219,7 +219,11 @@ def peak_memory_bytes() -> int:
 
 
 def _result(
-    setup: Setup, snapshot: Snapshot, rows: list[Row], folder: ResultFolder | None
+    setup: Setup,
+    snapshot: Snapshot,
+    rows: list[Row],
+    folder: ResultFolder | None,
+    display: Progress,
 ) -> Result:
     best, config = snapshot.best, setup.config
     assert best is not None  # a run ends after a judged round
@@ -234,7 +238,14 @@ def _result(
     val, test = views_of(setup, best, uncut)
     bias, last = None, snapshot.state.weights
     if config.local_bias and last is not None:
-        bias = local_bias(setup, first_weights(setup), last, snapshot.round, training_key(setup))
+        bias = local_bias(
+            setup,
+            first_weights(setup),
+            last,
+            snapshot.round,
+            training_key(setup),
+            lambda line: display.update(snapshot.round, line),
+        )
     check_loss([val.uncut], "val", best.round)
     check_loss([test.uncut], "test", best.round)
     return Result(

@@ -82,7 +82,8 @@ def choose_block_size(
 def planned(config: RunConfig) -> str:
     """Return the plan in words."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
-    return f"{config.kernels} kernels, {config.block_size} clients at once, {threads}"
+    clients = "client" if config.block_size == 1 else "clients"
+    return f"{config.kernels} kernels, {config.block_size} {clients} at once, {threads}"
 
 
 def plan(

@@ -10,6 +10,7 @@ from silograph.core.errors import SilographError
 # Okabe and Ito's colors, told apart without color vision; yellow left out, too faint on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 INK = "#222222"
+LEGEND_COLUMNS, LEGEND_INCHES = 2, 0.23  # of the legend; a line of it is so high
 Points = tuple[Sequence[float], Sequence[float]]
 
 
@@ -24,6 +25,7 @@ class Curves:
         lines: x and y of each line, by its name.
         errors: half the height of the bar at each point, by the name of the line.
         markers: whether points are marked.
+        bottom: where the vertical axis begins; None shows all points.
     """
 
     title: str
@@ -32,6 +34,7 @@ class Curves:
     lines: Mapping[str, Points]
     errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     markers: bool = False
+    bottom: float | None = None
 
 
 def check_plots() -> None:
@@ -55,7 +58,9 @@ def svg_of(curves: Curves) -> str:
     style |= {"font.size": 11}
     style |= {"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
     with rc_context(style):
-        figure = Figure(figsize=(8, 4), facecolor="white", layout="constrained")
+        rows = -(-len(curves.lines) // LEGEND_COLUMNS)
+        size = 8, 4 + LEGEND_INCHES * rows
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
         axes = figure.add_subplot()
         for number, (name, (x, y)) in enumerate(curves.lines.items()):
             axes.errorbar(
@@ -69,11 +74,14 @@ def svg_of(curves: Curves) -> str:
                 capsize=3,
             )
         axes.set(title=curves.title, xlabel=curves.x, ylabel=curves.y)
+        axes.set_ylim(bottom=curves.bottom)
         axes.grid(color="#dddddd")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        if curves.lines:
-            axes.legend(frameon=False)
+        if curves.markers:  # few points: their own values, not round numbers
+            axes.set_xticks(sorted({value for x, _ in curves.lines.values() for value in x}))
+        if curves.lines:  # below, where it hides nothing
+            figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

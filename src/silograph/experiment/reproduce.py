@@ -86,6 +86,7 @@ def reproduce(
     lines, page = paths_of(recipe, Path(out))
     until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
     how = How(0, progress, until=until)
+    _chosen(recipe, read_lines(lines), only or {})  # before there is a file
     with StudyFile(lines) as file:
         ran = _run(recipe, file, only or {}, data_dir, processes, how)
         write_page(recipe, page, file.lines, recipe.name if name is None else name)

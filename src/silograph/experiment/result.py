@@ -141,6 +141,8 @@ class Result:
             cells = [scores[name] if scores else None for name in REPORTED]
             texts = ["-" if value is None else f"{value:.4f}" for value in cells]
             lines.append(f"{view:<14}" + "".join(f"{text:>22}" for text in texts))
+        if self.local_bias is not None:
+            lines.append(f"{'local bias':<14}{self.local_bias:>22.4g}")
         return "\n".join(lines)
 
 

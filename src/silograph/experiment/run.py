@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +150,27 @@ def given_config(
                 f"expected a Graph, or the name or path of one, got {type(graph).__name__}: see "
                 "sg.from_arrays, sg.from_pyg, sg.from_networkx"
             )
+    _check_own_options(
+        options, str(options.get("method", values.get("method", RunConfig().method)))
+    )
     given = make_config(values | options | name)
     on_silos = isinstance(graph, Silos) or (
         not isinstance(graph, Graph) and names_silos(given.dataset)
     )
     return cut_already(given) if on_silos else given
+
+
+def _check_own_options(options: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigError` for an option of the method among those of the run."""
+    if name not in METHODS:
+        return
+    known = {f.name for f in fields(RunConfig)}
+    for field in fields(METHODS[name].options):
+        if field.name in options and field.name not in known:
+            raise ConfigError(
+                f"expected {field.name}, an option of {name}, under options: give "
+                f"options={{{field.name!r}: {options[field.name]!r}}}"
+            )
 
 
 def _named(method: Method | str | None) -> dict[str, Any]:

@@ -231,7 +231,8 @@ def write_out(config: RunConfig, method: Method) -> WrittenOut:
         )
     if config.local_bias and method.judge != "server":
         raise ConfigError(
-            f"expected a method whose server has a model for local_bias, got {method.name}"
+            f"expected a method whose server has a model for local_bias, got {method.name}: leave "
+            "local_bias out"
         )
     config = with_model_options(with_optimizer(config, method))
     parse_target(config.target)

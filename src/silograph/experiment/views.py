@@ -10,6 +10,7 @@ MEANS = {
     "uncut": "server's model on the uncut graph (simulation only)",
     "personalised": "each client's own model on its own nodes",
 }
+ONE_MODEL = "the same: there is one model, the server's"
 
 
 def heard(*, exchange: bool, uncut: bool, collect: float) -> str:
@@ -31,4 +32,6 @@ def means_of(ways: Iterable[str]) -> dict[str, str]:
     """Return what the views mean for runs that see nodes in these ways, those of `heard`."""
     seen = list(dict.fromkeys(ways))
     depends = ", as the run has it" if len(seen) > 1 else ""
-    return {"server": f"server's model, each node {' or '.join(seen)}{depends}", **MEANS}
+    own = ONE_MODEL if {SILOS, UNCUT}.issuperset(seen) else MEANS["personalised"]
+    server = f"server's model, each node {' or '.join(seen)}{depends}"
+    return {"server": server, **MEANS, "personalised": own}

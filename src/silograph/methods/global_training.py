@@ -43,9 +43,7 @@ def start_together(fed: Federation, cfg: MethodConfig, weights: Params, key: Key
         raise ConfigError(
             "expected participation=1 and neither batch_size nor fanout with global training, "
             "whose steps all silos take together: leave out "
-            f"{', '.join(name for name, is_given in given.items() if is_given)} (label_guided "
-            "draws nodes with --option sample=NODES, graphsaint subgraphs with --option "
-            "budget=NUMBER)"
+            f"{', '.join(name for name, is_given in given.items() if is_given)}"
         )
     fed.call(start, {}, what=Kind.CONTROL, key=key)
     agree_on_edges(fed, key)

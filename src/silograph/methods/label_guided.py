@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from silograph.core.config import STRICT
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.federation.base import Federation
 from silograph.federation.passes import divisible, gradients
@@ -41,11 +42,13 @@ class LabelGuidedOptions:
     )
     normalize: Literal["paper", "conditional", "none"] = field(
         default="paper",
-        metadata={"help": "divide messages by p(u) (paper), by p(u | v) (conditional), or not"},
+        metadata={
+            "help": "divide messages by p(u) (paper), p(u | v) (conditional), nothing (none)"
+        },
     )
     rows: Literal["drawn", "all"] = field(
         default="drawn",
-        metadata={"help": "rows that are evaluated in a step; only drawn ones send messages"},
+        metadata={"help": "rows that are evaluated in a step, drawn or all; only drawn ones send"},
     )
     weigh_loss: bool = field(
         default=False, metadata={"help": "weigh a drawn node's loss by 1/p: unbiased, less steady"}
@@ -54,10 +57,22 @@ class LabelGuidedOptions:
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Set up the clients, and what they draw by."""
+    check_options(cfg.options)
     state = start_together(fed, cfg, weights, key)
     if cfg.options.sample is not None:
         set_up(fed, cfg.options.sample, cfg.options.normalize, key)
     return state
+
+
+def check_options(options: LabelGuidedOptions) -> None:
+    """Raise `ConfigError` for options about drawn nodes where none are drawn."""
+    plain = LabelGuidedOptions()
+    names = [name for name in vars(plain) if getattr(options, name) != getattr(plain, name)]
+    if options.sample is None and names:
+        raise ConfigError(
+            f"expected sample with {names[0]}, which says how drawn nodes count, got none: give "
+            f"--option sample=NODES, or leave out {', '.join(names)}"
+        )
 
 
 def fit_round(
@@ -78,7 +93,7 @@ def step(
 
 LABEL_GUIDED = Method(
     name="label_guided",
-    title="one model on the joined graph, on nodes drawn by label",
+    title="one model on the joined graph, on all nodes or those drawn by label",
     reference="Zhang et al., Tackling the local bias in federated graph learning, 2021",
     options=LabelGuidedOptions,
     optimizer="adam",

@@ -76,7 +76,7 @@ def plain(conv: object) -> Conv:
     if conv.indivisible is not None:  # type: ignore[attr-defined]
         raise ConfigError(
             f"expected a model whose sums can be shared, got {type(conv).__name__}: "
-            f"{conv.indivisible}"  # type: ignore[attr-defined]
+            f"{conv.indivisible}; use --model gcn, graphconv, gin, sage or appnp"  # type: ignore[attr-defined]
         )
     return conv  # type: ignore[return-value]
 

@@ -84,8 +84,8 @@ def plain(values: list[float]) -> str:
     """Return mean ± standard deviation of distances."""
     if not values:
         return "-"
-    mean = f"{statistics.mean(values):.3g}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2g}"
+    mean = f"{statistics.mean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.3f}"
 
 
 def lines_of(found: Found, setting: str, method: str) -> list[Line]:
