@@ -20,6 +20,7 @@ from runs import FAST, MakeGraph, go, run_until
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config, read_toml
 from silograph.core.errors import ConfigError, DataError
+from silograph.core.kinds import Kind
 from silograph.evaluation.scores import Views
 from silograph.experiment.files import read_csv, read_rounds
 from silograph.experiment.report import reading, write_comparison, write_report
@@ -344,6 +345,14 @@ def test_the_folder_alone_tells_what_the_result_says(done: Result, out: Path) ->
         ours, theirs = part.scores(name), whole.scores(name)
         assert ours["server"]["accuracy"] == theirs["server"]["accuracy"]
     assert tuple(f.name for f in fields(Views)) == reading.VIEWS
+
+
+@pytest.mark.parametrize("sizes", [[3], [5, 5, 5], [5, 6, 7], [5, 7, 4]])
+def test_bytes_are_added_up_however_they_are_packed(tmp_path: Path, sizes: list[int]) -> None:
+    k = len(sizes)
+    record = Record(1, 1, "a", Kind.WEIGHTS, "up", np.arange(k), np.array(sizes), np.zeros(k))
+    (tmp_path / "ledger.jsonl").write_text(record.to_line() + "\n")
+    assert read_traffic(tmp_path / "ledger.jsonl") == {("weights", "up"): sum(sizes)}
 
 
 def test_bytes_by_kind_and_direction_are_the_ledger(done: Result, out: Path) -> None:

@@ -70,6 +70,10 @@ def _option(*names: str, help: str, default: object = None) -> object:
             float,
             _option("--wait", help="seconds to wait for all silos (default: 600)", default=600.0),
         ),
+        "metrics": (
+            str | None,
+            _option("--metrics", help="PORT or HOST:PORT where OpenMetrics text is read"),
+        ),
         "log_file": (Path | None, _option("--log-file", help=LOG_FILE)),
         "log_level": (str, _option("--log-level", help=LOG_LEVEL, default="info")),
         "json": (
@@ -91,6 +95,7 @@ def server_command(
     rejoin_seconds: float,
     resume: Path | None,
     wait: float,
+    metrics: str | None,
     log_file: Path | None,
     log_level: str,
     json: bool,
@@ -118,6 +123,7 @@ def server_command(
         seconds=answer_seconds,
         patience=wait,
         rejoin=rejoin_seconds,
+        metrics=metrics,
     )
     mode = "none" if quiet else best_mode()
     with logging_to(log_file, log_level):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.experiment.figures import Figures
 from silograph.experiment.files import write_atomic
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.loop import first_snapshot
@@ -27,11 +28,12 @@ from silograph.experiment.snapshot import NUMERIC, check_identity, identity
 from silograph.experiment.trackers import Tracker
 from silograph.experiment.watching import Watch, watching
 from silograph.federation.session.engine import Session, say_goodbye
-from silograph.federation.session.events import Event, Report, What, log_event
+from silograph.federation.session.events import Event, Report, What, both, log_event
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import own_ops
 from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.status import Board
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema
 
@@ -59,6 +61,7 @@ class Venue:
         patience: seconds for which the server waits for its silos.
         rejoin: seconds for which a round that cannot go on without silos waits until they attach
             again; it is then done again.
+        metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
     """
 
     listen: str
@@ -70,6 +73,7 @@ class Venue:
     seconds: float | None = None
     patience: float = 600.0
     rejoin: float = 60.0
+    metrics: str | None = None
 
 
 def serve(
@@ -99,9 +103,10 @@ def serve(
     choose_method(config)
     if config.out is not None:
         check_free(config.out)
-    watched = watched_by(config, trackers)
+    figures = Figures()
+    watched = watched_by(config, (figures, *trackers))
     known = Known(secrets.token_bytes(16), {})
-    with _met(config, venue, known, progress, report) as (meeting, watch):
+    with _met(config, venue, known, progress, figures, report) as (meeting, watch):
         setup = meeting.set_up()
         start = first_snapshot(setup)
         folder = None
@@ -145,9 +150,10 @@ def serve_again(
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
         known = read_known(target)
-        watched = watched_by(config, trackers)
+        figures = Figures()
+        watched = watched_by(config, (figures, *trackers))
         venue = replace(venue, silos=tuple(known.keys))
-        with _met(config, venue, known, progress, report) as (meeting, watch):
+        with _met(config, venue, known, progress, figures, report) as (meeting, watch):
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
@@ -189,11 +195,17 @@ def read_known(folder: Path) -> Known:
 
 @contextmanager
 def _met(
-    config: RunConfig, venue: Venue, known: Known, progress: str | Progress, report: Report
+    config: RunConfig,
+    venue: Venue,
+    known: Known,
+    progress: str | Progress,
+    figures: Figures,
+    report: Report,
 ) -> Iterator[tuple["Meeting", Watch]]:
     """Open the place where silos attach; when it closes, silos hear whether the run failed."""
     names, room = expected_silos(config, venue)
-    shown = watching(config.rounds, names or tuple(known.keys), room, progress, report)
+    board = Board(names or tuple(known.keys), room, both(figures.take, report))
+    shown = watching(config.rounds, board, progress, figures, venue.metrics)
     with torch_threads(config.threads), shown as watch:
         config = replace(resolve_seeds(config), clients=room, partition=CUT)
         meeting = Meeting(config, venue, known, names, watch)

@@ -1,14 +1,16 @@
-"""Who sees what happens at a server of silos: the log, the board of silos, the progress view."""
+"""Who sees what happens at a server of silos: log and figures by way of the board, and the view."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+from silograph.experiment.figures import Figures
+from silograph.experiment.openmetrics import serving
 from silograph.experiment.progress import Progress
 from silograph.experiment.silos_progress import SilosProgress, show_silos
 from silograph.federation.ledger import Ledger
-from silograph.federation.session.events import Event, Report, What
+from silograph.federation.session.events import Event, What
 from silograph.federation.session.status import Board
 
 
@@ -19,12 +21,14 @@ class Watch:
         rounds: of the run.
         board: of its silos; told of every event first.
         display: what a person sees.
+        figures: what a monitoring system sees.
     """
 
-    def __init__(self, rounds: int, board: Board, display: SilosProgress) -> None:
+    def __init__(self, rounds: int, board: Board, display: SilosProgress, figures: Figures) -> None:
         self._rounds = rounds
         self._board = board
         self._display = display
+        self._figures = figures
         self._ledger: Callable[[], Ledger] | None = None
         self._began = time.monotonic()
 
@@ -37,6 +41,7 @@ class Watch:
     def follow(self, ledger: Callable[[], Ledger]) -> None:
         """Silos are there: their run has this ledger."""
         self._ledger = ledger
+        self._figures.add_up(ledger)
 
     def say(self, line: str) -> None:
         """Pass on a line for people."""
@@ -60,17 +65,23 @@ class Watch:
 
 @contextmanager
 def watching(
-    rounds: int, names: Sequence[str], room: int, progress: str | Progress, report: Report
+    rounds: int, board: Board, progress: str | Progress, figures: Figures, metrics: str | None
 ) -> Iterator[Watch]:
     """Show where silos stand inside the block.
 
     Args:
         rounds: of the run.
-        names: of the silos, as far as they are known.
-        room: silos of the run.
+        board: of its silos.
         progress: how to show it, or who is told of rounds.
-        report: told of every event.
+        figures: told of every event by the board.
+        metrics: PORT or HOST:PORT where figures are read; None: nowhere.
+
+    Raises:
+        ConfigError: that is no address, or not free.
     """
-    board = Board(names, room, report)
-    with show_silos(progress, rounds, board) as display:
-        yield Watch(rounds, board, display)
+    figures.follow(board)
+    port = nullcontext() if metrics is None else serving(figures.text, metrics)
+    with port as address, show_silos(progress, rounds, board) as display:
+        if address is not None:
+            board.take(Event(What.METRICS, address=address))
+        yield Watch(rounds, board, display, figures)

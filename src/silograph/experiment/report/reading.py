@@ -172,7 +172,17 @@ def read_traffic(path: Path) -> dict[tuple[str, str], int]:
         for line in file:
             if line.endswith("\n"):
                 record = json.loads(line[: line.rindex(', "flops": ')] + "}")
-                sizes = record["bytes"]
-                size = sizes["all"] * sizes["times"] if isinstance(sizes, dict) else sum(sizes)
-                total[record["what"], record["direction"]] += size
+                total[record["what"], record["direction"]] += packed_sum(record["bytes"])
     return dict(total)
+
+
+def packed_sum(values: Mapping[str, int] | Sequence[int]) -> int:
+    """Return the sum of integers as a ledger's file has them: equal, consecutive, or a list.
+
+    >>> packed_sum({"all": 5, "times": 2}), packed_sum({"from": 5, "times": 2}), packed_sum([5, 7])
+    (10, 11, 12)
+    """
+    if not isinstance(values, Mapping):
+        return sum(values)
+    k = values["times"]
+    return values["all"] * k if "all" in values else values["from"] * k + k * (k - 1) // 2

@@ -126,6 +126,16 @@ def log_event(event: Event) -> None:
         LOG.log(event.level, "%s", event, extra=told, exc_info=event.what is What.FAILED)
 
 
+def both(first: Report, second: Report) -> Report:
+    """Return what reports to two."""
+
+    def report(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return report
+
+
 def told_of(event: Event) -> dict[str, str | int | float]:
     """Return the fields that an event has, in their order."""
     return {name: v for name in FIELDS if (v := getattr(event, name)) is not None}
