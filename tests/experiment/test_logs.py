@@ -54,6 +54,15 @@ def test_lines_are_added_and_one_a_record(tmp_path: Path) -> None:
     assert {line["event"] for line in lines_of(path)} == {"note"}
 
 
+def test_what_others_say_cannot_steer_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logging_to(tmp_path / "log"):
+        LOG.warning("%s has torch %s", "a", "1\x1b[2J\x9b2J")
+    assert capsys.readouterr().err.endswith(" a has torch 1?[2J?2J\n")
+    assert (tmp_path / "log").read_text(encoding="utf-8").isascii()
+
+
 def test_what_progress_shows_is_in_the_file_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +148,7 @@ def test_logs_that_cannot_be(tmp_path: Path) -> None:
     ):
         pass
     with (
-        pytest.raises(ConfigError, match=r"unknown level 'loud'.*Choices: debug, info, warning"),
+        pytest.raises(ConfigError, match=r"unknown level 'loud'.*choices: debug, info, warning"),
         logging_to(None, "loud"),
     ):
         pass

@@ -33,7 +33,7 @@ class JsonLines(logging.Formatter):
         line |= {name: vars(record)[name] for name in FIELDS if name in vars(record)}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)
 
 
 class ForPeople(logging.Handler):
@@ -46,7 +46,9 @@ class ForPeople(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line at once, so that lines of threads do not mix."""
-        sys.stderr.write(self.format(record) + "\n")
+        line = self.format(record)
+        shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in line)
+        sys.stderr.write(shown + "\n")
         sys.stderr.flush()
 
 

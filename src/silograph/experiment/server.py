@@ -1,6 +1,5 @@
 """The server of a real federation: waits for its silos, and runs the loop of every run on them."""
 
-import json
 import logging
 import os
 import re
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
-from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.core.errors import ConfigError, SilographError
 from silograph.experiment.figures import Figures
-from silograph.experiment.files import write_atomic
 from silograph.experiment.folder import ResultFolder, check_free
+from silograph.experiment.known import Known, read_known, write_known
 from silograph.experiment.loop import first_snapshot
 from silograph.experiment.progress import Progress
 from silograph.experiment.result import Result
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
 
 LOG = logging.getLogger("silograph")
-SESSION = "session.json"
 
 
 @dataclass(frozen=True)
@@ -159,38 +157,6 @@ def serve_again(
             snapshot, rows = restored(setup, folder, about["same"])
             watch.start(snapshot.round)
             return go_on(setup, folder, watch, snapshot, rows, watched, watch.say)
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a server that goes on must know of its silos.
-
-    Attributes:
-        token: of the run, by which silos find their states.
-        keys: public keys by the silos' names, in the order of every sum.
-    """
-
-    token: bytes
-    keys: Mapping[str, bytes]
-
-
-def write_known(folder: Path, known: Known) -> None:
-    """Write what a server that goes on must know."""
-    silos = {name: key.hex() for name, key in known.keys.items()}
-    text = json.dumps({"token": known.token.hex(), "silos": silos}, indent=2)
-    write_atomic(folder / SESSION, text + "\n")
-
-
-def read_known(folder: Path) -> Known:
-    """Return what `write_known` wrote; raise `CheckpointError` where it is missing or damaged."""
-    try:
-        told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
-        keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
-        return Known(bytes.fromhex(told["token"]), keys)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"
-        ) from None
 
 
 @contextmanager

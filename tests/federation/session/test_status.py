@@ -140,6 +140,8 @@ def test_every_event_is_one_line_and_one_record(
         (Event(What.ENDED, reason="x"), "the run failed: x"),
         (Event(What.ROUND, round=1, rounds=2), "round 1 of 2 is over: not judged"),
         (Event(What.FAILED), "an op failed"),
+        (Event(What.RETURNED, "a", -1), "a is back, before it had any state"),
+        (Event(What.NOTE, note="a\nb\x1b[31m\x9b"), "a?b?[31m?"),  # no line and no color of its own
     ],
 )
 def test_lines_do_without_what_is_not_known(event: Event, line: str) -> None:

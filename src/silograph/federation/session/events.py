@@ -86,7 +86,7 @@ class Event:
 
     def __str__(self) -> str:
         """Return the event as a line for people."""
-        return _line(self)
+        return "".join(c if c.isprintable() else "?" for c in _line(self))
 
     @property
     def level(self) -> int:
@@ -165,6 +165,8 @@ def _line(e: Event) -> str:
             return f"an answer of {e.silo} came too late and is discarded"
         case What.WAITING:
             return f"round {e.round} waits up to {e.seconds:g} s for {e.silo}, and is done again"
+        case What.RETURNED if e.round is not None and e.round < 0:
+            return f"{e.silo} is back, before it had any state"
         case What.RETURNED:
             return f"{e.silo} is back, with its state of round {e.round}"
         case What.UNFIT:
