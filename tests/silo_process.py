@@ -1,8 +1,9 @@
 """A process that takes part in one run after the other, as standard input tells it to.
 
-Each line is a JSON object: the server's address, the silo's folder and, if the silo is to hang in a
-round, its number. Each answer is a line: `ready` at the start, `attached` and `working` as it goes,
-and in the end why the run failed, or nothing.
+Each line is a JSON object: the server's address, the silo's folder, where there is TLS the
+authority's certificate and, if the silo is to hang in a round, its number. Each answer is a line:
+`ready` at the start, `attached` and `working` as it goes, and in the end why the run failed, or
+nothing.
 """
 
 import json
@@ -30,7 +31,8 @@ def main() -> None:
             told["address"],
             folder / "key.pem",
             folder.parent / "secret",
-            insecure=True,
+            ca=Path(told["ca"]) if "ca" in told else None,
+            insecure="ca" not in told,
             state=folder / "state",
         )
         say(attend(read_silo(folder), how, report) or "")
@@ -42,16 +44,18 @@ def attached(event: Event) -> None:
 
 
 def hang(number: int) -> None:
-    """Let the first op of a round never end."""
+    """Let the first op of a round not end before SIGUSR1."""
     answer = Worker.answer
+    signal.signal(signal.SIGUSR1, lambda *_: None)
 
     def hanging(self: Worker, data: bytes) -> bytes:
         message = unpack(data)
         if message.type is Type.CALL:
             envelope, _ = decode(read_call(message.body).frame)
             if envelope.round == number:
+                Worker.answer = answer  # type: ignore[method-assign] # once only
                 say("working")
-                signal.pause()
+                signal.pause()  # until SIGUSR1, if it comes
         return answer(self, data)
 
     Worker.answer = hanging  # type: ignore[method-assign]

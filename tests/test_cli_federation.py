@@ -2,9 +2,13 @@
 
 import json
 import logging
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,19 +17,12 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 from commands import Capture, everything, printed
+from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
 from silos import running
 
 SMALL = ["--rounds", "2", "--hidden", "4", "--partition", "random", "--method", "fedavg"]
-
-
-def children() -> set[str]:
-    """Processes that this one has started and that are still there."""
-    found: set[str] = set()
-    for task in Path("/proc/self/task").glob("*/children"):
-        found |= set(task.read_text().split())
-    return found
 
 
 @pytest.fixture
@@ -62,6 +59,28 @@ def test_a_demonstration_that_fails_leaves_nothing(
     assert capsys.readouterr().err.endswith("error: expected a server, got none\n")
     assert everything(alone) == {}
     assert children() == before
+
+
+def test_a_demonstration_that_is_killed_leaves_no_process(alone: Path) -> None:
+    command = ["demo-federation", "g.npz", *SMALL, "--clients", "2"]
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "silograph", *command],
+        env={**os.environ, "TMPDIR": str(alone)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stderr is not None
+    while "silos started" not in demo.stderr.readline():
+        assert demo.poll() is None
+    started = {int(pid) for pid in children_of(demo.pid)}
+    assert len(started) == 3  # the server and two silos
+    demo.kill()
+    demo.wait()
+    demo.stderr.close()
+    limit = time.monotonic() + 60
+    while any(is_running(pid) for pid in started):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
 
 
 def test_three_commands_make_a_federation(

@@ -1,10 +1,6 @@
 """Silos that die, servers that die: what goes on, what resumes, and what is said."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,45 +22,11 @@ from silograph.experiment.server import Venue, serve, serve_again
 from silograph.experiment.trackers import RunFacts
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
+from victims import Victim
 
-TESTS = Path(__file__).parents[1]
 PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8, "method": "scaffold"}
 MakeGraph = Callable[..., Graph]
-
-
-class Victim:
-    """A silo as a process."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "silo_process.py")],
-            text=True,
-            cwd=TESTS,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.hears("ready")
-
-    def take_part(self, address: str, folder: Path, hang: int) -> None:
-        told = {"address": address, "folder": str(folder), "hang": hang}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(told) + "\n")
-        self.process.stdin.flush()
-
-    def hears(self, line: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == line + "\n"
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 @pytest.fixture

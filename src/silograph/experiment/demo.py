@@ -5,6 +5,7 @@ Everything is in a temporary folder and on a port that the system chose; nothing
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -144,15 +145,16 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Give a way to start commands of silograph; none of them is left at the end."""
+    """Give a way to start commands of silograph; none of them is left, even if this one dies."""
     started: list[subprocess.Popen[str]] = []
+    tether, held = os.pipe()  # `held` closes with this process; they end when it does
 
     def start(errors: int | IO[str], *words: object) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "silograph", *map(str, words)]
+        command = [sys.executable, "-m", "silograph.cli.tethered", *map(str, words)]
         started.append(
             subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=tether,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 text=True,
@@ -175,6 +177,8 @@ def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
                 process.wait()
             if process.stderr is not None:
                 process.stderr.close()
+        os.close(tether)
+        os.close(held)
 
 
 def _compared(folder: Path, silos: int, seconds: float) -> Demonstration:

@@ -1,0 +1,22 @@
+"""`python -m silograph.cli.tethered`: the command line, in a process that ends with its parent.
+
+Standard input is a pipe that the parent holds open. When it closes, however the parent ended, so
+does the process; a parent that is killed can tell its children nothing.
+"""
+
+import os
+import threading
+
+from silograph.cli import main
+
+
+def end_with_input() -> None:
+    """Wait for the end of standard input, and end the process."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with_input, daemon=True).start()
+    main()

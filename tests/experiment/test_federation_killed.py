@@ -1,0 +1,170 @@
+"""Servers and silos as processes that get SIGKILL: nothing is lost, nothing is left."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+import silograph as sg
+from processes import Command, children, is_listened_to
+from runs import files_of
+from silograph.core.config import write_toml
+from silograph.federation.session.certificates import make_certificates
+from silograph.graph.graph import Graph
+from silos import config_of, folders
+from victims import Victim
+
+BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8}
+MakeGraph = Callable[..., Graph]
+
+
+class Place:
+    """A federation on this machine: the last silo stops in round 3, the others go on."""
+
+    def __init__(self, path: Path, graph: Graph, method: str, clients: int, *, tls: bool) -> None:
+        self.path = path
+        self.config = config_of(clients, **BASE, method=method)
+        self.silos = folders(graph, self.config, path / "silos")
+        (path / "run.toml").write_text(write_toml(self.config), encoding="utf-8")
+        self.started: list[Command] = []
+        self.victim = Victim()
+        self.tls = tls
+        if tls:
+            make_certificates(path / "certs", ["127.0.0.1"])
+        self.address = ""
+
+    def server(self, *words: object) -> Command:
+        how = ("--certs", self.path / "certs") if self.tls else ("--insecure",)
+        listen = ("--listen", self.address or "127.0.0.1:0")
+        server = self._start("server", "server", *listen, *how, "--quiet", *words)
+        while not self.address:
+            assert server.process.poll() is None, server.said()
+            for line in server.said().splitlines():
+                if "listening on " in line:
+                    self.address = line.rpartition("listening on ")[2]
+            time.sleep(0.02)
+        return server
+
+    def silo(self, number: int) -> Command:
+        how = ("--ca", self.path / "certs" / "ca.pem") if self.tls else ("--insecure",)
+        secret = ("--secret", self.path / "silos" / "secret")
+        data = ("--data", self.silos[number])
+        return self._start(
+            f"silo_{number}", "silo", "--server", self.address, *data, *secret, *how, "--wait", 60
+        )
+
+    def begin(self) -> tuple[Command, list[Command]]:
+        """Start all, and return server and silos when the last silo is in an op of round 3."""
+        server = self.server("--config", self.path / "run.toml", "--out", self.path / "out")
+        members = [self.silo(number) for number in range(len(self.silos) - 1)]
+        ca = self.path / "certs" / "ca.pem" if self.tls else None
+        self.victim.take_part(self.address, self.silos[-1], 3, ca)
+        self.victim.hears("attached")
+        self.victim.hears("working")
+        return server, members
+
+    def _start(self, name: str, *words: object) -> Command:
+        self.started.append(Command(self.path / f"{name}.log", *words))
+        return self.started[-1]
+
+    def end(self) -> None:
+        for command in self.started:
+            if command.process.poll() is None:
+                command.process.kill()
+                command.process.wait()
+        self.victim.end()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    made: list[Place] = []
+
+    def make(*args: Any, **named: Any) -> Place:
+        made.append(Place(tmp_path, *args, **named))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
+def assert_as_if_nothing_had_been(place: Place, graph: Graph, before: set[str]) -> None:
+    """What the run has left is what the simulation leaves, and nothing else is left."""
+    sg.run(graph, config=place.config, block_size=1, out=str(place.path / "whole"))
+    ours, theirs = files_of(place.path / "out"), files_of(place.path / "whole")
+    assert ours["model"] == theirs["model"]
+    assert ours["ledger"] == theirs["ledger"]
+    assert ours["rows"] == theirs["rows"]
+    place.victim.end()
+    assert children() == before
+    assert not is_listened_to(place.address)
+    assert not list((place.path / "tmp").iterdir())
+    assert not list(place.path.glob("silos/*/state/*"))
+    assert not list((place.path / "out").rglob(".*"))  # files that were being written
+
+
+@pytest.mark.parametrize(
+    ("method", "clients", "tls"),
+    [
+        ("scaffold", 2, False),
+        pytest.param("scaffold", 3, True, marks=pytest.mark.slow),
+        pytest.param("label_guided", 3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_that_is_killed_in_a_round(
+    make_graph: MakeGraph, place: Callable[..., Place], method: str, clients: int, tls: bool
+) -> None:
+    """Silos that wait attach to the next server by themselves, also from the middle of an op."""
+    before, graph = children(), make_graph(60)
+    here = place(graph, method, clients, tls=tls)
+    server, members = here.begin()
+    server.kill()
+    server = here.server("--resume", here.path / "out")
+    here.victim.signal(signal.SIGUSR1)
+    here.victim.hears("attached")
+    here.victim.hears("")
+    for each in (server, *members):
+        each.ends_well()
+    assert "the run goes on after round 2" in server.said()
+    assert members[0].said().count("is attached to") == 2
+    assert_as_if_nothing_had_been(here, graph, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["scaffold", "label_guided"])
+def test_everybody_is_killed_and_started_again(
+    make_graph: MakeGraph, place: Callable[..., Place], method: str
+) -> None:
+    before, graph = children(), make_graph(60)
+    here = place(graph, method, 3, tls=True)
+    server, members = here.begin()
+    for each in (server, *members):
+        each.kill()
+    here.victim.signal(signal.SIGKILL)
+    server = here.server("--resume", here.path / "out")
+    members = [here.silo(number) for number in range(3)]
+    for each in (server, *members):
+        each.ends_well()
+    assert_as_if_nothing_had_been(here, graph, before)
+
+
+@pytest.mark.slow
+def test_a_silo_that_is_killed_in_an_op_and_started_again(
+    make_graph: MakeGraph, place: Callable[..., Place]
+) -> None:
+    before, graph = children(), make_graph(60)
+    here = place(graph, "label_guided", 3, tls=True)
+    server, members = here.begin()
+    here.victim.signal(signal.SIGKILL)
+    members.append(here.silo(2))
+    for each in (server, *members):
+        each.ends_well()
+    assert "round 3 waits up to 60 s for client_02, and is done again" in server.said()
+    assert "client_02 is back, with its state of round 2" in server.said()
+    assert_as_if_nothing_had_been(here, graph, before)

@@ -1,0 +1,45 @@
+"""Silos as processes that signals hit; see `silo_process`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+class Victim:
+    """A process that takes part as a silo, as it is told to, and can be stopped in an op."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(TESTS / "silo_process.py")],
+            text=True,
+            cwd=TESTS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def take_part(self, address: str, folder: Path, hang: int, ca: Path | None = None) -> None:
+        self.hears("ready")
+        told = {"address": address, "folder": str(folder), "hang": hang}
+        if ca is not None:
+            told["ca"] = str(ca)
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.flush()
+
+    def hears(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == line + "\n"
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
