@@ -190,6 +190,31 @@ def test_only_the_silo_itself_names_the_nodes_of_an_edge(tmp_path: Path) -> None
     assert named.startswith("expected both owners")
 
 
+def test_the_first_of_many_edges_is_named(tmp_path: Path) -> None:
+    """More than a thousand disagree: the number is right, and the first is that of the table."""
+    edges = "".join(f"{own},south,k{n}\n" for n in range(600) for own in "ba")
+    north = folder(tmp_path / "north", NORTH | {"cross_edges.csv": f"own,silo,remote\n{edges}"})
+    nodes = "".join(f"k{n},dog,train\n" for n in range(600))
+    features = "".join(f"k{n},1,2\n" for n in range(600))
+    south = folder(
+        tmp_path / "south",
+        SOUTH
+        | {
+            "nodes.csv": f"id,label,split\n{nodes}",
+            "features.csv": f"id,size,age\n{features}",
+            "cross_edges.csv": "own,silo,remote\n",
+        },
+    )
+    (tmp_path / "secret").write_bytes(bytes(20))
+    said: list[str] = []
+    config = config_of(2, **BASE | {"split": "public"})
+    with pytest.raises(DataError, match="got 1200 of north that lead to south, which does not"):
+        federate([north, south], config, PLAIN, said=said)
+    (named,) = [line for line in said if "the first is" in line]
+    assert "got 1200 of north" in named
+    assert "the first is from 'b' to 'k0': list it" in named
+
+
 def test_other_versions_are_refused(
     make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,11 @@ from silograph.federation.session.message import (
     Message,
     Type,
     call_body,
+    explain_body,
     facts_body,
     pack,
     read_call,
+    read_explain,
     read_reply,
     reply_body,
     unpack,
@@ -59,9 +61,33 @@ def test_work_survives(flops: list[float], frame: bytes) -> None:
     }
 
 
+@given(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=9))
+def test_edges_to_explain_survive(tags: list[bytes]) -> None:
+    assert read_explain(explain_body({"a": 1}, tags)) == ({"a": 1}, tuple(tags))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"12", explain_body({}, []), explain_body({}, [bytes(15)]), b"\xff" * 4 + bytes(99)],
+)
+def test_what_is_no_edge_to_explain(body: bytes) -> None:
+    with pytest.raises(FrameError, match=f"expected edges to explain, got {len(body)} bytes"):
+        read_explain(body)
+
+
+def test_a_message_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("silograph.federation.session.message.MAX_MESSAGE_BYTES", 99)
+    pack(Message(Type.CALL, TOKEN, 1, bytes(70)))
+    with pytest.raises(
+        FrameError,
+        match=r"expected a message of at most 99 bytes, got 100: take smaller layers \(.*\), or",
+    ):
+        pack(Message(Type.CALL, TOKEN, 1, bytes(71)))
+
+
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused_and_nothing_breaks(data: bytes) -> None:
-    for read in (unpack, read_call, read_reply):
+    for read in (unpack, read_call, read_reply, read_explain):
         try:
             read(data)
         except FrameError:

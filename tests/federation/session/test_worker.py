@@ -19,6 +19,7 @@ from silograph.federation.session.message import (
     Message,
     Type,
     call_body,
+    explain_body,
     pack,
     read_reply,
     unpack,
@@ -44,7 +45,11 @@ def fail(cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key) -
     raise ValueError("node 17 of patient Ann")
 
 
-OPS = table(count, fail)
+def much(cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key) -> Any:
+    return {"n": Stacked(state["n"].t + 1)}, {"x": Stacked(torch.zeros(1, 900, dtype=torch.bool))}
+
+
+OPS = table(count, fail, much)
 
 
 @pytest.fixture
@@ -110,6 +115,30 @@ def test_what_a_silo_refuses(worker: Worker) -> None:
     assert reason(worker, message(Type.LOAD, 8, facts(round=4))) == (
         "expected the silo's state of round 4, got none"
     )
+
+
+def test_a_reply_that_is_too_long_is_refused_and_leaves_the_state(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.answer(message(Type.START, 1))
+    assert counted(worker, call(2)) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.federation.session.message.MAX_MESSAGE_BYTES", 500)
+        said = reason(worker, call(3, op=qualified(much), frame_op="much"))
+        assert said.startswith("expected a message of at most 500 bytes, got 9")
+    assert counted(worker, call(4)) == 2
+
+
+def test_what_cannot_be_explained(worker: Worker) -> None:
+    assert reason(worker, message(Type.EXPLAIN, 1)) == (
+        "expected edges to explain, got 2 bytes: cut short"
+    )
+    said = explain_body({"silo": "a"}, [bytes(16)])
+    assert reason(worker, message(Type.EXPLAIN, 2, said)) == (
+        "expected edges to explain, got something else"
+    )
+    said = explain_body({"silo": "a", "other": "b", "absent": False}, [bytes(16)])
+    assert reason(worker, message(Type.EXPLAIN, 3, said)) == ("expected a nonce of 16 bytes, got 0")
 
 
 def test_only_a_silos_own_log_says_what_broke(

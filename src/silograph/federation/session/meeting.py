@@ -14,12 +14,10 @@ from silograph.federation.joining import (
     from_payload,
     match,
 )
-from silograph.federation.session.message import Type, facts_body
+from silograph.federation.session.message import Type, explain_body, facts_body
 from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.worker import HELLO
 from silograph.graph.halo import Route
-
-MOST_TAGS = 1000  # that are sent back to be explained: the first edge is what is told
 
 
 def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:
@@ -53,9 +51,10 @@ def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
 
 
 def _explain(peer: Peer, nonce: bytes, about: Disagreement, seconds: float | None) -> None:
-    tags = [tag.hex() for tag in about.tags[:MOST_TAGS]]
-    facts = {"nonce": nonce.hex(), "silo": about.silo, "other": about.other, "tags": tags}
+    names = {"silo": about.silo, "other": about.other}
+    facts = {"nonce": nonce.hex(), **names, "absent": about.absent}
     try:
-        peer.ask(Type.EXPLAIN, {**facts, "absent": about.absent}, seconds)
+        peer.send(Type.EXPLAIN, explain_body(facts, about.tags))
+        peer.answer(Type.DONE, seconds)
     except LostError:  # what is wrong is told all the same
         return

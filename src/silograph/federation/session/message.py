@@ -4,6 +4,7 @@
     CALL     key u64 · flags u8 · length of the op's name u16 · name, UTF-8 · frame
     REPLY    meters u8 · for each: kind u8, operations f64 (the first is the call's own) · frame
     JOINED   frame
+    EXPLAIN  length of the JSON object u32 · one JSON object · tags of edges, 16 bytes each
     others   one JSON object
 
 Numbers are little-endian. The sequence counts the server's messages to one silo from 1, and an
@@ -13,7 +14,7 @@ run. What is here is not in the ledger, whose bytes are the frames'.
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -22,12 +23,14 @@ from silograph.core.errors import FrameError
 from silograph.core.key import MASK, Key
 from silograph.core.kinds import Kind
 from silograph.core.work import Meter
+from silograph.federation.edge_tags import TAG_BYTES
 from silograph.federation.frame import KINDS
 
 MAGIC = b"SGM1"
 HEADER = struct.Struct("<4sB16sQ")
 CALL_HEAD = struct.Struct("<QBH")
 METER = struct.Struct("<Bd")
+LENGTH = struct.Struct("<I")
 MAX_NAME = 255
 MAX_FACTS = 2**20  # bytes of a JSON object
 MAX_MESSAGE_BYTES = 2**30
@@ -70,19 +73,35 @@ class Message:
         Raises:
             FrameError: the body is something else, or too long.
         """
-        if len(self.body) > MAX_FACTS:
-            raise FrameError(f"expected at most {MAX_FACTS} bytes of facts, got {len(self.body)}")
-        try:
-            found = json.loads(self.body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise FrameError(f"expected a JSON object in a {self.type.name} message, got others")
-        return found
+        return _object(self.body, self.type)
+
+
+def _object(data: bytes, kind: Type) -> dict[str, Any]:
+    if len(data) > MAX_FACTS:
+        raise FrameError(f"expected at most {MAX_FACTS} bytes of facts, got {len(data)}")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise FrameError(f"expected a JSON object in a {kind.name} message, got others")
+    return found
+
+
+def check_size(body: bytes) -> bytes:
+    """Return the body of a message; raise `FrameError` where it is too long to be sent."""
+    size = HEADER.size + len(body)
+    if size > MAX_MESSAGE_BYTES:
+        raise FrameError(
+            f"expected a message of at most {MAX_MESSAGE_BYTES:,} bytes, got {size:,}: take "
+            "smaller layers (--hidden), or spread the data over more silos"
+        )
+    return body
 
 
 def pack(message: Message) -> bytes:
-    """Return the bytes of a message."""
+    """Return the bytes of a message; see `check_size`."""
+    check_size(message.body)
     head = HEADER.pack(MAGIC, message.type, message.token, message.sequence)
     return head + message.body
 
@@ -108,6 +127,22 @@ def unpack(data: bytes) -> Message:
 def facts_body(facts: Mapping[str, Any]) -> bytes:
     """Return a JSON object as a body."""
     return json.dumps(facts, sort_keys=True).encode()
+
+
+def explain_body(facts: Mapping[str, Any], tags: Sequence[bytes]) -> bytes:
+    """Return facts and tags of edges as a body."""
+    told = facts_body(facts)
+    return LENGTH.pack(len(told)) + told + b"".join(tags)
+
+
+def read_explain(body: bytes) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    """Return the facts and tags of a body; raise `FrameError` where it has none."""
+    length = LENGTH.unpack_from(body)[0] if len(body) >= LENGTH.size else len(body)
+    facts, tags = body[LENGTH.size :][:length], body[LENGTH.size + length :]
+    if len(facts) < length or not tags or len(tags) % TAG_BYTES:
+        raise FrameError(f"expected edges to explain, got {len(body)} bytes: cut short")
+    found = tuple(tags[i : i + TAG_BYTES] for i in range(0, len(tags), TAG_BYTES))
+    return _object(facts, Type.EXPLAIN), found
 
 
 @dataclass(frozen=True)

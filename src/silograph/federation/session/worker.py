@@ -24,9 +24,11 @@ from silograph.federation.session.message import (
     CallBody,
     Message,
     Type,
+    check_size,
     facts_body,
     pack,
     read_call,
+    read_explain,
     reply_body,
     unpack,
 )
@@ -134,7 +136,7 @@ class Worker:
             case Type.CALL:
                 return Type.REPLY, self._call(read_call(message.body))
             case Type.JOIN:
-                payload = to_payload(self._holder.hello(nonce_of(message)))
+                payload = to_payload(self._holder.hello(nonce_of(message.facts())))
                 return Type.JOINED, encode(HELLO, payload, 0)
             case Type.EXPLAIN:
                 self._explain(message)
@@ -153,14 +155,13 @@ class Worker:
         return Type.DONE, facts_body({})
 
     def _explain(self, message: Message) -> None:
-        facts = message.facts()
+        facts, tags = read_explain(message.body)
         try:
-            tags = tuple(bytes.fromhex(tag) for tag in facts["tags"])
             names = str(facts["silo"]), str(facts["other"])
             about = Disagreement(*names, tags, facts["absent"] is True)
-        except (KeyError, TypeError, ValueError):
+        except KeyError:
             raise FrameError("expected edges to explain, got something else") from None
-        self._holder.explain(nonce_of(message), about)
+        self._holder.explain(nonce_of(facts), about)
 
     def _start(self, facts: Mapping[str, Any]) -> None:
         if self._prepared is None or facts != self._facts:  # else it is attached again
@@ -205,19 +206,20 @@ class Worker:
             )
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
+        body = check_size(reply_body(envelope.kind, meter, frame))
         self._state = new
         self._answered(op.__name__, frame, time.monotonic() - began)
-        return reply_body(envelope.kind, meter, frame)
+        return body
 
     def _answered(self, op: str, frame: bytes, seconds: float) -> None:
         about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
         self._report(replace(about, seconds=round(seconds, 6)))
 
 
-def nonce_of(message: Message) -> bytes:
+def nonce_of(facts: Mapping[str, Any]) -> bytes:
     """Return the nonce that a message gives; raise `FrameError` where it has none."""
     try:
-        nonce = bytes.fromhex(str(message.facts().get("nonce")))
+        nonce = bytes.fromhex(str(facts.get("nonce")))
     except ValueError:
         nonce = b""
     if len(nonce) != NONCE_BYTES:
