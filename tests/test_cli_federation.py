@@ -88,15 +88,19 @@ def test_three_commands_make_a_federation(
 ) -> None:
     """The silos are threads of this process; the server's address is in its log."""
     lines: list[str] = []
+    address: list[str] = []
     listening = threading.Event()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
-            listening.set()
+            if lines[-1].startswith("listening on "):
+                address.append(lines[-1].split()[-1])
+                listening.set()
 
-    listener = Listener()
-    monkeypatch.setattr(logging.getLogger("silograph"), "handlers", [listener])
+    listener, log = Listener(), logging.getLogger("silograph")
+    monkeypatch.setattr(log, "handlers", [listener])
+    monkeypatch.setattr(log, "level", log.level)  # threads set it, too
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
     told = [Path("silos", name, "secret") for name in ("client_00", "client_01")]
     assert [path.stat().st_mode & 0o777 for path in told] == [0o600, 0o600]
@@ -106,18 +110,21 @@ def test_three_commands_make_a_federation(
 
     def silo(name: str) -> None:
         assert listening.wait(60)
-        common = ["--server", lines[0].split()[-1], "--ca", "certs/ca.pem"]
+        common = ["--server", address[0], "--ca", "certs/ca.pem"]
         codes[name] = run_app(["silo", "--data", f"silos/{name}", "--name", name, *common])
 
     names = ("client_00", "client_01")
     with running([lambda name=name: silo(name) for name in names]):  # type: ignore[misc]
         listen = ["--listen", "localhost:0", "--certs", "certs", "--silos", ",".join(names)]
         capsys.readouterr()
-        assert run_app(["server", *listen, *SMALL, "--out", "out", "--quiet", "--json"]) == 0
+        watched = ["--quiet", "--json", "--log-file", "server.jsonl", "--metrics", "0"]
+        assert run_app(["server", *listen, *SMALL, "--out", "out", *watched]) == 0
         result = json.loads(capsys.readouterr().out)
     assert codes == dict.fromkeys(names, 0)
     assert (result["dataset"], result["clients"]) == ("silos", 2)
-    assert lines[0].startswith("listening on localhost:")
+    logged = [json.loads(line) for line in Path("server.jsonl").read_text().splitlines()]
+    assert {line["message"] for line in logged} <= set(lines)
+    assert {"metrics", "listening", "attached", "round", "ended"} <= {e["event"] for e in logged}
     assert {"client_00 is attached (1 of 2)", "client_01 is attached (1 of 2)"} & set(lines)
     for name in names:
         assert {"key.pem", "key.pub", "state"} <= {p.name for p in Path("silos", name).iterdir()}
@@ -157,6 +164,18 @@ def test_three_commands_make_a_federation(
         (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--secret", "silos"],
             "error: expected a file at silos/client_01, got: Is a directory",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--clients", "2", "--insecure", "--metrics", "x"],
+            "error: expected PORT or HOST:PORT for metrics, got 'x'",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--clients", "2", "--log-level", "loud"],
+            "error: unknown level 'loud'; choices: debug, info, warning",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--log-file", "."],
+            "error: expected a log to write at ., got: Is a directory",
         ),
         (["certs", "--out", "c", "--host", "ü"], "error: expected the server's name or address, "),
         (

@@ -177,7 +177,9 @@ def silo_command(
 ) -> int:
     """Take part in one run with the data of a folder, which stay here."""
     from silograph.experiment.logs import logging_to
+    from silograph.experiment.progress import best_mode
     from silograph.experiment.silo import Attendance, attend
+    from silograph.experiment.silo_progress import show_silo
     from silograph.graph.silo_files import read_silo
     from silograph.graph.silo_spec import SECRET
 
@@ -196,8 +198,8 @@ def silo_command(
         device=device,
         patience=wait,
     )
-    with logging_to(log_file, log_level):
-        reason = attend(silo, how)
+    with logging_to(log_file, log_level), show_silo(best_mode(), silo.name) as report:
+        reason = attend(silo, how, report)
     if reason is not None:
         typer.echo(f"error: the run failed: {reason}", err=True)
         return FAILED
