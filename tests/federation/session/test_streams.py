@@ -1,9 +1,10 @@
 """Who may attach: keys, names, nonces, certificates; everything else is refused with one line."""
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
+from sessions import TOKEN, worker_of  # noqa: E402
 from silograph.core.errors import ConfigError  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
 from silograph.federation.session.certificates import make_certificates  # noqa: E402
 from silograph.federation.session.events import log_event  # noqa: E402
-from silograph.federation.session.hub import Hub, Joined, StreamLink  # noqa: E402
+from silograph.federation.session.hub import Hub, StreamLink  # noqa: E402
 from silograph.federation.session.identity import (  # noqa: E402
     Register,
     SiloKey,
@@ -27,54 +29,20 @@ from silograph.federation.session.message import (  # noqa: E402
     NO_TOKEN,
     Message,
     Type,
-    facts_body,
     pack,
-    unpack,
 )
 from silograph.federation.session.peer import LostError, one_line  # noqa: E402
 from silograph.federation.session.wire import (  # noqa: E402
-    OPTIONS,
-    PATH,
     check_plaintext,
     is_loopback,
     need_packages,
     split_address,
 )
 from silograph.federation.session.worker import Worker  # noqa: E402
+from silos import running  # noqa: E402
+from streams import Raw, joined  # noqa: E402
 
-TOKEN = b"the token of it!"
 LOCAL = "127.0.0.1:0"
-
-
-class Raw:
-    """A stream on which anything can be said."""
-
-    def __init__(self, hub: Hub) -> None:
-        self.channel = grpc.insecure_channel(hub.address, options=OPTIONS)
-        self.out: SimpleQueue[bytes | None] = SimpleQueue()
-        self.call = self.channel.stream_stream(PATH)(iter(self.out.get, None))
-
-    def say(self, kind: Type, token: bytes = NO_TOKEN, **facts: Any) -> None:
-        self.out.put(pack(Message(kind, token, 0, facts_body(facts))))
-
-    def hear(self) -> Message:
-        return unpack(next(self.call))
-
-    def greet(
-        self, name: str, key: SiloKey, *, signer: SiloKey | None = None, **other: Any
-    ) -> Message:
-        """Attach as a silo does and return the server's verdict."""
-        said = {"name": name, "key": key.public.hex(), "protocol": 1, **other}
-        self.say(Type.HELLO, **said)
-        nonce = bytes.fromhex(self.hear().facts()["nonce"])
-        signature = (signer or key).sign(signed_text(TOKEN, nonce, name))
-        self.say(Type.PROOF, TOKEN, signature=signature.hex())
-        return self.hear()
-
-    def close(self) -> None:
-        self.out.put(None)
-        self.call.cancel()
-        self.channel.close()
 
 
 @pytest.fixture
@@ -101,12 +69,6 @@ def raws() -> Iterator[Any]:
     yield make
     for raw in made:
         raw.close()
-
-
-def joined(hub: Hub) -> Joined:
-    found = hub.next(30)
-    assert found is not None
-    return found
 
 
 def refusal(message: Message) -> str:
@@ -271,6 +233,29 @@ def test_a_server_that_is_not_there_or_refuses(hubs: Any) -> None:
     hub = hubs(Register(("south",), 1))
     with pytest.raises(ConfigError, match="the server refused: expected one of the run's silos"):
         take_part(attaching(hub.address, None, patience=0.0))
+
+
+def test_patience_is_for_the_time_without_a_stream(
+    hubs: Any, make_graph: Callable[..., Any], cut_block: Callable[..., Any]
+) -> None:
+    """A silo whose stream was there for longer than that attaches again."""
+    hub, failed = hubs(Register(None, 1)), list[str]()
+    silo = attaching(hub.address, None, patience=0.5)
+    block, _ = cut_block(make_graph(20), 1)
+    silo = replace(silo, make_worker=lambda token: worker_of(block, None, {}))
+
+    def attend() -> None:
+        with pytest.raises(ConfigError) as failure:
+            take_part(silo)
+        failed.append(str(failure.value))
+
+    with running([attend]):
+        first = joined(hub)
+        time.sleep(1.0)
+        first.link.close()
+        joined(hub)
+        hub.close()
+    assert "within 0.5 s, got: " in failed[0]
 
 
 def test_plaintext_stays_on_this_machine() -> None:

@@ -67,6 +67,7 @@ def take_part(silo: Attaching) -> str:
     token = NO_TOKEN
     pause, since = SHORTEST_PAUSE, time.monotonic()
     while True:
+        attached = False
         with _channel(silo) as channel:
             stream = _Stream(channel)
             try:
@@ -75,7 +76,7 @@ def take_part(silo: Attaching) -> str:
                     worker, token = silo.make_worker(found), found
                 worker.attach()
                 silo.report(Event(What.ATTACHED, silo.name, address=silo.server))
-                pause, since = SHORTEST_PAUSE, time.monotonic()
+                attached = True
                 stream.answer(worker, silo)
                 reason = "the server ended the stream"
             except grpc.RpcError as error:
@@ -91,6 +92,8 @@ def take_part(silo: Attaching) -> str:
                 stream.close()
         if worker is not None and worker.ended is not None:
             return worker.ended
+        if attached:  # patience is for the time without a stream
+            pause, since = SHORTEST_PAUSE, time.monotonic()
         if time.monotonic() - since > silo.patience:
             raise ConfigError(
                 f"expected a server at {silo.server} within {silo.patience:g} s, got: {reason}"

@@ -1,6 +1,7 @@
 """Which ops a session runs: silograph's own, by qualified name. The table is closed."""
 
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 
@@ -52,5 +53,5 @@ def name_of(ops: Mapping[str, Op], op: Op) -> str:
 def op_of(ops: Mapping[str, Op], name: str) -> Op:
     """Return the op of a name; raise `ProtocolError` where the table has none."""
     if name not in ops:
-        raise ProtocolError(str(unknown("op", name, ops)).partition(" Choices")[0])
+        raise ProtocolError(re.split("; choices| Choices", str(unknown("op", name, ops)))[0])
     return ops[name]
