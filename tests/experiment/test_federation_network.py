@@ -21,6 +21,7 @@ from silograph.experiment.files import Row
 from silograph.experiment.result import Result
 from silograph.experiment.server import Venue, serve
 from silograph.experiment.trackers import RunFacts
+from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders, running
@@ -71,10 +72,11 @@ def through(
     venue: Venue = PLAIN,
     all_silos: bool = True,
     said: list[str] | None = None,
+    hidden: int = 8,
     **how: Any,
 ) -> Result:
     """A federation of three of which all silos, or the last one, reach the server by a proxy."""
-    config = config_of(3, **BASE, method=method)
+    config = config_of(3, **BASE | {"method": method, "hidden": hidden})
     silos = folders(graph, config, path / "silos")
 
     def reached(folder: Path, address: str) -> str:
@@ -233,3 +235,26 @@ def test_a_network_that_does_not_come_back(
             all_silos=False,
             patience=1.0,
         )
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_the_ledger_has_the_bytes_of_the_wire_but_for_a_few_a_message(
+    make_graph: MakeGraph, proxy: Proxy, tmp_path: Path, tls: bool
+) -> None:
+    """What is besides: headers of HTTP/2, gRPC, TLS and messages, the handshake and the config."""
+    venue, how = PLAIN, dict[str, Any]()
+    if tls:
+        make_certificates(tmp_path / "certs", ["127.0.0.1"])
+        pair = (tmp_path / "certs" / "server.pem", tmp_path / "certs" / "server.key")
+        venue = replace(venue, insecure=False, certificate=pair)
+        how = {"ca": tmp_path / "certs" / "ca.pem"}
+    graph = make_graph(60, features=400)
+    result = through(
+        proxy, graph, tmp_path, method="fedavg", todo={}, venue=venue, hidden=64, **how
+    )
+    for way, seen in (("down", proxy.down), ("up", proxy.up)):
+        records = [record for record in result.ledger.records if record.direction == way]
+        frames = sum(int(record.bytes.sum()) for record in records)
+        messages = sum(len(record.clients) for record in records)
+        assert frames > 1_000_000
+        assert 0 < seen - frames < 300 * messages + 20_000 * 3 + 0.01 * frames

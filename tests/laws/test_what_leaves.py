@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import silograph as sg
+from leaks import OPTIONS, Sent, blocks_of, documented, found_in
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, take
@@ -29,18 +29,6 @@ from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import Adam
 
 ROOT = Path(__file__).parents[2]
-TABLE = re.compile(r"^\| `(\w+)` \| ([\w, ]+) \|$", re.MULTILINE)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "label_guided": {"sample": 30},
-    "graphsaint": {"budget": 10, "sample_coverage": 3},
-}
-Sent = list[tuple[Envelope, Payload]]
-
-
-def documented() -> dict[str, set[str]]:
-    text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
-    table = text.partition("## What leaves a silo")[2].partition("## ")[0]
-    return {name: set(kinds.split(", ")) for name, kinds in TABLE.findall(table)}
 
 
 @pytest.fixture
@@ -102,47 +90,20 @@ def test_collecting_adds_features(make_graph: Callable[..., Graph], sent: Sent, 
     assert kinds == documented()[name] | {"features", "halo_keys"}
 
 
-def found_in(sent: Sent, fed: object) -> set[tuple[str, str]]:
-    """Return what of the clients' own data stands in payloads as it is, and in which kind."""
-    assert isinstance(fed, InProcess)
-    secrets: list[tuple[str, np.ndarray]] = []
-    for block in fed._blocks:
-        assert isinstance(block.x, Tensor)
-        secrets += [
-            ("labels", block.y.numpy()),
-            ("edges", block.adj.indices.numpy()),
-            ("cross-client edges", block.halo.adj.indices.numpy()),
-            ("degrees", (block.adj.degree + block.halo.adj.degree).numpy()),
-            *(("features", row.numpy()) for row in block.x),
-        ]
-    found = set()
-    for envelope, payload in sent:
-        for part in payload.values():
-            values = part.t.double().numpy().ravel()
-            for what, secret in secrets:
-                hidden = secret.astype(np.float64).ravel()
-                if len(hidden) < 5 or len(values) < len(hidden):
-                    continue
-                windows = np.lib.stride_tricks.sliding_window_view(values, len(hidden))
-                if (windows == hidden).all(1).any():
-                    found.add((what, envelope.kind.value))
-    return found
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_no_frame_holds_labels_edges_or_features(
     make_graph: Callable[..., Graph], sent: Sent, setups: list[Setup], name: str
 ) -> None:
     run_method(name, make_graph(60))
     assert sent
-    assert found_in(sent, setups[0].federation) == set()
+    assert found_in(sent, blocks_of(setups[0])) == set()
 
 
 def test_features_are_found_where_they_do_leave(
     make_graph: Callable[..., Graph], sent: Sent, setups: list[Setup]
 ) -> None:
     run_method("fedavg", make_graph(60), collect=0.5)
-    assert found_in(sent, setups[0].federation) == {("features", "features")}
+    assert found_in(sent, blocks_of(setups[0])) == {("features", "features")}
 
 
 @pytest.mark.parametrize(("how", "percent"), [("random", 65), ("metis", 71)])

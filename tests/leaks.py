@@ -1,0 +1,61 @@
+"""What methods may send, by the docs, and whether what they did send holds clients' own data."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from silograph.core.payload import Payload
+from silograph.experiment.setup import Setup
+from silograph.federation.frame import Envelope
+from silograph.federation.in_process import InProcess
+from silograph.graph.block import ClientBlock
+
+ROOT = Path(__file__).parents[1]
+TABLE = re.compile(r"^\| `(\w+)` \| ([\w, ]+) \|$", re.MULTILINE)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "label_guided": {"sample": 30},
+    "graphsaint": {"budget": 10, "sample_coverage": 3},
+}
+Sent = list[tuple[Envelope, Payload]]
+
+
+def documented() -> dict[str, set[str]]:
+    text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+    table = text.partition("## What leaves a silo")[2].partition("## ")[0]
+    return {name: set(kinds.split(", ")) for name, kinds in TABLE.findall(table)}
+
+
+def blocks_of(setup: Setup) -> Sequence[ClientBlock]:
+    """The blocks of a simulation, of one client each."""
+    assert isinstance(setup.federation, InProcess)
+    return setup.federation._blocks
+
+
+def found_in(sent: Sent, blocks: Sequence[ClientBlock]) -> set[tuple[str, str]]:
+    """Return what of the clients' own data stands in payloads as it is, and in which kind."""
+    secrets: list[tuple[str, np.ndarray]] = []
+    for block in blocks:
+        assert isinstance(block.x, Tensor)
+        secrets += [
+            ("labels", block.y.numpy()),
+            ("edges", block.adj.indices.numpy()),
+            ("cross-client edges", block.halo.adj.indices.numpy()),
+            ("degrees", (block.adj.degree + block.halo.adj.degree).numpy()),
+            *(("features", row.numpy()) for row in block.x),
+        ]
+    found = set()
+    for envelope, payload in sent:
+        for part in payload.values():
+            values = part.t.double().numpy().ravel()
+            for what, secret in secrets:
+                hidden = secret.astype(np.float64).ravel()
+                if len(hidden) < 5 or len(values) < len(hidden):
+                    continue
+                windows = np.lib.stride_tricks.sliding_window_view(values, len(hidden))
+                if (windows == hidden).all(1).any():
+                    found.add((what, envelope.kind.value))
+    return found
