@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from silograph.core.errors import ConfigError
@@ -61,6 +69,29 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
     write_secret(folder / SERVER_KEY, _pem(key))
     (folder / CA).write_bytes(root.public_bytes(Encoding.PEM))
     (folder / SERVER).write_bytes(leaf.public_bytes(Encoding.PEM))
+
+
+def check_pair(chain: bytes, key: bytes) -> None:
+    """Raise `ConfigError` unless these are PEM: a certificate first, and its private key."""
+    try:
+        public = x509.load_pem_x509_certificates(chain)[0].public_key()
+    except ValueError:
+        raise ConfigError("expected the server's certificate (PEM), got something else") from None
+    try:
+        own = load_pem_private_key(key, password=None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # or it has a password
+        raise ConfigError(
+            "expected the key of the server's certificate (PEM, no password), got something else"
+        ) from None
+    if _spki(public) != _spki(own):
+        raise ConfigError(
+            "expected the key of the server's certificate, got another: its own certificate comes "
+            "first in the chain"
+        )
+
+
+def _spki(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _name(text: str) -> x509.Name:

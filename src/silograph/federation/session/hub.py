@@ -6,20 +6,24 @@ its stream is a `Link`. A silo whose stream has ended attaches anew with the sam
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from threading import Timer
 from typing import Any
 
 import grpc
 
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, FrameError, ProtocolError
+from silograph.federation.session.certificates import check_pair
 from silograph.federation.session.events import Cause, Event, Report, What, log_event
-from silograph.federation.session.identity import Register, is_signed, signed_text
+from silograph.federation.session.identity import NAME, Register, is_signed, signed_text
 from silograph.federation.session.message import (
+    HEADER,
+    MAX_FACTS,
     NO_TOKEN,
     Message,
     Type,
@@ -39,6 +43,8 @@ from silograph.federation.session.wire import (
 
 GREETING_SECONDS = 10.0  # a stream that has not said who it is by then is ended
 SPARE = 8  # streams that may be greeted at the same time
+UNREAD = 2  # messages of a silo that may wait: it is asked one thing at a time
+LONGEST_GREETING = HEADER.size + MAX_FACTS  # bytes
 PROTOCOL = 1
 Stream = Iterator[bytes]
 
@@ -84,10 +90,14 @@ class StreamLink:
         return iter(self._out.get, None)
 
     def pump(self, requests: Stream) -> None:
-        """Take in what comes until the stream ends, however it does."""
+        """Take in what comes until the stream ends, however it does, or speaks unasked."""
         with suppress(Exception):  # gRPC's own classes, and whatever a broken stream raises
             for data in requests:
                 self._arrived(len(data), self._over)
+                if self._over:
+                    continue
+                if self._in.qsize() == UNREAD:  # else it could fill the server's memory
+                    break
                 self._in.put(data)
         self._in.put(None)
         self._out.put(None)
@@ -139,7 +149,7 @@ class Hub:
         self._report = report
         self._lock = threading.Lock()
         self._joined: SimpleQueue[Joined] = SimpleQueue()
-        self._links: dict[str, StreamLink] = {}
+        self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
         streams = 2 * room + SPARE
         self._server = grpc.server(
             ThreadPoolExecutor(streams, "silo"), options=OPTIONS, maximum_concurrent_rpcs=streams
@@ -148,6 +158,8 @@ class Hub:
         generic = grpc.method_handlers_generic_handler(SERVICE, {ATTACH: handler})
         self._server.add_generic_rpc_handlers((generic,))
         at = join_address(host, port)
+        if credentials is not None:
+            check_pair(*credentials)
         try:
             if credentials is None:
                 check_plaintext(host)
@@ -180,42 +192,66 @@ class Hub:
 
     def close(self) -> None:
         """Stop listening and end all streams."""
-        for link in self._links.values():
+        with self._lock:
+            streams = list(self._streams.values())
+        for link, _ in streams:
             link.close()
         self._server.stop(grace=1).wait()
 
     def _attach(self, requests: Stream, context: Any) -> Iterator[bytes]:
         """Serve one stream: greet the silo, then carry messages."""
-        timer = threading.Timer(GREETING_SECONDS, context.cancel)
+        timer = Timer(GREETING_SECONDS, context.cancel)
         timer.daemon = True
         timer.start()
+        try:
+            found = yield from self._greeted(requests, context)
+            if found is None:
+                return
+            if isinstance(found, str):
+                yield self._message(Type.REFUSED, {"reason": found})
+                return
+            link = self._taken(found, requests, context)
+            yield self._message(Type.WELCOME, {})
+        finally:  # not before the last word is out: who reads nothing must not keep a thread
+            timer.cancel()
+        yield from link.outgoing()
+
+    def _greeted(
+        self, requests: Stream, context: Any
+    ) -> Generator[bytes, None, Mapping[str, Any] | str | None]:
+        """Greet who is there; return what a silo says of itself, or why it may not attach.
+
+        None is for who is no silo.
+        """
         try:
             nonce = secrets.token_bytes(32)
             hello = _next(requests, Type.HELLO, NO_TOKEN).facts()
             yield self._message(Type.CHALLENGE, {"nonce": nonce.hex(), "protocol": PROTOCOL})
             proof = _next(requests, Type.PROOF, self._token).facts()
-            name, reason = self._admitted(hello, proof, nonce)
         except (ProtocolError, StopIteration, grpc.RpcError) as error:
             self._report(Event(What.STRANGER, address=context.peer(), reason=one_line(error)))
-            return
-        finally:
-            timer.cancel()
-        if reason is not None:
-            who, why = one_line(name), one_line(reason)
-            self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
-            yield self._message(Type.REFUSED, {"reason": reason})
-            return
+            return None
+        reason = self._refusal(hello, proof, nonce)
+        if reason is None:
+            return hello
+        who, why = _text(hello.get("name")), one_line(reason)
+        self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
+        return why
+
+    def _taken(self, hello: Mapping[str, Any], requests: Stream, context: Any) -> StreamLink:
+        """Take a silo's stream in; one that it had before is ended."""
+        name = str(hello["name"])
         link = StreamLink(partial(self._arrived, name))
-        with self._lock:
-            before = self._links.get(name)
-            self._links[name] = link
-        if before is not None:
-            before.close()
         self._report(Event(What.ATTACHED, name))
         threading.Thread(target=link.pump, args=(requests,), daemon=True).start()
-        self._joined.put(Joined(name, hello, link))  # whoever is welcome is known to be there
-        yield self._message(Type.WELCOME, {})
-        yield from link.outgoing()
+        with self._lock:  # streams of one silo are told of in their order
+            before = self._streams.get(name)
+            self._streams[name] = link, context
+            self._joined.put(Joined(name, hello, link))  # whoever is welcome is known to be there
+        if before is not None:
+            before[0].close()
+            before[1].cancel()  # it may be stuck in a message that nobody reads
+        return link
 
     def _arrived(self, name: str, size: int, late: bool) -> None:
         what = What.DISCARDED if late else What.ANSWERED
@@ -224,29 +260,40 @@ class Hub:
     def _message(self, kind: Type, facts: Mapping[str, Any]) -> bytes:
         return pack(Message(kind, self._token, 0, facts_body(facts)))
 
-    def _admitted(
+    def _refusal(
         self, hello: Mapping[str, Any], proof: Mapping[str, Any], nonce: bytes
-    ) -> tuple[str, str | None]:
-        """Return a silo's name and why it may not attach, if so."""
-        name = str(hello.get("name"))
+    ) -> str | None:
+        """Return why a silo may not attach, if so; nothing that it says is taken on trust."""
+        name, protocol = hello.get("name"), hello.get("protocol")
+        if not isinstance(name, str) or NAME.fullmatch(name) is None:
+            return f"expected a silo's name, got {_text(name)[:80]!r}"
         try:
-            public = bytes.fromhex(str(hello.get("key")))
-            signature = bytes.fromhex(str(proof.get("signature")))
-        except ValueError:
-            return name, "expected a key and a signature in hexadecimal, got others"
-        if hello.get("protocol") != PROTOCOL:
-            return name, (
-                f"expected protocol {PROTOCOL}, got {hello.get('protocol')}: use the same version "
-                "of silograph at server and silos"
+            public, signature = bytes.fromhex(hello["key"]), bytes.fromhex(proof["signature"])
+        except (KeyError, TypeError, ValueError):
+            return "expected a key and a signature in hexadecimal, got others"
+        if protocol != PROTOCOL:
+            return (
+                f"expected protocol {PROTOCOL}, got {_text(protocol)}: use the same version of "
+                "silograph at server and silos"
             )
         if not is_signed(public, signature, signed_text(self._token, nonce, name)):
-            return name, "expected a signature of the silo's own key, got another"
+            return "expected a signature of the silo's own key, got another"
         with self._lock:
-            return name, self._register.refusal(name, public)
+            return self._register.refusal(name, public)
 
 
 def _next(requests: Stream, kind: Type, token: bytes) -> Message:
-    message = unpack(next(requests))
+    data = next(requests)
+    if len(data) > LONGEST_GREETING:
+        raise FrameError(
+            f"expected a greeting of at most {LONGEST_GREETING} bytes, got {len(data)}"
+        )
+    message = unpack(data)
     if message.type is not kind or message.token != token or message.sequence:
         raise ProtocolError(f"expected {kind.name} of this run, got {message.type.name}")
     return message
+
+
+def _text(said: object) -> str:
+    """Return what a stranger says; what is nested is not looked into."""
+    return one_line(said) if isinstance(said, str | int) else "something else"

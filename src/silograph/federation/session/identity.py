@@ -157,9 +157,7 @@ class Register:
         self._taken: set[str] = set()
 
     def refusal(self, name: str, public: bytes) -> str | None:
-        """Return why a silo may not attach, or None; then the name is its own from now on."""
-        if NAME.fullmatch(name) is None:
-            return f"expected a silo's name, got {name[:80]!r}"
+        """Return why a silo of a good name may not attach, or None; then the name is its own."""
         if self._names is not None and name not in self._names:
             return f"expected one of the run's silos, got {name}: give its name to --silos"
         if name in self.keys and self.keys[name] != public:
