@@ -20,6 +20,8 @@ from commands import Capture, everything, printed
 from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
+from silograph.experiment.silo import read_versions
+from silograph.federation.session.private import held
 from silos import running
 
 SMALL = ["--rounds", "2", "--hidden", "4", "--partition", "random", "--method", "fedavg"]
@@ -193,6 +195,33 @@ def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], 
     error = capsys.readouterr().err
     assert error.startswith(line), error
     assert error.count("\n") == 1
+
+
+def test_a_silo_is_not_started_twice(work: Path, capsys: Capture) -> None:
+    run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    capsys.readouterr()
+    with held(Path("silos/client_00/state")):
+        silo = ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--insecure"]
+        assert run_app([*silo, "--wait", "0"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: expected one process for the state in silos/client_00/state, got another that "
+    )
+
+
+def test_an_error_is_one_line_that_cannot_steer_a_terminal(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise SilographError("expected a, got b\nerror: c \x1b[2J")
+
+    monkeypatch.setattr("silograph.experiment.demo.demonstrate", broken)
+    assert run_app(["demo-federation", "g.npz"]) == 2
+    assert capsys.readouterr().err == "error: expected a, got b error: c ?[2J\n"
+
+
+def test_versions_that_silos_tell_are_one_line() -> None:
+    told = {"versions": {"torch": "1\n2 \x1b[2J", "a\nb": "x" * 999}, "protocol": 1}
+    assert read_versions("north", told) == {"torch": "1 2 ?[2J", "a b": "x" * 300}
 
 
 @pytest.mark.parametrize("command", ["server", "silo", "certs", "demo-federation"])

@@ -63,6 +63,33 @@ def test_what_others_say_cannot_steer_a_terminal(
     assert (tmp_path / "log").read_text(encoding="utf-8").isascii()
 
 
+def test_what_others_say_is_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to(None):
+        LOG.warning("%s has torch %s", "a", "1\n2026-11-22 00:45:07 b is attached")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("torch 1?2026-11-22 00:45:07 b is attached")
+
+
+def test_a_traceback_has_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to(None):
+        try:
+            raise ValueError("a\x1b[2J")
+        except ValueError:
+            log_event(Event(What.FAILED, "a", 1, op="train", reason="ValueError"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("train failed")
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: a?[2J"
+
+
+def test_a_log_is_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with logging_to(path):
+        path.rename(tmp_path / "log.1")
+        log_event(DROPPED)  # into a new file
+    assert {p.stat().st_mode & 0o777 for p in (path, tmp_path / "log.1")} == {0o600}
+
+
 def test_what_progress_shows_is_in_the_file_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,6 +217,12 @@ def test_a_disagreement_names_the_silo_and_the_first_key(tmp_path: Path, kind: s
     assert explain(silo, SECRETS, RUN, first) == str(caught.value)
 
 
+def test_a_disagreement_shows_the_name_of_another_silo_safely() -> None:
+    """It is what a silo says, and the server prints it."""
+    line = str(Disagreement("north", "a\n\x1b[2J" + "x" * 999, (bytes(16),), absent=True))
+    assert f"that lead to a??[2J{'x' * 74}, which is no silo" in line
+
+
 def test_a_disagreement_of_others_cannot_be_explained(tmp_path: Path) -> None:
     north, _ = silos_of(tmp_path).members
     for wrong in (

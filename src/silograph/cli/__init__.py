@@ -16,6 +16,7 @@ from silograph.cli.flags import FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
 from silograph.cli.studies import print_comparison, print_search
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.text import printable
 
 if TYPE_CHECKING:
     from silograph.experiment.result import Result
@@ -233,8 +234,8 @@ def run_app(arguments: list[str]) -> int:
         )
         typer.echo(f"error: {' '.join(text.split())}", err=True)
         return 2
-    except SilographError as error:
-        typer.echo(f"error: {error}", err=True)
+    except SilographError as error:  # which may quote what another machine said
+        typer.echo(f"error: {printable(' '.join(str(error).splitlines()))}", err=True)
         return 2
     except StoppedError as stopped:
         typer.echo("\n".join(stopped.lines), err=True)

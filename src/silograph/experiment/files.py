@@ -14,11 +14,23 @@ SIMULATION = "simulation.json"
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash."""
+def opens_private(path: str, flags: int) -> int:
+    """Open a file, made for its owner only; for `open(..., opener=)`."""
+    return os.open(path, flags, 0o600)
+
+
+def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file so that it is there whole or not at all, also after a crash.
+
+    Args:
+        path: of the file.
+        text: that it holds.
+        private: whether only its owner may read it.
+    """
     partial = path.with_name(path.name + ".partial")
+    opener = opens_private if private else None
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with open(partial, "w", encoding="utf-8", newline="", opener=opener) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -28,7 +28,7 @@ def write_known(folder: Path, known: Known) -> None:
     """Write what a server that goes on must know."""
     silos = {name: key.hex() for name, key in known.keys.items()}
     text = json.dumps({"token": known.token.hex(), "silos": silos}, indent=2)
-    write_atomic(folder / SESSION, text + "\n")
+    write_atomic(folder / SESSION, text + "\n", private=True)  # a token lets others on
 
 
 def read_known(folder: Path) -> Known:

@@ -6,14 +6,18 @@ handlers of their own, such as a `FileHandler` with `JsonLines`.
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.text import printable
+from silograph.experiment.files import opens_private
 from silograph.federation.session.events import FIELDS, What
 
 LOG = logging.getLogger("silograph")
@@ -36,24 +40,38 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class Line(logging.Formatter):
+    """Time and message on one line; a traceback below."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging calls it
+        """Return time and message."""
+        return printable(super().formatMessage(record))
+
+
 class ForPeople(logging.Handler):
     """Lines on standard error as it is at the moment: a live view moves down for them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self.setFormatter(Line("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         self.addFilter(lambda record: vars(record).get("event") not in TOLD_ELSEWHERE)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line at once, so that lines of threads do not mix."""
-        line = self.format(record)
-        shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in line)
-        sys.stderr.write(shown + "\n")
+        lines = self.format(record).split("\n")  # more than one where there is a traceback
+        sys.stderr.write("".join(printable(line) + "\n" for line in lines))
         sys.stderr.flush()
 
 
 class ToFile(WatchedFileHandler):
-    """Appends to a file, and opens it anew where it has been rotated; a full disk ends it."""
+    """Appends to a file for its owner only, for a silo's log may name its nodes.
+
+    It is opened anew where it has been rotated; a full disk ends it.
+    """
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        return os.fdopen(opens_private(self.baseFilename, flags), "a", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging calls it
         """Say once that no more is written; the run goes on."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from silograph.experiment.silos import client_block
 from silograph.federation.joining import Disagreement, Hello, explain, hello
 from silograph.federation.session.events import Event, Report, What, log_event
 from silograph.federation.session.names import own_ops
+from silograph.federation.session.peer import one_line
+from silograph.federation.session.private import held
 from silograph.federation.session.states import StateStore
 from silograph.federation.session.wire import need_packages
 from silograph.federation.session.worker import Prepared, Worker
@@ -39,7 +42,8 @@ class Versions:
 def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return a silo's versions; raise `ConfigError` where it tells something else."""
     own = {key: value for key, value in facts.items() if key not in ("protocol", "name", "key")}
-    return checked(Versions, own, f"facts of {name}").versions
+    told = checked(Versions, own, f"facts of {name}").versions
+    return {one_line(package): one_line(version) for package, version in told.items()}
 
 
 def check_deployable(config: RunConfig) -> None:
@@ -154,7 +158,8 @@ def attend(data: Silo, how: Attendance, report: Report = log_event) -> str | Non
         report: told of what happens.
 
     Raises:
-        ConfigError: the server refused the silo or cannot be reached, or a file cannot be used.
+        ConfigError: the server refused the silo or cannot be reached, a file cannot be used, or
+            another process holds the folder for the state.
     """
     need_packages()
     from silograph.federation.session.attach import Attaching, take_part
@@ -179,7 +184,8 @@ def attend(data: Silo, how: Attendance, report: Report = log_event) -> str | Non
         report=report,
     )
     try:
-        reason = take_part(silo) or None
+        with nullcontext() if how.state is None else held(how.state):
+            reason = take_part(silo) or None
     except SilographError as error:
         report(Event(What.ENDED, data.name, reason=str(error)))
         raise

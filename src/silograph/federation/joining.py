@@ -20,6 +20,7 @@ import torch
 
 from silograph.core.errors import DataError, ProtocolError
 from silograph.core.payload import Field, Payload, Ragged, offsets
+from silograph.core.text import printable
 from silograph.federation.edge_tags import (
     TAG_BYTES,
     as_tags,
@@ -107,7 +108,7 @@ class Disagreement:
         reason = "is no silo of this federation" if self.absent else "does not list them"
         return (
             f"expected both owners of a cross-silo edge to list it, got {len(self.tags)} of "
-            f"{self.silo} that lead to {self.other}, which {reason}"
+            f"{self.silo} that lead to {printable(self.other)[:80]}, which {reason}"
         )
 
 
@@ -233,9 +234,8 @@ def agree(silos: Silos) -> Route:
     Raises:
         DataError: silos differ in features or labels, or disagree on edges; names the first.
     """
-    secrets = dict.fromkeys((e for silo in silos.members for e in silo.cross.silo), b"")
     shared, run = random.token_bytes(32), random.token_bytes(NONCE_BYTES)
-    secrets = dict.fromkeys(secrets, shared)
+    secrets = dict.fromkeys((e for silo in silos.members for e in silo.cross.silo), shared)
     found = match([hello(silo, secrets, run) for silo in silos.members])
     if found.route is not None:
         return found.route

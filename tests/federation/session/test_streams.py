@@ -1,6 +1,8 @@
 """Who may attach: keys, names, nonces, certificates; everything else is refused with one line."""
 
+import datetime
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -225,6 +227,49 @@ def test_a_silo_trusts_its_own_authority_only(hubs: Any, tmp_path: Path) -> None
             take_part(attaching(hub.address, ca, patience=0.0))
         with pytest.raises(ConfigError, match=r"expected a server at .* within 0 s, got: unavail"):
             take_part(attaching(hub.address, None, patience=0.0))  # plaintext to a TLS port
+
+
+class Past(datetime.datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return super().now(tz) - datetime.timedelta(days=9)
+
+
+def test_a_certificate_that_has_expired(
+    hubs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(datetime, "datetime", Past)
+        make_certificates(tmp_path, ["127.0.0.1"], days=1)
+    pair = tuple((tmp_path / file).read_bytes() for file in ("server.pem", "server.key"))
+    hub = hubs(Register(None, 2), credentials=pair)
+    with pytest.raises(ConfigError, match=r"that --ca vouches for, got: .*has expired"):
+        take_part(attaching(hub.address, (tmp_path / "ca.pem").read_bytes(), patience=0.0))
+
+
+def test_a_proxy_without_tls_is_no_server_yet(tmp_path: Path) -> None:
+    """A silo keeps trying: its server may be behind it in a while."""
+    make_certificates(tmp_path, ["127.0.0.1"])
+
+    def answer() -> None:
+        while stream := take():
+            with stream:
+                stream.recv(1)
+                stream.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+
+    def take() -> socket.socket | None:
+        try:
+            return listener.accept()[0]
+        except OSError:
+            return None
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, running([answer]):
+        try:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            with pytest.raises(ConfigError, match=r"expected a server at .* within 0 s, got: unav"):
+                take_part(attaching(address, (tmp_path / "ca.pem").read_bytes(), patience=0.0))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_server_that_is_not_there_or_refuses(hubs: Any) -> None:

@@ -27,7 +27,7 @@ from silograph.federation.session.peer import one_line
 from silograph.federation.session.wire import OPTIONS, PATH, check_plaintext, split_address
 from silograph.federation.session.worker import Worker
 
-UNTRUSTED = ("SSL_ERROR_SSL", "CERTIFICATE", "Hostname Verification", "Peer name")
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer certificate")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from silograph.core.text import printable
+
 LOG = logging.getLogger("silograph")
 
 
@@ -86,7 +88,7 @@ class Event:
 
     def __str__(self) -> str:
         """Return the event as a line for people."""
-        return "".join(c if c.isprintable() else "?" for c in _line(self))
+        return printable(_line(self))
 
     @property
     def level(self) -> int:

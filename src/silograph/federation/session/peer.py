@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
+from silograph.core.text import printable
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
 
@@ -93,5 +94,4 @@ class Peer:
 
 def one_line(text: object) -> str:
     """Return what a silo says as one printable line of at most 300 characters."""
-    line = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else "?" for c in line)[:300]
+    return printable(" ".join(str(text).split()))[:300]

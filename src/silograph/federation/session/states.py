@@ -17,6 +17,7 @@ from silograph.federation.checkpoint import (
     state_from,
     state_tensors,
 )
+from silograph.federation.session.private import make_private
 
 KEPT = 2
 BLANK = -1  # the round before set-up, which is round 0: the state is empty
@@ -46,7 +47,8 @@ class StateStore:
         self._kept[number] = state
         _only_last(self._kept)
         if self._folder is not None:
-            self._folder.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self._folder.path.parent)
+            make_private(self._folder.path)
             self._folder.write(Checkpoint(number, state_tensors(state), {"data": self._data}))
 
     def load(self, number: int) -> State:
