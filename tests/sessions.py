@@ -82,6 +82,7 @@ def session(
     least: int | None = None,
     returned: Callable[[], Mapping[str, Peer]] = dict,
     patience: float = 0.0,
+    seconds: float | None = None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
@@ -92,7 +93,16 @@ def session(
     for peer in peers.values():
         peer.ask(Type.START, {}, None)
     least = len(links) if least is None else least
-    fed = Session(block.ids, peers, route, ops, least=least, returned=returned, patience=patience)
+    fed = Session(
+        block.ids,
+        peers,
+        route,
+        ops,
+        least=least,
+        returned=returned,
+        patience=patience,
+        seconds=seconds,
+    )
     return fed, links
 
 

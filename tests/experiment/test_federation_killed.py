@@ -27,9 +27,11 @@ MakeGraph = Callable[..., Graph]
 class Place:
     """A federation on this machine: the last silo stops in round 3, the others go on."""
 
-    def __init__(self, path: Path, graph: Graph, method: str, clients: int, *, tls: bool) -> None:
+    def __init__(
+        self, path: Path, graph: Graph, method: str, clients: int, *, tls: bool, every: int = 1
+    ) -> None:
         self.path = path
-        self.config = config_of(clients, **BASE, method=method)
+        self.config = config_of(clients, **BASE, method=method, checkpoint_every=every)
         self.silos = folders(graph, self.config, path / "silos")
         (path / "run.toml").write_text(write_toml(self.config), encoding="utf-8")
         self.started: list[Command] = []
@@ -137,12 +139,12 @@ def test_a_server_that_is_killed_in_a_round(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["scaffold", "label_guided"])
+@pytest.mark.parametrize(("method", "every"), [("scaffold", 1), ("label_guided", 1), ("bns", 2)])
 def test_everybody_is_killed_and_started_again(
-    make_graph: MakeGraph, place: Callable[..., Place], method: str
+    make_graph: MakeGraph, place: Callable[..., Place], method: str, every: int
 ) -> None:
     before, graph = children(), make_graph(60)
-    here = place(graph, method, 3, tls=True)
+    here = place(graph, method, 3, tls=True, every=every)
     server, members = here.begin()
     for each in (server, *members):
         each.kill()
@@ -155,11 +157,13 @@ def test_everybody_is_killed_and_started_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 4, 0])
 def test_a_silo_that_is_killed_in_an_op_and_started_again(
-    make_graph: MakeGraph, place: Callable[..., Place]
+    make_graph: MakeGraph, place: Callable[..., Place], every: int
 ) -> None:
+    """Silos write every round down, however seldom the server does."""
     before, graph = children(), make_graph(60)
-    here = place(graph, "label_guided", 3, tls=True)
+    here = place(graph, "label_guided", 3, tls=True, every=every)
     server, members = here.begin()
     here.victim.signal(signal.SIGKILL)
     members.append(here.silo(2))

@@ -51,8 +51,12 @@ def _option(*names: str, help: str, default: object = None) -> object:
             _option("--least", help="silos without which a round fails (default: all)"),
         ),
         "answer_seconds": (
-            float | None,
-            _option("--answer-seconds", help="how long a silo may take for an answer"),
+            float,
+            _option(
+                "--answer-seconds",
+                help="how long silos may take for an answer (default: 600)",
+                default=600.0,
+            ),
         ),
         "rejoin_seconds": (
             float,
@@ -91,7 +95,7 @@ def server_command(
     insecure: bool,
     keys: Path | None,
     least: int | None,
-    answer_seconds: float | None,
+    answer_seconds: float,
     rejoin_seconds: float,
     resume: Path | None,
     wait: float,

@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def first_snapshot(setup: Setup) -> Snapshot:
     while True:
         try:
             start = _set_up(setup)
-            setup.federation.keep(start.round)
+            setup.federation.keep(start.round, ())
         except AwayError as away:
             setup.federation.rejoin(away)
         else:
@@ -103,7 +103,8 @@ def train(
         facts = RunFacts(snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
-        snapshot, row = _whole_round(setup, snapshot, began, keep=folder is not None)
+        committed = () if folder is None else folder.checkpoints.rounds or (0,)
+        snapshot, row = _whole_round(setup, snapshot, began, committed)
         if row is not None:
             rows.append(row)
             metric = metric_of(setup, row)
@@ -134,7 +135,7 @@ def _is_due(config: RunConfig, snapshot: Snapshot) -> bool:
 
 
 def _whole_round(
-    setup: Setup, before: Snapshot, began: float, *, keep: bool
+    setup: Setup, before: Snapshot, began: float, committed: Sequence[int]
 ) -> tuple[Snapshot, Row | None]:
     """Run one round, and again where clients were away that came back; see `_round`.
 
@@ -142,13 +143,12 @@ def _whole_round(
         setup: the run.
         before: where it is.
         began: when it began.
-        keep: let clients write down their state where there is to be a checkpoint.
+        committed: rounds that there are checkpoints of.
     """
     while True:
         try:
             after, row = _round(setup, before, began)
-            if keep and _is_due(setup.config, after):
-                setup.federation.keep(after.round)
+            setup.federation.keep(after.round, committed)
         except AwayError as away:
             setup.federation.rejoin(away)
         else:

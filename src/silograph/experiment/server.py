@@ -299,7 +299,9 @@ class Meeting:
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
-        peers = self._peers if self._session is None else self._session.peers
+        peers = dict(self._peers if self._session is None else self._session.peers)
+        for joined in self._hub.returned():  # back, but not in a round yet
+            peers[joined.name] = Peer(joined.name, joined.link, self._token)
         say_goodbye(peers, reason, self._report)
         self._hub.close()
         self._report(Event(What.ENDED, reason=reason or None))

@@ -120,10 +120,14 @@ class Engine(Federation, Protocol):
     def states(self) -> Sequence[State]:
         """Return what the server's checkpoint holds of the clients; nothing if they keep it."""
 
-    def keep(self, number: int) -> None:
+    def keep(self, number: int, committed: Sequence[int]) -> None:
         """Let clients that keep their own state write down that of a round, which is over.
 
         The server commits the round after that: all clients have what a committed round needs.
+
+        Args:
+            number: of the round.
+            committed: rounds that the server may go on from, if it is started again.
         """
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:

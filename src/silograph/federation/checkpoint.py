@@ -12,7 +12,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,14 @@ class CheckpointFolder:
         self.path = path
         self._best: int | None = None  # whose weights this process has written
 
-    def write(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint whole, then drop all but the two latest."""
-        self._write("round", checkpoint)
+    def write(self, checkpoint: Checkpoint, needed: Collection[int] = ()) -> None:
+        """Write a checkpoint whole, then drop all but the two latest and those `needed`."""
+        self._write("round", checkpoint, {file_name("round", number) for number in needed})
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that there are checkpoints of."""
+        return [int(path.stem.rpartition("-")[2]) for path in self._files("round")]
 
     def keep_best(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights of the best round, once: checkpoints after it need not repeat them.
@@ -138,7 +143,7 @@ class CheckpointFolder:
         except OSError as error:
             raise CheckpointError(f"expected {path.name}, got: {error.strerror}") from None
 
-    def _write(self, what: str, checkpoint: Checkpoint) -> None:
+    def _write(self, what: str, checkpoint: Checkpoint, needed: Collection[str] = ()) -> None:
         self.path.mkdir(exist_ok=True)
         target = self.path / file_name(what, checkpoint.round)
         partial = target.with_suffix(".partial")
@@ -147,7 +152,8 @@ class CheckpointFolder:
                 file.write(part)
         partial.replace(target)
         for old in self._files(what)[KEPT:]:
-            old.unlink()
+            if old.name not in needed:
+                old.unlink()
 
     def _files(self, what: str) -> list[Path]:
         """Return the files of one sort, the latest first."""

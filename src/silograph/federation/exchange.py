@@ -116,9 +116,11 @@ def pull(
     asked: Payload = given if ask is None else {**given, "row": Ragged(places, off)}
     served = _rows(fed.call(serve, asked, what=what, key=key, to=to, rows=True), "rows", serve)
     if served.off.tolist() != off.tolist():
+        wanted_of, got_of = off.diff().tolist(), served.off.diff().tolist()
+        place = next(i for i, (w, g) in enumerate(zip(wanted_of, got_of, strict=True)) if w != g)
         raise ProtocolError(
-            f"expected {off.diff().tolist()[:9]} rows from {serve.__name__}, got "
-            f"{served.off.diff().tolist()[:9]}"
+            f"expected {wanted_of[place]} rows from {serve.__name__} of "
+            f"{fed.ids[int(members[place])]}, got {got_of[place]}"
         )
     fetched = served.t[torch.searchsorted(wanted, target).to(served.t.device)]
     given["rows"] = Ragged(fetched, slots_off)

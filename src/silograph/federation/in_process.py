@@ -95,7 +95,7 @@ class InProcess:
         """Return the state of each block, for a checkpoint."""
         return tuple(self._states)
 
-    def keep(self, number: int) -> None:
+    def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint holds all states."""
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:

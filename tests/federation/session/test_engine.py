@@ -19,8 +19,9 @@ from silograph.federation.exchange import relay_sum
 from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.engine import TRIES, Session, say_goodbye
+from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
-from silograph.federation.session.peer import Peer
+from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.worker import Worker
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
@@ -307,7 +308,7 @@ def test_a_run_goes_on_from_a_round(built: Built) -> None:
     for t in (1, 2):
         fed.start_round(t)
         fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
-        fed.keep(t)
+        fed.keep(t, ())
         records = fed.ledger.records
     fed.start_round(3)
     lost = fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
@@ -434,14 +435,65 @@ def test_a_round_counts_once_silos_have_written_it_down(built: Built) -> None:
     fed, links = session(block, route, None, OPS, least=3)
     fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
     links[fed.ids[0]].change = lambda data: None
-    fed.keep(0)
+    fed.keep(0, ())
     assert fed.ids[0] not in fed.peers
     links[fed.ids[1]].change = lambda data: b"garbage"
     with pytest.raises(
         ProtocolError, match=r"expected at least 3 silos to write round 1 down, got 2; client_00: "
     ) as failure:
-        fed.keep(1)
+        fed.keep(1, ())
     assert isinstance(failure.value, AwayError)  # the first may be back
+
+
+def test_late_silos_share_one_deadline(
+    built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clock that only waiting moves: three late silos take as long as one."""
+    block, route = built
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    fed, links = session(block, route, None, OPS, least=1, seconds=5.0)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+
+    def late(seconds: float | None) -> bytes:
+        assert seconds is not None
+        clock[0] += seconds
+        raise LostError("expected an answer, got none", Cause.LATE)
+
+    for name in fed.ids[1:]:
+        monkeypatch.setattr(links[name], "receive", late)
+    fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    assert clock[0] == 5.0
+    assert caplog.text.count("expected an answer within 5 s, got none") == 3
+    assert list(fed.peers) == [fed.ids[0]]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_silos_that_differ_nobody_knows_who_is_wrong(
+    make_graph: Callable[..., Any],
+    cut_block: Callable[..., Built],
+    caplog: pytest.LogCaptureFixture,
+    first: int,
+) -> None:
+    block, route = cut_block(make_graph(40), 2)
+    fed, links = session(block, route, None, OPS, least=1)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    links[fed.ids[first]].change = with_field("sum", torch.zeros(1, 7))
+    with pytest.raises(ProtocolError, match="expected at least 1 silos to answer work, got 0; "):
+        fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    assert caplog.text.count("got one with fields unlike those of the others") == 2
+
+
+def test_a_silo_with_a_weight_below_zero_is_dropped(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    block, route = built
+    fed, links = session(block, route, None, OPS, least=3)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    links[fed.ids[2]].change = with_field("nodes", torch.tensor([-1.0]).double())
+    fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=WeightedMean("nodes"))
+    assert fed.ids[2] not in fed.peers
+    assert "expected a weight of at least 0 from work, got less" in caplog.text
 
 
 def test_the_end_is_told(built: Built, caplog: pytest.LogCaptureFixture) -> None:

@@ -249,7 +249,7 @@ def test_a_server_that_sends_garbage_is_refused_and_the_silo_stays_as_it_was(
         link, peer = attach()
         peer.send(Type.CALL, call_of(qualified(count), 1))
         peer.answer(Type.REPLY, 30)
-        peer.ask(Type.KEEP, {"round": 1}, 30)
+        peer.ask(Type.KEEP, {"round": 1, "committed": []}, 30)
         known = {"n": [2.0], "x": [[4.0, 6.0]]}
         assert answered(peer) == known
         for case in range(CASES):

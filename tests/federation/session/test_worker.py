@@ -177,13 +177,32 @@ def test_states_are_on_the_disk_once_kept(
     first.answer(message(Type.START, 1))
     for t in (1, 2, 3):
         first.answer(call(2 * t, t=t))
-        first.answer(message(Type.KEEP, 2 * t + 1, facts(round=t)))
+        first.answer(message(Type.KEEP, 2 * t + 1, facts(round=t, committed=[])))
     files = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert files == ["round-000000002.checkpoint", "round-000000003.checkpoint"]
     again = worker_of(one, None, OPS, StateStore(tmp_path / "run"))
     again.answer(message(Type.START, 1))
     assert answered(again, message(Type.LOAD, 2, facts(round=2))).type is Type.DONE
     assert counted(again, call(3, t=3)) == 3
+
+
+def test_rounds_that_the_server_may_go_on_from_stay(tmp_path: Any) -> None:
+    store = StateStore(tmp_path / "run")
+    for t in range(9):
+        state: dict[str, Any] = {"a": Stacked(torch.tensor([float(t)]))}
+        store.keep(t, state, [0] if t < 6 else [0, 5])
+    for kept in (store, StateStore(tmp_path / "run")):
+        for t in (0, 5, 7, 8):
+            assert kept.load(t)["a"].t.tolist() == [t]
+        with pytest.raises(CheckpointError, match="expected the silo's state of round 6, got none"):
+            kept.load(6)
+
+
+@pytest.mark.parametrize("told", [None, 3, ["a"]])
+def test_committed_rounds_that_are_none(worker: Worker, told: object) -> None:
+    worker.answer(message(Type.START, 1))
+    said = reason(worker, message(Type.KEEP, 2, facts(round=0, committed=told)))
+    assert said == f"expected the rounds that the server holds, got {told!r}"
 
 
 def test_forgotten_states(tmp_path: Any) -> None:

@@ -11,9 +11,7 @@ that cannot go on without silos waits for them, and is done again.
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,21 +20,20 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Shared, Stacked, State, join
-from silograph.core.work import Meter
+from silograph.core.payload import Payload, Shared, State
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, WeightedMean, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.fold import Fold
-from silograph.federation.frame import Envelope, decode, encode
+from silograph.federation.frame import Envelope, encode
 from silograph.federation.ledger import Ledger, Record
+from silograph.federation.session.answers import Answer, joined, read_answer, unusable
 from silograph.federation.session.events import Cause, Event, Report, What, log_event
 from silograph.federation.session.message import (
     CallBody,
     Type,
     call_body,
     facts_body,
-    read_reply,
 )
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
@@ -130,9 +127,10 @@ class Session:
         """Return nothing: silos keep their states."""
         return ()
 
-    def keep(self, number: int) -> None:
-        """Have the silos write down their state of a round."""
-        self._drop_all(Type.KEEP, self._tell(Type.KEEP, dict.fromkeys(self._peers, number)))
+    def keep(self, number: int, committed: Sequence[int]) -> None:
+        """Have the silos write down their state of a round; see `Federation.keep`."""
+        numbers = dict.fromkeys(self._peers, number)
+        self._drop_all(Type.KEEP, self._tell(Type.KEEP, numbers, committed=committed))
         if len(self._peers) < self._least:
             raise self._lacking(
                 f"expected at least {self._least} silos to write round {number} down, got "
@@ -223,7 +221,7 @@ class Session:
         up = np.array([answer.size for answer in answers])
         self._account.up(envelope, positions[places], up, [answer.meter for answer in answers])
         if reduce is None:
-            return _joined(answers, len(positions))
+            return joined(answers, len(positions))
         fold = Fold(reduce, compiled=self._compiled)
         for answer in answers:
             fold.add(answer.reply)
@@ -236,28 +234,37 @@ class Session:
         reduce: Reduce | None,
         *,
         rows: bool,
-    ) -> list["_Answer"]:
+    ) -> list["Answer"]:
         """Return the usable answers in client order; drop who has none."""
-        heard: list[_Answer] = []
+        heard: list[Answer] = []
         peers = dict(asked)
+        until = self._until()
         for place, peer in asked:
             try:
-                body = peer.answer(Type.REPLY, self._seconds)
-                heard.append(_read(place, body, envelope, rows=rows))
+                body = self._answer(peer, Type.REPLY, until)
+                heard.append(read_answer(place, body, envelope, reduce, rows=rows))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
-        forms = Counter(answer.form for answer in heard)
-        odd = [a for a in heard if a.form != forms.most_common(1)[0][0]]
-        wild = [a for a in heard if not _is_finite(a.reply, reduce)]
-        if len(wild) == len(heard):  # then it is training that diverged
-            wild = []
-        for bad, cause in ((odd, Cause.UNLIKE), (wild, Cause.NOT_FINITE)):
-            for answer in bad:
-                peer = peers[answer.place]
-                if peer.name in self._peers:
-                    reason = f"expected a reply of {envelope.op}, got one with {WITH[cause]}"
-                    self._drop(peer, envelope.op, reason, cause)
-        return [answer for answer in heard if peers[answer.place].name in self._peers]
+        bad = unusable(heard, reduce)
+        for place, cause in bad.items():
+            reason = f"expected a reply of {envelope.op}, got one with {WITH[cause]}"
+            self._drop(peers[place], envelope.op, reason, cause)
+        return [answer for answer in heard if answer.place not in bad]
+
+    def _until(self) -> float | None:
+        """Return when the answers to what was just sent are late."""
+        return None if self._seconds is None else time.monotonic() + self._seconds
+
+    def _answer(self, peer: Peer, kind: Type, until: float | None) -> bytes:
+        """Return a silo's answer; raise `LostError` where there is none in time."""
+        left = None if until is None else max(0.0, until - time.monotonic())
+        try:
+            return peer.answer(kind, left)
+        except LostError as error:
+            if error.cause is not Cause.LATE:
+                raise
+            line = f"expected an answer within {self._seconds:g} s, got none"
+            raise LostError(line, Cause.LATE) from None
 
     def _check_enough(
         self, op: Op, places: Sequence[int], positions: Tensor, *, summable: bool
@@ -316,15 +323,18 @@ class Session:
         self._reasons.pop(name, None)
         self._gone.discard(name)
 
-    def _tell(self, kind: Type, numbers: Mapping[str, int]) -> dict[str, LostError]:
+    def _tell(
+        self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]
+    ) -> dict[str, LostError]:
         """Tell all silos something of a round, at the same time; return who did not do it."""
         failed = {}
         for name, peer in self._peers.items():
             self._asks(peer, kind.name.lower())
-            peer.send(kind, facts_body({"round": numbers[name]}))
+            peer.send(kind, facts_body({"round": numbers[name], **facts}))
+        until = self._until()
         for name, peer in self._peers.items():
             try:
-                peer.answer(Type.DONE, self._seconds)
+                self._answer(peer, Type.DONE, until)
             except LostError as error:
                 failed[name] = error
         return failed
@@ -338,9 +348,10 @@ def say_goodbye(peers: Mapping[str, Peer], reason: str, report: Report = log_eve
     """Tell silos that the run is over and why it failed, if it did; end their streams."""
     for peer in peers.values():
         peer.send(Type.END, facts_body({"reason": reason}))
+    until = time.monotonic() + GOODBYE_SECONDS
     for peer in peers.values():
         try:
-            peer.answer(Type.DONE, GOODBYE_SECONDS)
+            peer.answer(Type.DONE, max(0.0, until - time.monotonic()))
         except LostError as error:
             report(Event(What.UNHEARD, peer.name, reason=str(error)))
         peer.close()
@@ -351,43 +362,6 @@ def cause_of(error: ProtocolError) -> Cause:
     return error.cause if isinstance(error, LostError) else Cause.GARBAGE
 
 
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """What one silo answered.
-
-    Attributes:
-        place: of the silo in the call.
-        reply: one client's.
-        form: names, kinds and shapes of its fields, which all silos have alike.
-        size: bytes of the frame.
-        meter: its work.
-    """
-
-    place: int
-    reply: Payload
-    form: tuple[tuple[object, ...], ...]
-    size: int
-    meter: Meter
-
-
-def _read(place: int, body: bytes, sent: Envelope, *, rows: bool) -> _Answer:
-    """Return the answer of a REPLY; raise `ProtocolError` where it is none to this call."""
-    meter, frame = read_reply(body)
-    envelope, reply = decode(frame)
-    if envelope != sent:
-        raise ProtocolError(f"expected a reply of {sent.op}, got one of {envelope.op}")
-    check_fields(reply, 1, f"reply of {sent.op}", rows=rows)
-    form = tuple((name, type(f), f.t.dtype, *f.t.shape[1:]) for name, f in sorted(reply.items()))
-    return _Answer(place, reply, form, len(frame), meter)
-
-
-def _is_finite(reply: Payload, reduce: Reduce | None) -> bool:
-    """Whether all numbers of a reply are; one without weight may hold anything."""
-    if isinstance(reduce, WeightedMean) and reduce.by in reply and not reply[reduce.by].t.any():
-        return True
-    return all(bool(f.t.isfinite().all()) for f in reply.values() if f.t.is_floating_point())
-
-
 def _frames(envelope: Envelope, inbox: Payload, clients: int) -> Iterator[bytes]:
     """Yield each client's frame; one for all is encoded once."""
     if all(isinstance(field, Shared) for field in inbox.values()):
@@ -395,12 +369,3 @@ def _frames(envelope: Envelope, inbox: Payload, clients: int) -> Iterator[bytes]
         return
     for position in range(clients):
         yield encode(envelope, inbox, position)
-
-
-def _joined(answers: Sequence[_Answer], clients: int) -> dict[str, Field]:
-    """Return the replies joined; who is missing has counted nothing."""
-    found = {answer.place: answer.reply for answer in answers}
-    zeros = {name: Stacked(torch.zeros_like(f.t)) for name, f in answers[0].reply.items()}
-    if len(found) == clients:
-        return join([found[place] for place in range(clients)])
-    return join([found.get(place, zeros) for place in range(clients)])

@@ -5,6 +5,7 @@ nothing until it is written.
 """
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from silograph.core.errors import CheckpointError
@@ -42,14 +43,17 @@ class StateStore:
         self._recent[number] = state
         _only_last(self._recent)
 
-    def keep(self, number: int, state: State) -> None:
-        """Write the state after a round down; the last two are kept."""
+    def keep(self, number: int, state: State, needed: Collection[int] = ()) -> None:
+        """Write the state after a round down; the last two are kept, and those `needed`."""
         self._kept[number] = state
-        _only_last(self._kept)
+        _only_last(self._kept, needed)
         if self._folder is not None:
             make_private(self._folder.path.parent)
             make_private(self._folder.path)
             self._folder.write(Checkpoint(number, state_tensors(state), {"data": self._data}))
+            self._folder.write(
+                Checkpoint(number, state_tensors(state), {"data": self._data}), needed
+            )
 
     def load(self, number: int) -> State:
         """Return the state after a round.
@@ -85,6 +89,6 @@ class StateStore:
             shutil.rmtree(self._folder.path, ignore_errors=True)
 
 
-def _only_last(states: dict[int, State]) -> None:
-    for old in sorted(states)[:-KEPT]:
+def _only_last(states: dict[int, State], needed: Collection[int] = ()) -> None:
+    for old in set(sorted(states)[:-KEPT]) - set(needed):
         del states[old]

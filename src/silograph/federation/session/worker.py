@@ -143,7 +143,7 @@ class Worker:
             case Type.START:
                 self._start(message.facts())
             case Type.KEEP:
-                self._store.keep(_number(message), self._state)
+                self._store.keep(_number(message), self._state, _committed(message))
             case Type.LOAD:
                 self._load(_number(message))
             case Type.END:
@@ -232,3 +232,10 @@ def _number(message: Message) -> int:
     if not isinstance(number, int) or number < BLANK:
         raise FrameError(f"expected the number of a round, got {number!r}")
     return number
+
+
+def _committed(message: Message) -> list[int]:
+    found = message.facts().get("committed")
+    if not isinstance(found, list) or not all(isinstance(number, int) for number in found):
+        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
+    return found
