@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ import silograph as sg
 from runs import outcome, rows_of, same_bits, weights_of
 from silo_folders import NORTH, SOUTH, folder
 from silograph.core.errors import ConfigError, DataError, TrainingError
+from silograph.experiment.known import Known
 from silograph.experiment.result import Result
-from silograph.experiment.server import Venue, serve
+from silograph.experiment.server import Meeting, Venue, serve
 from silograph.experiment.setup import versions
-from silograph.federation.session.events import Event, What
+from silograph.federation.session.events import Cause, Event, What
+from silograph.federation.session.peer import LostError
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silos import config_of, federate, folders
@@ -284,6 +287,67 @@ def test_runs_that_silos_cannot_do(options: dict[str, Any], says: str) -> None:
 def test_places_where_no_silo_can_come(venue: Venue, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         serve(config_of(2, **BASE), venue)
+
+
+class Door:
+    """Stands for a hub where silos attach in a given order, some of whom are gone at once."""
+
+    address = "nowhere"
+
+    def __init__(self, coming: list[tuple[str, bool]]) -> None:
+        self.coming = [self.attached(name, alive=alive) for name, alive in coming]
+        self.said: list[str] = []
+
+    def __call__(self, *_: object) -> "Door":
+        return self
+
+    def attached(self, name: str, *, alive: bool) -> Any:
+        def send(data: bytes) -> None:
+            self.said.append(name)
+
+        def receive(seconds: float | None) -> bytes:
+            raise LostError("gone", Cause.GONE)
+
+        link = SimpleNamespace(alive=alive, send=send, receive=receive, close=lambda: None)
+        return SimpleNamespace(name=name, facts={}, link=link)
+
+    def next(self, seconds: float) -> Any:
+        return self.coming.pop(0) if self.coming else None
+
+    def returned(self) -> list[Any]:
+        return self.coming
+
+    def close(self) -> None:
+        pass
+
+
+def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    monkeypatch.setattr("silograph.federation.session.hub.Hub", door)
+    monkeypatch.setattr("silograph.experiment.server._credentials", lambda venue: None)
+    watch: Any = SimpleNamespace(report=lambda event: None)
+    return Meeting(config_of(2), Venue("x:1"), Known(bytes(16), {}), ("a", "b"), watch)
+
+
+def test_silos_that_are_gone_before_the_others_come_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door = Door([("a", False), ("b", True), ("a", True)])
+    found = meeting_at(door, monkeypatch)._all()
+    assert {name: joined.link.alive for name, joined in found.items()} == {"a": True, "b": True}
+    door = Door([("a", False), ("b", True)])
+    with pytest.raises(
+        ConfigError, match=r"expected 2 silos within 600 s, got 1 \(b\): start them"
+    ):
+        meeting_at(door, monkeypatch)._all()
+
+
+def test_silos_that_are_back_but_in_no_round_hear_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door([("a", True), ("b", True)])
+    meeting = meeting_at(door, monkeypatch)
+    meeting._all()
+    door.coming = [door.attached("b", alive=True)]
+    meeting.close("")
+    assert door.said == ["a", "b"]
 
 
 def test_a_failed_run_is_told_to_the_silos(

@@ -326,7 +326,7 @@ def one_row(block: ClientBlock) -> dict[str, Field]:
 
 
 def test_owners_that_serve_other_rows_than_asked(cut: Blocks) -> None:
-    with pytest.raises(ProtocolError, match=r"expected \d+ rows from op of client_\d, got 1$"):
+    with pytest.raises(ProtocolError, match=r"expected \d+ rows from op of client_0\d, got 1$"):
         pull(engine(cut, 5), None, replying(one_row), store, what=Kind.FEATURES, key=KEY)
 
 

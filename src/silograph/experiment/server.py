@@ -310,7 +310,10 @@ class Meeting:
         """Return all silos once they are there."""
         found: dict[str, Joined] = {}
         until = time.monotonic() + self._venue.patience
-        while len(found) < self._room:
+        while True:
+            found = {name: joined for name, joined in found.items() if joined.link.alive}
+            if len(found) == self._room:
+                return found
             joined = self._hub.next(max(0.0, until - time.monotonic()))
             if joined is None:
                 there = ", ".join(sorted(found)) or "none"
@@ -320,7 +323,6 @@ class Meeting:
                 )
             found[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
-        return found
 
     def _returned(self) -> dict[str, Peer]:
         """Return the silos that have attached again and are ready for calls."""

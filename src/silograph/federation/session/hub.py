@@ -62,6 +62,7 @@ class StreamLink:
         self._in: SimpleQueue[bytes | None] = SimpleQueue()
         self._closed = False
         self._over = False
+        self.alive = True  # until the silo's end of the stream has ended
 
     def send(self, data: bytes) -> None:
         """Hand over a message."""
@@ -99,6 +100,7 @@ class StreamLink:
                 if self._in.qsize() == UNREAD:  # else it could fill the server's memory
                     break
                 self._in.put(data)
+        self.alive = False
         self._in.put(None)
         self._out.put(None)
 

@@ -50,10 +50,8 @@ class StateStore:
         if self._folder is not None:
             make_private(self._folder.path.parent)
             make_private(self._folder.path)
-            self._folder.write(Checkpoint(number, state_tensors(state), {"data": self._data}))
-            self._folder.write(
-                Checkpoint(number, state_tensors(state), {"data": self._data}), needed
-            )
+            found = Checkpoint(number, state_tensors(state), {"data": self._data})
+            self._folder.write(found, needed)
 
     def load(self, number: int) -> State:
         """Return the state after a round.
