@@ -4,12 +4,14 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,6 +181,14 @@ def test_three_commands_make_a_federation(
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--log-file", "."],
             "error: expected a log to write at ., got: Is a directory",
         ),
+        *(
+            (
+                ["server", "--listen", "localhost:0", "--resume", "out", *word.split(), "--json"],
+                "error: expected --resume alone, for the run's folder says the rest, got "
+                f"{word.split()[0]} besides: leave it out",
+            )
+            for word in ("--rounds 5", "--silos a,b", "--keys k", "--config run.toml")
+        ),
         (["certs", "--out", "c", "--host", "ü"], "error: expected the server's name or address, "),
         (
             ["demo-federation", "g.npz", "--method", "centralized"],
@@ -190,11 +200,56 @@ def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], 
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
     shutil.copytree("silos/client_00", "untold")
     Path("untold", "secret").unlink()
+    Path("run.toml").write_text("rounds = 5\n")
     capsys.readouterr()
     assert run_app(command) == 2
     error = capsys.readouterr().err
     assert error.startswith(line), error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_server_that_is_interrupted_says_how_it_goes_on(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("silograph.experiment.server.serve", interrupted)
+    monkeypatch.setattr("silograph.experiment.server.serve_again", interrupted)
+    run = ["--resume", "my run"] if resumed else [*SMALL, "--silos", "a,b", "--out", "my run"]
+    how = ["--listen", "localhost:0", "--certs", "c", "--least", "1", "--quiet"]
+    assert run_app(["server", *run, *how]) == 130
+    assert capsys.readouterr().err == "interrupted\n"  # there is nothing to go on with yet
+    Path("my run").mkdir()
+    assert run_app(["server", *run, *how]) == 130
+    why, hint = capsys.readouterr().err.splitlines()
+    assert why == "interrupted"
+    words = shlex.split(hint.removeprefix("to go on: silograph server "))
+    assert words[:2] == ["--resume", "my run"]
+    assert sorted(words[2:]) == sorted(how)
+    assert run_app(["server", *words]) == 130
+
+
+def test_a_server_of_the_demonstration_waits_no_longer_than_its_silos(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo that dies at the start would hold it up for 10 minutes otherwise."""
+    begun: list[list[str]] = []
+    real = subprocess.Popen
+
+    def popen(command: list[str], **named: Any) -> Any:
+        begun.append(command)
+        return real(command, **named)
+
+    def broken(*_: object) -> str:
+        raise SilographError("expected a server, got none")
+
+    monkeypatch.setattr("silograph.experiment.demo._address", broken)
+    monkeypatch.setattr("silograph.experiment.demo.subprocess.Popen", popen)
+    assert run_app(["demo-federation", "g.npz", *SMALL, "--clients", "2", "--quiet"]) == 2
+    (server,) = [command for command in begun if "server" in command]
+    assert server[server.index("--wait") + 1] == "60"
 
 
 def test_a_silo_is_not_started_twice(work: Path, capsys: Capture) -> None:

@@ -115,7 +115,7 @@ def test_a_short_silence_is_not_noticed(
 
     result = through(proxy, graph, tmp_path, method="scaffold", todo={2: be_silent})
     assert_as_if_nothing_had_been(result, graph, "scaffold")
-    assert caplog.text == ""
+    assert "goes on without" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_traceback_has_lines_for_people(capsys: pytest.CaptureFixture[str]) ->
         except ValueError:
             log_event(Event(What.FAILED, "a", 1, op="train", reason="ValueError"))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("train failed")
+    assert lines[0].endswith("train failed: ValueError")
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[-1] == "ValueError: a?[2J"
 

@@ -1,13 +1,19 @@
 """Commands of a real federation: the server, a silo, certificates, and all on one machine."""
 
 import dataclasses
+import itertools
 import os
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from click.core import ParameterSource
 
 from silograph.cli.flags import FIELDS, Given, app, command
+from silograph.cli.hints import going_on
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 
@@ -15,6 +21,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in ou
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
+WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
 FAILED = 1  # exit code of a silo whose run failed at the server
 
 
@@ -112,6 +119,9 @@ def server_command(
     from silograph.experiment.server import Venue, serve, serve_again
     from silograph.experiment.tables import print_result
 
+    words = _words()
+    if resume is not None:
+        _check_alone(words)
     config = given.config
     if config.dataset == RunConfig().dataset:
         config = dataclasses.replace(config, dataset="silos")
@@ -130,7 +140,8 @@ def server_command(
         metrics=metrics,
     )
     mode = "none" if quiet else best_mode()
-    with logging_to(log_file, log_level):
+    folder = str(config.out if resume is None else resume)
+    with going_on(_again(folder, words), folder), logging_to(log_file, log_level):
         if resume is not None:
             result = serve_again(resume, venue, progress=mode)
         else:
@@ -139,6 +150,33 @@ def server_command(
         typer.echo(result.to_json())
     else:
         print_result(result)
+
+
+def _check_alone(words: Mapping[str, list[str]]) -> None:
+    """Raise `ConfigError` where `--resume` stands beside what the run's folder says."""
+    for name, said in words.items():
+        if name in WRITTEN_DOWN:
+            raise ConfigError(
+                f"expected --resume alone, for the run's folder says the rest, got {said[0]} "
+                "besides: leave it out"
+            )
+
+
+def _again(folder: str, words: Mapping[str, list[str]]) -> str:
+    """Return the command with which a server that was stopped goes on."""
+    kept = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
+    return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*kept)])
+
+
+def _words() -> dict[str, list[str]]:
+    """Return the words of the command line, by the names of their parameters."""
+    context, found = click.get_current_context(), {}
+    for each in context.command.params:
+        assert each.name is not None  # typer names all
+        if context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
+            value, word = context.params[each.name], each.opts[0]
+            found[each.name] = [word] if isinstance(value, bool) else [word, str(value)]
+    return found
 
 
 @app.command("silo")

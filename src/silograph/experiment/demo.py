@@ -108,7 +108,7 @@ def _federate(folder: Path, silos: Sequence[Path], tell: Callable[[str], None]) 
             subprocess.PIPE,
             *("server", "--config", folder / "run.toml", "--listen", "127.0.0.1:0", "--json"),
             *("--certs", certs, "--out", folder / "federated", "--quiet"),
-            *("--rejoin-seconds", 0),  # nobody starts a silo again
+            *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
         )
         address = _address(server, tell)
         common = ("--server", address, "--ca", certs / "ca.pem")

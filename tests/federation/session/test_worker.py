@@ -148,6 +148,23 @@ def test_only_a_silos_own_log_says_what_broke(
     said = reason(worker, call(2, op=qualified(fail), frame_op="fail"))
     assert said == "ValueError at the silo: its log says more"
     assert "patient Ann" in caplog.text
+    assert caplog.records[-1].getMessage() == "fail failed: ValueError"
+
+
+def test_a_disk_that_is_full_is_told_of_as_what_it_was(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: StateStore, *given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StateStore, "keep", full)
+    committed: list[int] = []
+    assert reason(worker, message(Type.KEEP, 1, facts(round=0, committed=committed))) == (
+        "OSError at the silo: its log says more"
+    )
+    (record,) = caplog.records
+    assert (record.getMessage(), vars(record)["op"]) == ("keep failed: OSError", "keep")
+    assert "No space left" in caplog.text
 
 
 def test_an_op_that_fails_leaves_the_state(worker: Worker) -> None:

@@ -180,7 +180,7 @@ def _line(e: Event) -> str:
         case What.DECLINED:
             return f"refused: {e.reason}"
         case What.FAILED:
-            return f"{e.op or 'an op'} failed"
+            return f"{e.op or 'an op'} failed" + (f": {e.reason}" if e.reason else "")
         case _:
             return _of_run(e)
 

@@ -100,6 +100,7 @@ class Worker:
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
         self._sequence = 0
+        self._doing = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
 
     def attach(self) -> None:
@@ -120,14 +121,17 @@ class Worker:
                 f"expected message {self._sequence + 1}, got {message.sequence}: repeated or lost"
             )
         self._sequence += 1
+        self._doing = message.type.name.lower()
         try:
             kind, body = self._do(message)
         except SilographError as error:
             self._report(Event(What.DECLINED, self._name, self._round, reason=str(error)))
             kind, body = Type.REFUSED, facts_body({"reason": str(error)})
         except Exception as error:
-            self._report(Event(What.FAILED, self._name, self._round, reason=type(error).__name__))
-            reason = f"{type(error).__name__} at the silo: its log says more"
+            what = type(error).__name__
+            about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
+            self._report(about)
+            reason = f"{what} at the silo: its log says more"
             kind, body = Type.REFUSED, facts_body({"reason": reason})
         return pack(Message(kind, self._token, message.sequence, body))
 
@@ -182,6 +186,7 @@ class Worker:
         if self._prepared is None:
             raise ProtocolError("expected START before the first call, got none")
         op, at = op_of(self._ops, call.op), self._prepared
+        self._doing = op.__name__
         envelope, arrived = decode(call.frame)
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
