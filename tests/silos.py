@@ -55,6 +55,7 @@ def federate(
     run: Callable[..., Result] = serve,
     on_address: Callable[[str], None] = lambda _: None,
     reached: Callable[[Path, str], str] = lambda _, address: address,
+    own_secrets: bool = False,
     **how: Any,
 ) -> Result:
     """Run a federation over gRPC whose silos are threads, and return its result.
@@ -67,6 +68,7 @@ def federate(
         run: what the server does; called as `serve`.
         on_address: told where the server listens.
         reached: by which address a silo reaches it.
+        own_secrets: whether each silo has a secret in its folder, in place of that of all.
         how: what else a silo's `Attendance` has.
     """
     heard: list[str] = [] if said is None else said
@@ -89,7 +91,7 @@ def federate(
         plain = Attendance(
             reached(folder, address[0]),
             folder / "key.pem",
-            folder.parent / "secret",
+            (folder if own_secrets else folder.parent) / "secret",
             insecure=venue.insecure,
             state=folder / "state",
             patience=30.0,

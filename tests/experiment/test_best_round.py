@@ -8,6 +8,7 @@ import torch
 
 from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig, resolve_seeds
+from silograph.experiment.judging import is_better, judged
 from silograph.experiment.result import Result
 from silograph.experiment.setup import prepare
 from silograph.methods import METHODS
@@ -116,3 +117,44 @@ def test_without_test_nodes_there_are_no_test_scores(make_graph: MakeGraph) -> N
     result = go(make_graph(), split="0.5/0.5/0")
     assert result.to_dict()["test"] == {"server": None, "uncut": None, "personalised": None}
     assert result.val.server is not None
+
+
+def counted(right: list[int], nodes: list[int]) -> dict[str, torch.Tensor]:
+    """Counts of clients of whose nodes so many are of class 0 and found, of two classes."""
+    hits, every = torch.tensor(right), torch.tensor(nodes)
+    found = {"histogram": torch.zeros(2, 2, 4)}
+    for part in ("val", "test"):
+        found |= {
+            f"{part}.nodes": every,
+            f"{part}.known": every,
+            f"{part}.loss": (every - hits).double(),
+            f"{part}.tp": torch.stack([hits, 0 * hits], 1),
+            f"{part}.fp": torch.stack([0 * hits, every - hits], 1),
+            f"{part}.fn": torch.stack([every - hits, 0 * hits], 1),
+        }
+    return {("test." + n if n == "histogram" else n): t for n, t in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("right", "nodes", "away", "better"),
+    [
+        ([9, 0], [10, 0], ("b",), True),  # .9 of a's nodes, where it had .8 of them before
+        ([8, 0], [10, 0], ("b",), False),  # as many as before, though the pooled share is higher
+        ([0, 9], [0, 10], ("a",), True),
+        ([0, 0], [0, 0], ("a", "b"), True),  # nothing to compare: the later one
+        ([8, 3], [10, 10], (), True),
+        ([8, 2], [10, 10], (), False),
+    ],
+)
+def test_rounds_that_other_clients_judged_compare_on_the_nodes_of_both(
+    make_graph: MakeGraph,
+    right: list[int],
+    nodes: list[int],
+    away: tuple[str, ...],
+    better: bool,
+) -> None:
+    setup = prepare(config_of(clients=2), make_graph(40))
+    before = judged(setup, 1, counted([8, 2], [10, 10]), counted([0, 0], [1, 1]), None, ())
+    now = judged(setup, 2, counted(right, nodes), counted([0, 0], [1, 1]), None, away)
+    assert is_better(setup, now, before) == better
+    assert not (better and any(nodes) and is_better(setup, before, now))

@@ -193,6 +193,20 @@ def test_only_the_silo_itself_names_the_nodes_of_an_edge(tmp_path: Path) -> None
     assert named.startswith("expected both owners")
 
 
+def test_silos_without_the_same_secret_are_told_to_look_there(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    config, said = config_of(2, **BASE), list[str]()
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    for number, path in enumerate(silos):
+        (path / "secret").write_bytes(bytes([number]) * 32)
+    with pytest.raises(DataError, match="expected both owners of a cross-silo edge"):
+        federate(silos, config, PLAIN, said=said, own_secrets=True)
+    for other in ("client_00", "client_01"):
+        line = f"; as these are all: see first whether {other} has the same secret"
+        assert sum(each.endswith(line) for each in said) == 1
+
+
 def test_the_first_of_many_edges_is_named(tmp_path: Path) -> None:
     """More than a thousand disagree: the number is right, and the first is that of the table."""
     edges = "".join(f"{own},south,k{n}\n" for n in range(600) for own in "ba")

@@ -118,7 +118,7 @@ def test_a_killed_silo_comes_back_with_its_state(
     for thread in threads:
         thread.join()
     second.hears("")
-    assert "round 2 goes on without client_02: expected an answer, got the end" in caplog.text
+    assert "round 2 has lost client_02: expected an answer, got the end" in caplog.text
     assert "client_02 is back, with its state of round 1" in caplog.text
     everyone = {0, 1, 2}
     assert clients_by_round(result) == {
@@ -128,6 +128,8 @@ def test_a_killed_silo_comes_back_with_its_state(
         3: everyone,
         4: everyone,
     }
+    assert [row["participants"] for row in result.rounds] == [3, 2, 3, 3]
+    assert result.judged_without == (("client_02",) if result.best_round == 2 else ())
     weights = weights_of(result)
     assert weights is not None
     assert all(bool(w.isfinite().all()) for w in weights.values())
@@ -206,9 +208,13 @@ def test_a_silo_that_is_late_is_left_out(
     silos = folders(make_graph(60), config, tmp_path / "silos")
     victim = victims()
     venue = replace(PLAIN, least=1, seconds=5.0)
-    federate(silos[:1], config, venue, on_address=lambda at: victim.take_part(at, silos[1], hang=2))
-    line = "round 2 goes on without client_01: expected an answer within 5 s, got none"
+    result = federate(
+        silos[:1], config, venue, on_address=lambda at: victim.take_part(at, silos[1], hang=2)
+    )
+    line = "round 2 has lost client_01: expected an answer within 5 s, got none"
     assert line in caplog.text
+    assert result.judged_without == (("client_01",) if result.best_round == 2 else ())
+    assert result.to_dict()["judged_without"] == list(result.judged_without)
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["silos wait", "silos start anew"])

@@ -29,13 +29,13 @@ def test_an_event_for_people_and_in_a_file(
         log_event(DROPPED)
     shown = capsys.readouterr()
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-    assert re.fullmatch(rf"{stamp} round 3 goes on without a: too slow\n", shown.err)
+    assert re.fullmatch(rf"{stamp} round 3 has lost a: too slow\n", shown.err)
     (line,) = lines_of(path)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(line.pop("time")))
     assert line == {
         "level": "warning",
         "event": "dropped",
-        "message": "round 3 goes on without a: too slow",
+        "message": "round 3 has lost a: too slow",
         "silo": "a",
         "round": 3,
         "op": "train",

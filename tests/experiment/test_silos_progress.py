@@ -170,7 +170,7 @@ def test_lines_of_the_log_do_not_tear_the_view(columns: int) -> None:
         (line,) = [line for line in lines if text in line]
         assert re.fullmatch(rf"[-\d]+ [:\d]+ {re.escape(text)}", line)
     whole = " ".join(lines)
-    assert f"round 5 goes on without south: {GONE}" in whole
+    assert f"round 5 has lost south: {GONE}" in whole
     rounds = [line for line in lines if line.startswith("round") and METRIC in line]
     assert all(re.fullmatch(rf"round +\d/9 .* {METRIC}", line) for line in rounds)
     assert rounds[-1].startswith("round 9/9")

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from silograph.cli.flags import FIELDS, Given, app, command
 from silograph.cli.hints import going_on
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, ProtocolError
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in our own words
 PANEL = "Federation"
@@ -141,7 +141,8 @@ def server_command(
     )
     mode = "none" if quiet else best_mode()
     folder = str(config.out if resume is None else resume)
-    with going_on(_again(folder, words), folder), logging_to(log_file, log_level):
+    again = going_on(_again(folder, words), folder, also=(ProtocolError,))
+    with again, logging_to(log_file, log_level):
         if resume is not None:
             result = serve_again(resume, venue, progress=mode)
         else:
@@ -245,6 +246,8 @@ def silo_command(
     if reason is not None:
         typer.echo(f"error: the run failed: {reason}", err=True)
         return FAILED
+    if best_mode() == "plain":
+        typer.echo("the run is over", err=True)
     return 0
 
 

@@ -27,19 +27,23 @@ class StoppedError(Exception):
 
 
 @contextmanager
-def going_on(how: str, folder: str | None = None) -> Iterator[None]:
+def going_on(
+    how: str, folder: str | None = None, *, also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """On Ctrl-C or a full disk, say with which command it goes on.
 
     Args:
         how: the command.
         folder: what must be there for it; None for nothing.
+        also: other errors after which it goes on.
 
     Raises:
         StoppedError: it was stopped.
     """
+    stops: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *also)
     try:
         yield
-    except (KeyboardInterrupt, OSError) as error:
+    except stops as error:
         if folder is not None and not Path(folder).is_dir():
             raise
         if isinstance(error, KeyboardInterrupt):

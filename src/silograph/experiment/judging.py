@@ -32,6 +32,7 @@ class Judged:
         weights: the server's model.
         val: validation scores by view, the two views that clients can tell.
         test: test scores, likewise.
+        away: clients whose nodes are not counted, as they were not there.
     """
 
     round: int
@@ -40,10 +41,16 @@ class Judged:
     weights: Params | None
     val: ViewScores
     test: ViewScores
+    away: tuple[str, ...]
 
 
 def judged(
-    setup: Setup, t: int, server: Counts | None, own: Counts, weights: Params | None
+    setup: Setup,
+    t: int,
+    server: Counts | None,
+    own: Counts,
+    weights: Params | None,
+    away: tuple[str, ...],
 ) -> Judged:
     """Return a round with the scores of its counts."""
     task = setup.schema.task
@@ -54,7 +61,7 @@ def judged(
         }
         for part in PARTS
     )
-    return Judged(t, server, own, weights, val, test)
+    return Judged(t, server, own, weights, val, test, away)
 
 
 def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
@@ -67,13 +74,19 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
             server = exchanged_counts(fed, setup.method_config.model, state.weights, judging)
         else:
             server = server_counts(fed, state.weights, judging)
-    return judged(setup, t, server, own_counts(fed, key.fold("judge own", t)), state.weights)
+    own = own_counts(fed, key.fold("judge own", t))
+    return judged(setup, t, server, own, state.weights, fed.away)
 
 
 def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
-    """Whether `new` is chosen over `old`: by validation accuracy, then loss; the later if none."""
+    """Whether `new` is chosen over `old`: by validation accuracy, then loss; the later if none.
+
+    Rounds that were judged without some clients compare on the nodes that both have counted.
+    """
     view = setup.method.judge
     ours, theirs = new.val[view], None if old is None else old.val[view]
+    if old is not None and new.away != old.away:
+        ours, theirs = (_val_of_both(setup, one, other) for one, other in ((new, old), (old, new)))
     if ours is None or theirs is None:
         return True
     assert ours.accuracy is not None  # both are of judged nodes
@@ -83,12 +96,24 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
     return (ours.accuracy, -ours.loss) > (theirs.accuracy, -theirs.loss)
 
 
+def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
+    """Return validation scores of `one`, on the clients that `other` has counted, too."""
+    counts, others = (
+        j.server if setup.method.judge == "server" else j.personalised for j in (one, other)
+    )
+    if counts is None or others is None:
+        return None
+    both = (counts["val.nodes"] > 0) & (others["val.nodes"] > 0)
+    kept = {n: t[both] for n, t in counts.items() if n.startswith("val.")}
+    return score(kept, "val", setup.schema.task)
+
+
 def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
     """Return the round's row of the table; bytes and flops are totals so far."""
-    ledger = setup.federation.ledger
+    ledger, away = setup.federation.ledger, setup.federation.away
     row: Row = {
         "round": judged.round,
-        "participants": len(report.participants),
+        "participants": sum(name not in away for name in report.participants),
         "train_loss": report.train_loss,
     }
     for part, views in (("val", judged.val), ("test", judged.test)):

@@ -253,6 +253,7 @@ def _result(
         test=test,
         val=val,
         client_accuracy=accuracy_by_client(setup, best, uncut),
+        judged_without=best.away,
         best_round=best.round,
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {config.rounds} rounds",

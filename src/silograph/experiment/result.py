@@ -34,6 +34,8 @@ class Result:
         val: scores on validation nodes at the best round, by view.
         client_accuracy: test accuracy of each client at the best round, by the views that exist;
             None for a client without test nodes.
+        judged_without: clients that were away when the best round was judged, whose nodes are in
+            no score; silos of a real federation only.
         best_round: the round (from 1) that validation picked; the last one without validation
             nodes.
         rounds: one row for each judged round; bytes and flops are totals so far.
@@ -54,6 +56,7 @@ class Result:
     test: Views
     val: Views
     client_accuracy: Mapping[str, tuple[float | None, ...]]
+    judged_without: tuple[str, ...]
     best_round: int
     rounds: tuple[Row, ...]
     stopped: str
@@ -95,6 +98,7 @@ class Result:
             "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
             "val": asdict(self.val),
             "local_bias": self.local_bias,
+            "judged_without": list(self.judged_without),
             "best_round": self.best_round,
             "stopped": self.stopped,
             "bytes": {"total": self.bytes, "by_kind": self.ledger.bytes_by_kind},

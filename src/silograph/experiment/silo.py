@@ -99,6 +99,10 @@ class OwnData:
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
         """Tell which edge the other silo does not list; see `Holder`."""
         line = explain(self.silo, self.secrets, run, disagreement)
+        cross, other = self.silo.cross, disagreement.other
+        between = sum(cross.silo[slot] == other for slot in cross.slot.tolist())
+        if len(disagreement.tags) == between and not disagreement.absent:
+            line += f"; as these are all: see first whether {other} has the same secret"
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any]) -> Prepared:
@@ -216,7 +220,7 @@ def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
     if path is None:
         raise ConfigError(
             f"expected the secret that {silo.name} shares with {others[0]}, which edges lead to, "
-            "got none: give --secret FILE"
+            "got none: put it into the silo's folder as the file secret, or give --secret FILE"
         )
     if path.is_dir():
         return {name: read_file(path / check_part(name)) for name in others}

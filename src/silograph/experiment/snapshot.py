@@ -127,6 +127,7 @@ def to_checkpoint(
         "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
         "best_apart": best_apart(snapshot) is not None,
+        "best_away": [] if best is None else list(best.away),
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
@@ -169,6 +170,7 @@ def from_checkpoint(
                 group("best/server"),
                 _below("best/personalised", parts),
                 dict(apart_here) if apart_here else state.weights,
+                tuple(facts.get("best_away", ())),
             )
         seconds, stopped = facts["seconds"], facts["stopped"]
     except KeyError as error:

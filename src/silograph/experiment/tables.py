@@ -64,6 +64,8 @@ def print_result(result: Result) -> None:
     for view in VIEWS:
         if getattr(result.test, view) is not None:
             console.print(f"{view}: {means[view]}", style="dim")
+    if away := result.judged_without:
+        console.print(f"judged without the nodes of {', '.join(away)}: away in that round")
     chosen = any(getattr(result.val, view) is not None for view in VIEWS)
     kinds = result.ledger.bytes_by_kind
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())

@@ -79,6 +79,10 @@ class Federation(Protocol):
         """Who answers for each halo slot."""
 
     @property
+    def away(self) -> tuple[str, ...]:
+        """Clients that calls go on without; none in one process."""
+
+    @property
     def ledger(self) -> Ledger:
         """What every call cost."""
 

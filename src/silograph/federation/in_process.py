@@ -83,6 +83,11 @@ class InProcess:
         return self._route
 
     @property
+    def away(self) -> tuple[str, ...]:
+        """Return nobody: all clients are here."""
+        return ()
+
+    @property
     def ledger(self) -> Ledger:
         """What every call cost."""
         return self._account.ledger

@@ -209,7 +209,7 @@ def test_a_silo_that_fails_is_left_out_of_the_mean(
     line, told = record.getMessage(), vars(record)
     assert (told["event"], told["silo"], told["round"], told["op"]) == ("dropped", lost, 1, "work")
     assert told["cause"] == CAUSES.get(fault, "garbage")
-    assert line.startswith(f"round 1 goes on without {lost}: expected")
+    assert line.startswith(f"round 1 has lost {lost}: expected")
     assert says in line
     assert links[lost].closed
     down, up = [r for r in fed.ledger.records if r.round == 1][:2]

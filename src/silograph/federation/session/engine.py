@@ -107,6 +107,11 @@ class Session:
         return self._route
 
     @property
+    def away(self) -> tuple[str, ...]:
+        """Silos that calls go on without."""
+        return tuple(name for name in self._ids if name not in self._peers)
+
+    @property
     def ledger(self) -> Ledger:
         """What every call cost."""
         return self._account.ledger

@@ -162,7 +162,7 @@ def _line(e: Event) -> str:
         case What.ANSWERED:
             return _answered(e)
         case What.DROPPED:
-            return f"round {e.round} goes on without {e.silo}: {e.reason}"
+            return f"round {e.round} has lost {e.silo}: {e.reason}"
         case What.DISCARDED:
             return f"an answer of {e.silo} came too late and is discarded"
         case What.WAITING:
