@@ -85,7 +85,7 @@ def record(direction: Any, what: Kind, *sizes: int) -> Record:
 def followed() -> tuple[Figures, Board, list[float], list[Ledger]]:
     figures, now, ledgers = Figures(lambda: 1e9), [0.0], [Ledger(2)]
     board = Board(("a", "b"), 2, figures.take, lambda: now[0])
-    figures.follow(board)
+    figures.follow(board, 9)
     figures.add_up(lambda: ledgers[-1])
     return figures, board, now, ledgers
 

@@ -36,9 +36,9 @@ class Figures:
         self._calls: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         self._row: Row = {}
 
-    def follow(self, board: Board) -> None:
-        """Tell where the silos of a board stand, too."""
-        self._board = board
+    def follow(self, board: Board, rounds: int) -> None:
+        """Tell where the silos of a board stand, too, and of how many rounds."""
+        self._board, self._planned = board, rounds
 
     def add_up(self, ledger: Callable[[], Ledger]) -> None:
         """Tell the bytes of a ledger, too."""

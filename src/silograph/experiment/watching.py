@@ -79,7 +79,7 @@ def watching(
     Raises:
         ConfigError: that is no address, or not free.
     """
-    figures.follow(board)
+    figures.follow(board, rounds)
     port = nullcontext() if metrics is None else serving(figures.text, metrics)
     with port as address, show_silos(progress, rounds, board) as display:
         if address is not None:

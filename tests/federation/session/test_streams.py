@@ -229,6 +229,18 @@ def test_a_silo_trusts_its_own_authority_only(hubs: Any, tmp_path: Path) -> None
             take_part(attaching(hub.address, None, patience=0.0))  # plaintext to a TLS port
 
 
+def test_one_end_with_tls_and_one_without_says_where_to_look(hubs: Any, tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["127.0.0.1"])
+    chain, key, ca = (
+        (tmp_path / name).read_bytes() for name in ("server.pem", "server.key", "ca.pem")
+    )
+    plain, secure = hubs(Register(None, 2)), hubs(Register(None, 2), credentials=(chain, key))
+    with pytest.raises(ConfigError, match=r"whether the server was started with --insecure$"):
+        take_part(attaching(plain.address, ca, patience=0.0))
+    with pytest.raises(ConfigError, match=r"speaks TLS: --ca in place of --insecure$"):
+        take_part(attaching(secure.address, None, patience=0.0))
+
+
 class Past(datetime.datetime):
     @classmethod
     def now(cls, tz: Any = None) -> Any:

@@ -86,6 +86,8 @@ def take_part(silo: Attaching) -> str:
                         f"expected {silo.server} to have a certificate that --ca vouches for, got: "
                         f"{reason}"
                     ) from None
+                if not attached:
+                    reason += _hint(reason, secure=silo.roots is not None)
             except ProtocolError as error:  # of a stream that cannot be trusted any more
                 reason = str(error)
             finally:
@@ -161,6 +163,15 @@ def _channel(silo: Attaching) -> Any:
         return grpc.insecure_channel(silo.server, options=OPTIONS)
     secure = grpc.ssl_channel_credentials(root_certificates=silo.roots)
     return grpc.secure_channel(silo.server, secure, options=OPTIONS)
+
+
+def _hint(reason: str, *, secure: bool) -> str:
+    """Return what to look at where one end seems to speak TLS and the other does not."""
+    if secure and "WRONG_VERSION_NUMBER" in reason:
+        return "; see whether the server was started with --insecure"
+    if not secure and "Socket closed" in reason:
+        return "; see whether the server speaks TLS: --ca in place of --insecure"
+    return ""
 
 
 def _reason(error: grpc.RpcError) -> str:
