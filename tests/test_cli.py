@@ -96,6 +96,7 @@ KEYS = [
     *(
         "val",
         "local_bias",
+        "judged_without",
         "best_round",
         "stopped",
         "bytes",

@@ -26,6 +26,7 @@ KEYS = [
     *(
         "val",
         "local_bias",
+        "judged_without",
         "best_round",
         "stopped",
         "bytes",

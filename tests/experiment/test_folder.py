@@ -126,6 +126,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
         "judge": fedavg.judge,
         "exchange": False,
         "uncut": False,
+        "held": None,
     }
     assert about["source"] is None  # the graph was in memory
     assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}

@@ -144,7 +144,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # sparse features
     (
-        "features.csv, line 1: unknown column 'size': ",
+        "features.csv, line 1: unknown column 'size'; ",
         {"silo.toml": SPARSE},
     ),
     (
@@ -175,7 +175,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # edges
     (
-        "edges.csv, line 1: unknown column 'weight': ",
+        "edges.csv, line 1: unknown column 'weight'; ",
         {"edges.csv": "source,target,weight\na,b,1\n"},
     ),
     (
