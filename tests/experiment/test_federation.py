@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from silograph.experiment.known import Known
 from silograph.experiment.result import Result
 from silograph.experiment.server import Meeting, Venue, serve
 from silograph.experiment.setup import versions
+from silograph.experiment.tables import print_result
 from silograph.federation.session.events import Cause, Event, What
 from silograph.federation.session.peer import LostError
 from silograph.graph.graph import Graph
@@ -148,7 +150,9 @@ def test_options_reach_the_silos(
     assert_same(ours, simulated(graph, 3, **options))
 
 
-def test_a_result_folder_without_a_cut(make_graph: Callable[..., Graph], tmp_path: Path) -> None:
+def test_a_result_folder_without_a_cut(
+    make_graph: Callable[..., Graph], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     graph, out = make_graph(60), tmp_path / "out"
     config = config_of(3, **BASE, out=str(out))
     result = federate(folders(graph, config, tmp_path / "silos"), config, PLAIN)
@@ -162,6 +166,10 @@ def test_a_result_folder_without_a_cut(make_graph: Callable[..., Graph], tmp_pat
     assert 'id="cut"' not in page
     assert "client_02" in page
     assert (result.cut, result.test.uncut) == (None, None)
+    print_result(replace(result, judged_without=("client_01", "client_02")))
+    shown = capsys.readouterr().out
+    assert "uncut" not in shown
+    assert "judged without the nodes of client_01, client_02: away in that round\n" in shown
     assert sg.run(graph, config=config_of(3, **BASE), out=str(tmp_path / "sim")).cut is not None
 
 

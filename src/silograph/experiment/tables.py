@@ -50,6 +50,8 @@ def print_result(result: Result) -> None:
     console, config = _console(), result.config
     rows = []
     for view in VIEWS:
+        if view == "uncut" and result.cut is None:  # nobody has that graph
+            continue
         scores = reported(getattr(result.test, view))
         values = [None if scores is None else scores[name] for name in REPORTED]
         rows.append([view, *("-" if value is None else f"{value:.4f}" for value in values)])
