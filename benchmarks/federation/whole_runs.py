@@ -149,7 +149,7 @@ def kills(folder: Path, config: RunConfig) -> None:
     members = [fed.silo(number) for number in range(len(fed.silos))]
     last = fed.silos[-1].name
     until(lambda: fed.rounds("out") >= 3)
-    noticed, back = fed.says(f"goes on without {last}"), fed.says(f"{last} is back")
+    noticed, back = fed.says(f"has lost {last}"), fed.says(f"{last} is back")
     members[-1].kill()
     began = time.monotonic()
     members[-1] = fed.silo(len(fed.silos) - 1)
