@@ -23,6 +23,21 @@ QUICK = [
     *("--hidden", "4"),
 ]
 KERNELS = "compiled" if importlib.util.find_spec("numba") else "torch"
+RESULT_KEYS = [
+    *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
+    *(
+        "val",
+        "local_bias",
+        "judged_without",
+        "best_round",
+        "stopped",
+        "bytes",
+        "flops",
+        "seconds",
+        "peak_memory_bytes",
+    ),
+    "result_dir",
+]
 PLAN = f"{KERNELS} kernels, 3 clients at once, 1 thread"  # of QUICK
 
 

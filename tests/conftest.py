@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,3 +125,37 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
 
     monkeypatch.setattr("silograph.experiment.run.prepare", spy)
     return seen
+
+
+@pytest.fixture
+def hubs() -> Iterator[Any]:
+    """Makes hubs of this machine, which close with the test."""
+    from sessions import TOKEN
+    from silograph.federation.session.hub import Hub
+
+    made = []
+
+    def make(register: Any, **other: Any) -> Hub:
+        credentials = other.pop("credentials", None)
+        made.append(Hub("127.0.0.1:0", register, TOKEN, credentials, room=2, **other))
+        return made[-1]
+
+    yield make
+    for hub in made:
+        hub.close()
+
+
+@pytest.fixture
+def raws() -> Iterator[Any]:
+    """Makes streams to hubs on which anything can be said, which close with the test."""
+    from streams import Raw
+
+    made = []
+
+    def make(hub: Any) -> Raw:
+        made.append(Raw(hub))
+        return made[-1]
+
+    yield make
+    for raw in made:
+        raw.close()

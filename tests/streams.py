@@ -54,3 +54,8 @@ def joined(hub: Hub) -> Joined:
     found = hub.next(30)
     assert found is not None
     return found
+
+
+def refusal(message: Message) -> str:
+    assert message.type is Type.REFUSED
+    return str(message.facts()["reason"])

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import silograph
-from commands import PLAN, QUICK, Capture, printed, warm_up
+from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from silograph.cli import CUT_FIELDS, run_app
 from silograph.cli.flags import app
 from silograph.core.config import RunConfig, write_toml
@@ -91,21 +91,6 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "out": (["--out", "o"], 'out = "o"', "o"),
 }
 ONLY_FLAGS = {"--config", "--json", "--quiet", "--help"}
-KEYS = [
-    *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
-    *(
-        "val",
-        "local_bias",
-        "judged_without",
-        "best_round",
-        "stopped",
-        "bytes",
-        "flops",
-        "seconds",
-        "peak_memory_bytes",
-    ),
-    "result_dir",
-]
 
 
 # --- flags and keys -------------------------------------------------------------------------------
@@ -261,7 +246,7 @@ def test_the_program_and_its_pipe(work: Path) -> None:
     command = [sys.executable, "-m", "silograph", "run", "g.npz", *QUICK, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)) == KEYS
+    assert list(json.loads(done.stdout)) == RESULT_KEYS
     assert done.stdout.count("\n") == 1
     shown = [line.split("  ")[0] for line in done.stderr.splitlines()]
     assert shown == [PLAN, "round 1/2", "round 2/2"]

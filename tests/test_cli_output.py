@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import silograph as sg
-from commands import QUICK, Capture, MakeGraph, everything, printed, save
+from commands import QUICK, RESULT_KEYS, Capture, MakeGraph, everything, printed, save
 from silograph.cli import run_app
 from silograph.core.config import make_config, read_toml
 from silograph.experiment.report.figures import size_text
@@ -21,21 +21,6 @@ from silograph.methods import METHODS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-KEYS = [
-    *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
-    *(
-        "val",
-        "local_bias",
-        "judged_without",
-        "best_round",
-        "stopped",
-        "bytes",
-        "flops",
-        "seconds",
-        "peak_memory_bytes",
-    ),
-    "result_dir",
-]
 SCORES = ["accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc"]
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -48,8 +33,8 @@ def test_json_is_one_object_and_nothing_else(work: Path, capsys: Capture) -> Non
     text = printed(capsys, "run", "g.npz", *QUICK, "--seed", "4", "--json")
     assert text.count("\n") == 1
     values = json.loads(text)
-    assert list(values) == KEYS
-    shown = [values[k] for k in KEYS[:6]]
+    assert list(values) == RESULT_KEYS
+    shown = [values[k] for k in RESULT_KEYS[:6]]
     assert shown == [str(work / "g.npz"), "fedavg", 3, "random", 2, 4]  # a path from anywhere
     assert list(values["test"]) == ["server", "uncut", "personalised"]
     for scores in values["test"].values():
@@ -60,7 +45,7 @@ def test_json_is_one_object_and_nothing_else(work: Path, capsys: Capture) -> Non
     assert folder.parent == work / "runs"
     assert folder.name.startswith("g-fedavg-2")
     written = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    assert {k: written[k] for k in KEYS} == values
+    assert {k: written[k] for k in RESULT_KEYS} == values
 
 
 def test_json_where_a_view_does_not_exist(capsys: Capture) -> None:
@@ -291,7 +276,7 @@ def test_the_run_of_the_manual(
     flags = ["--clients", "10", "--partition", "metis", *(["--method", method] if method else [])]
     flags += ["--rounds", "20"]
     values = json.loads(printed(capsys, "run", *data, *flags, "--json"))
-    shown = [values[k] for k in KEYS[:6]]
+    shown = [values[k] for k in RESULT_KEYS[:6]]
     assert shown == ["cora", method or "fedopt", 10, "metis", 20, 0]
     assert values["test"][view]["accuracy"] > least  # the largest class holds .30
     cut = json.loads(printed(capsys, "partition", *data, *flags[:4], "--json"))

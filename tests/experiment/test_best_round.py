@@ -9,8 +9,10 @@ import torch
 from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig, resolve_seeds
 from silograph.experiment.judging import is_better, judged
+from silograph.experiment.loop import first_snapshot
 from silograph.experiment.result import Result
 from silograph.experiment.setup import prepare
+from silograph.experiment.snapshot import from_checkpoint, to_checkpoint
 from silograph.methods import METHODS
 
 NO_VALIDATION = "0.5/0/0.5"
@@ -158,3 +160,18 @@ def test_rounds_that_other_clients_judged_compare_on_the_nodes_of_both(
     now = judged(setup, 2, counted(right, nodes), counted([0, 0], [1, 1]), None, away)
     assert is_better(setup, now, before) == better
     assert not (better and any(nodes) and is_better(setup, before, now))
+
+
+def test_a_checkpoint_knows_who_was_away(make_graph: MakeGraph) -> None:
+    setup = prepare(config_of(clients=2), make_graph(40))
+    counts = counted([8, 0], [10, 0])
+    best = judged(setup, 3, counts, counts, {}, ("b",))
+    before = replace(first_snapshot(setup), round=3, best=best)
+    checkpoint = to_checkpoint(setup, before, "run", {})
+    after, _ = from_checkpoint(setup, checkpoint, None)
+    assert after.best is not None
+    assert after.best.away == ("b",)
+    old = replace(checkpoint, facts={k: v for k, v in checkpoint.facts.items() if k != "best_away"})
+    after, _ = from_checkpoint(setup, old, None)  # of a run from before this was written down
+    assert after.best is not None
+    assert after.best.away == ()

@@ -204,7 +204,8 @@ def test_a_silo_that_is_late_is_left_out(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = config_of(2, **BASE | {"rounds": 2})
+    # Without validation nodes the last round is reported, which the late silo did not see.
+    config = config_of(2, **BASE | {"rounds": 2, "split": "0.5/0/0.5"})
     silos = folders(make_graph(60), config, tmp_path / "silos")
     victim = victims()
     venue = replace(PLAIN, least=1, seconds=5.0)
@@ -213,8 +214,8 @@ def test_a_silo_that_is_late_is_left_out(
     )
     line = "round 2 has lost client_01: expected an answer within 5 s, got none"
     assert line in caplog.text
-    assert result.judged_without == (("client_01",) if result.best_round == 2 else ())
-    assert result.to_dict()["judged_without"] == list(result.judged_without)
+    assert (result.best_round, result.judged_without) == (2, ("client_01",))
+    assert result.to_dict()["judged_without"] == ["client_01"]
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["silos wait", "silos start anew"])

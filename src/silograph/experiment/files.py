@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silograph.core.private import opens_private
+
 Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
 ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
-
-
-def opens_private(path: str, flags: int) -> int:
-    """Open a file, made for its owner only; for `open(..., opener=)`."""
-    return os.open(path, flags, 0o600)
 
 
 def write_atomic(path: Path, text: str, *, private: bool = False) -> None:

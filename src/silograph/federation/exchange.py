@@ -115,13 +115,12 @@ def pull(
     places, off = _by_owner(wanted, route.boundary_off, members)
     asked: Payload = given if ask is None else {**given, "row": Ragged(places, off)}
     served = _rows(fed.call(serve, asked, what=what, key=key, to=to, rows=True), "rows", serve)
-    if served.off.tolist() != off.tolist():
-        wanted_of, got_of = off.diff().tolist(), served.off.diff().tolist()
-        place = next(i for i, (w, g) in enumerate(zip(wanted_of, got_of, strict=True)) if w != g)
-        raise ProtocolError(
-            f"expected {wanted_of[place]} rows from {serve.__name__} of "
-            f"{fed.ids[int(members[place])]}, got {got_of[place]}"
-        )
+    for member, count, got in zip(members, off.diff(), served.off.diff(), strict=True):
+        if count != got:
+            raise ProtocolError(
+                f"expected {int(count)} rows from {serve.__name__} of {fed.ids[int(member)]}, got "
+                f"{int(got)}"
+            )
     fetched = served.t[torch.searchsorted(wanted, target).to(served.t.device)]
     given["rows"] = Ragged(fetched, slots_off)
     fed.call(store, given, what=what, key=key, to=to)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from silograph.core.config import toml_value
 from silograph.core.errors import ConfigError, DataError
+from silograph.core.private import opens_private
 from silograph.graph.arrays import PARTS
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
@@ -71,8 +72,8 @@ def write_silos(
             for name, silo in zip(folders, partition.ids, strict=True):
                 _text(making / name / SPEC, _spec(graph, silo))
                 if secret is not None:
-                    (making / name / SECRET).touch(mode=0o600)
-                    (making / name / SECRET).write_bytes(secret)
+                    with open(making / name / SECRET, "xb", opener=opens_private) as file:
+                        file.write(secret)
             listed = ", ".join(toml_value(name) for name in folders)
             _text(making / FEDERATION, f"name = {toml_value(graph.name)}\nsilos = [{listed}]\n")
             making.rename(whole)

@@ -43,40 +43,7 @@ from silograph.federation.session.message import (
     unpack,
 )
 from silograph.federation.session.peer import LostError
-from streams import Raw, joined
-
-LOCAL = "127.0.0.1:0"
-
-
-@pytest.fixture
-def hubs() -> Iterator[Any]:
-    made = []
-
-    def make(register: Register, **other: Any) -> Hub:
-        made.append(Hub(LOCAL, register, TOKEN, other.pop("credentials", None), room=2, **other))
-        return made[-1]
-
-    yield make
-    for hub in made:
-        hub.close()
-
-
-@pytest.fixture
-def raws() -> Iterator[Any]:
-    made = []
-
-    def make(hub: Hub) -> Raw:
-        made.append(Raw(hub))
-        return made[-1]
-
-    yield make
-    for raw in made:
-        raw.close()
-
-
-def refusal(message: Message) -> str:
-    assert message.type is Type.REFUSED
-    return str(message.facts()["reason"])
+from streams import joined, refusal
 
 
 def test_names_that_are_none(hubs: Any, raws: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,4 +215,4 @@ def test_what_is_no_certificate(tmp_path: Path) -> None:
         ((chain, other), r"expected the key of the server's certificate, got another"),
     ):
         with pytest.raises(ConfigError, match=says):
-            Hub(LOCAL, Register(None, 2), TOKEN, pair, room=2)
+            Hub("127.0.0.1:0", Register(None, 2), TOKEN, pair, room=2)

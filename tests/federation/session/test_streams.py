@@ -4,7 +4,7 @@ import datetime
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,40 +42,7 @@ from silograph.federation.session.wire import (  # noqa: E402
 )
 from silograph.federation.session.worker import Worker  # noqa: E402
 from silos import running  # noqa: E402
-from streams import Raw, joined  # noqa: E402
-
-LOCAL = "127.0.0.1:0"
-
-
-@pytest.fixture
-def hubs() -> Iterator[Any]:
-    made = []
-
-    def make(register: Register, **other: Any) -> Hub:
-        made.append(Hub(LOCAL, register, TOKEN, other.pop("credentials", None), room=2, **other))
-        return made[-1]
-
-    yield make
-    for hub in made:
-        hub.close()
-
-
-@pytest.fixture
-def raws() -> Iterator[Any]:
-    made = []
-
-    def make(hub: Hub) -> Raw:
-        made.append(Raw(hub))
-        return made[-1]
-
-    yield make
-    for raw in made:
-        raw.close()
-
-
-def refusal(message: Message) -> str:
-    assert message.type is Type.REFUSED
-    return str(message.facts()["reason"])
+from streams import joined, refusal  # noqa: E402
 
 
 def test_a_silo_attaches_and_its_stream_carries(hubs: Any, raws: Any) -> None:

@@ -5,7 +5,6 @@ Bernstein, Duif, Lange, Schwabe and Yang, "High-speed high-security signatures",
 The first key that takes a name keeps it; with a folder of public keys, only those may attach.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from silograph.core.errors import ConfigError
+from silograph.core.private import opens_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PURPOSE = b"silograph session 1\0"
@@ -100,7 +100,7 @@ def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only its owner may read; raise `ConfigError` where it cannot be made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(path, "xb", opener=opens_private) as file:
             file.write(data)
     except OSError as error:
         raise ConfigError(f"expected to make {path}, got: {error.strerror}") from None
