@@ -1,7 +1,11 @@
 """What a silo takes from its server: the next message of its run, ops of the table, and no more."""
 
+import gc
+import itertools
 import json
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -246,3 +250,23 @@ def test_the_table_of_ops_is_silographs_own() -> None:
         name_of(ops, count)
     with pytest.raises(ProtocolError, match="unknown op 'evaluation"):
         op_of(ops, "evaluation.judge:judge_owl")
+
+
+def test_the_table_of_ops_while_others_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+
+    def load(phase: str, info: dict[str, int]) -> None:
+        """Load a module whenever memory is collected: in the midst of whatever allocates."""
+        monkeypatch.setitem(sys.modules, f"silograph.new_{next(numbers)}", ModuleType("new"))
+
+    expected, before = own_ops(), gc.get_threshold()
+    pairs = [(n, str(n)) for n in range(5000)]  # no free ones are left: the next is allocated
+    gc.callbacks.append(load)
+    try:
+        gc.set_threshold(1)
+        assert own_ops() == expected
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(load)
+    assert next(numbers) > 0
+    del pairs

@@ -24,10 +24,9 @@ def own_ops() -> dict[str, Op]:
     table stands for is decided here, before any message comes: no message loads anything.
     """
     found: dict[str, Op] = {}
-    for name, module in sorted(sys.modules.items()):
-        if not name.startswith(PACKAGE):
-            continue
-        for member, op in vars(module).items():
+    loaded = sys.modules.copy()  # in one step: other threads may be importing
+    for name in sorted(name for name in loaded if name.startswith(PACKAGE)):
+        for member, op in vars(loaded[name]).copy().items():
             if not inspect.isfunction(op) or op.__module__ != name or member.startswith("_"):
                 continue
             if op.__name__ == member and tuple(inspect.signature(op).parameters) == PARAMETERS:
