@@ -1,5 +1,6 @@
 """A session without a network: the silos' workers answer as soon as they are asked."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import qualified
-from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.peer import Arrived, LostError, Peer
 from silograph.federation.session.states import StateStore
 from silograph.federation.session.worker import Prepared, Worker
 from silograph.graph.block import ClientBlock
@@ -39,12 +40,12 @@ class DirectLink:
         self.requests.append(data)
         self.answers.append(self.change(self.worker.answer(data)))
 
-    def receive(self, seconds: float | None) -> bytes:
+    def receive(self, seconds: float | None) -> Arrived:
         data = self.answers.popleft()
         if data is None:
             line = "expected an answer, got the end of the stream: it is gone"
             raise LostError(line, Cause.GONE)
-        return data
+        return Arrived(data, time.monotonic())
 
     def close(self) -> None:
         self.closed = True

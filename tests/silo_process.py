@@ -9,6 +9,7 @@ nothing.
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 from silograph.experiment.silo import Attendance, attend
@@ -45,8 +46,8 @@ def attached(event: Event) -> None:
 
 def hang(number: int) -> None:
     """Let the first op of a round not end before SIGUSR1."""
-    answer = Worker.answer
-    signal.signal(signal.SIGUSR1, lambda *_: None)
+    answer, came = Worker.answer, list[int]()
+    signal.signal(signal.SIGUSR1, lambda sent, _: came.append(sent))
 
     def hanging(self: Worker, data: bytes) -> bytes:
         message = unpack(data)
@@ -55,7 +56,8 @@ def hang(number: int) -> None:
             if envelope.round == number:
                 Worker.answer = answer  # type: ignore[method-assign] # once only
                 say("working")
-                signal.pause()  # until SIGUSR1, if it comes
+                while not came:  # which may have been sent already: `pause` would miss it
+                    time.sleep(0.01)
         return answer(self, data)
 
     Worker.answer = hanging  # type: ignore[method-assign]

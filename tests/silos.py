@@ -106,5 +106,8 @@ def federate(
     with running([partial(silo, folder) for folder in silos]):
         try:
             return run(config, venue, report=report)
+        except SilographError as error:  # that of a test that fails says what silos had to say
+            error.add_note("\n".join(heard))
+            raise
         finally:
             listening.set()

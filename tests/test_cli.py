@@ -16,8 +16,8 @@ import typer
 
 import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
-from silograph.cli import CUT_FIELDS, run_app
-from silograph.cli.flags import app
+from silograph.cli import run_app
+from silograph.cli.flags import CUT_FIELDS, app
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
 from silograph.graph.partition import PARTITIONERS
@@ -252,8 +252,9 @@ def test_the_program_and_its_pipe(work: Path) -> None:
     assert shown == [PLAN, "round 1/2", "round 2/2"]
 
 
-def test_the_program_is_interrupted(work: Path) -> None:
-    """Ctrl-C in a run of a million rounds."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
+    """Ctrl-C, or what services are stopped with, in a run of a million rounds."""
     warm_up()
     # A test suite in the background of a shell has the signal switched off, for children too.
     script = (
@@ -267,7 +268,7 @@ def test_the_program_is_interrupted(work: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline() == f"{PLAN}\n"
         assert process.stderr.readline().startswith("round 1/1000000  ")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""

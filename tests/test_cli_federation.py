@@ -25,8 +25,10 @@ from silograph.core.errors import SilographError
 from silograph.experiment.silo import read_versions
 from silograph.federation.session.private import held
 from silos import running
+from test_cli import flags_of
 
-SMALL = ["--rounds", "2", "--hidden", "4", "--partition", "random", "--method", "fedavg"]
+TRAINED = ["--rounds", "2", "--hidden", "4", "--method", "fedavg"]
+SMALL = [*TRAINED, "--partition", "random"]
 
 
 @pytest.fixture
@@ -36,6 +38,13 @@ def alone(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     return temporary
+
+
+def test_a_server_has_no_flags_of_a_graph_or_a_cut() -> None:
+    gone = flags_of("run") - flags_of("server")
+    assert {"--partition", "--data-dir", "--drop-edges", "--partition-seed"} < gone
+    assert {"--clients", "--split", "--split-seed", "--seed", "--method"} < flags_of("server")
+    assert not flags_of("silo") & flags_of("run") - {"--device", "--help"}
 
 
 def test_the_demonstration_is_the_simulation_and_leaves_nothing(
@@ -122,7 +131,7 @@ def test_three_commands_make_a_federation(
         listen = ["--listen", "localhost:0", "--certs", "certs", "--silos", ",".join(names)]
         capsys.readouterr()
         watched = ["--quiet", "--json", "--log-file", "server.jsonl", "--metrics", "0"]
-        assert run_app(["server", *listen, *SMALL, "--out", "out", *watched]) == 0
+        assert run_app(["server", *listen, *TRAINED, "--out", "out", *watched]) == 0
         result = json.loads(capsys.readouterr().out)
     assert codes == dict.fromkeys(names, 0)
     assert (result["dataset"], result["clients"]) == ("silos", 2)
@@ -217,7 +226,7 @@ def test_a_server_that_is_interrupted_says_how_it_goes_on(
 
     monkeypatch.setattr("silograph.experiment.server.serve", interrupted)
     monkeypatch.setattr("silograph.experiment.server.serve_again", interrupted)
-    run = ["--resume", "my run"] if resumed else [*SMALL, "--silos", "a,b", "--out", "my run"]
+    run = ["--resume", "my run"] if resumed else [*TRAINED, "--silos", "a,b", "--out", "my run"]
     how = ["--listen", "localhost:0", "--certs", "c", "--least", "1", "--quiet"]
     assert run_app(["server", *run, *how]) == 130
     assert capsys.readouterr().err == "interrupted\n"  # there is nothing to go on with yet

@@ -212,7 +212,7 @@ def test_a_silo_that_is_late_is_left_out(
     result = federate(
         silos[:1], config, venue, on_address=lambda at: victim.take_part(at, silos[1], hang=2)
     )
-    line = "round 2 has lost client_01: expected an answer within 5 s, got none"
+    line = "round 2 has lost client_01: expected its answers of a round within 5 s, got too few"
     assert line in caplog.text
     assert (result.best_round, result.judged_without) == (2, ("client_01",))
     assert result.to_dict()["judged_without"] == ["client_01"]

@@ -1,5 +1,6 @@
 """Servers and silos as processes that get SIGKILL: nothing is lost, nothing is left."""
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -61,9 +62,10 @@ class Place:
             f"silo_{number}", "silo", "--server", self.address, *data, *secret, *how, "--wait", 60
         )
 
-    def begin(self) -> tuple[Command, list[Command]]:
+    def begin(self, *words: object) -> tuple[Command, list[Command]]:
         """Start all, and return server and silos when the last silo is in an op of round 3."""
-        server = self.server("--config", self.path / "run.toml", "--out", self.path / "out")
+        run = ("--config", self.path / "run.toml", "--out", self.path / "out")
+        server = self.server(*run, *words)
         members = [self.silo(number) for number in range(len(self.silos) - 1)]
         ca = self.path / "certs" / "ca.pem" if self.tls else None
         self.victim.take_part(self.address, self.silos[-1], 3, ca)
@@ -136,6 +138,33 @@ def test_a_server_that_is_killed_in_a_round(
     assert "the run goes on after round 2" in server.said()
     assert members[0].said().count("is attached to") == 2
     assert_as_if_nothing_had_been(here, graph, before)
+
+
+def test_a_server_that_is_told_to_stop_says_so_to_its_silos(
+    make_graph: MakeGraph, place: Callable[..., Place]
+) -> None:
+    graph = make_graph(60)
+    here = place(graph, "scaffold", 2, tls=False)
+    log = here.path / "log.jsonl"
+    server, (member,) = here.begin("--log-file", log)
+    server.process.send_signal(signal.SIGTERM)
+    here.victim.signal(signal.SIGUSR1)  # it may go on
+    assert server.process.wait(timeout=60) == 130
+    assert member.process.wait(timeout=60) == 1
+    *_, why, how = server.said().splitlines()
+    assert "did not hear" not in server.said()
+    assert why == "interrupted"
+    assert json.loads(log.read_text().splitlines()[-1])["reason"] == "the server was interrupted"
+    assert how.startswith(f"to go on: silograph server --resume {here.path / 'out'} ")
+    assert member.said().splitlines()[-1] == "error: the run failed: the server was interrupted"
+    here.server("--resume", here.path / "out")
+    member = here.silo(0)
+    while member.said().count("is attached to") < 2:  # both have written to one log
+        assert member.process.poll() is None, member.said()
+        time.sleep(0.02)
+    member.process.send_signal(signal.SIGTERM)
+    assert member.process.wait(timeout=60) == 130
+    assert member.said().splitlines()[-1] == "interrupted"
 
 
 @pytest.mark.slow

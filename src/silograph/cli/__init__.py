@@ -3,6 +3,7 @@
 Everything slow (torch, loaders) is imported inside the commands, so that help is instant.
 """
 
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 import typer
 
 from silograph.cli import federation, reproduce  # noqa: F401 - registers their commands
-from silograph.cli.flags import FIELDS, Given, app, command
+from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
 from silograph.cli.studies import print_comparison, print_search
 from silograph.core.errors import ConfigError, SilographError
@@ -20,26 +21,6 @@ from silograph.core.text import printable
 
 if TYPE_CHECKING:
     from silograph.experiment.result import Result
-
-CUT_FIELDS = (
-    "data_dir",
-    "scale",
-    "largest_component",
-    "split",
-    "partition",
-    "clients",
-    "alpha",
-    "favored_classes",
-    "favor",
-    "clients_per_part",
-    "part_share",
-    "share_mean",
-    "share_variance",
-    "drop_edges",
-    "seed",
-    "partition_seed",
-    "split_seed",
-)
 
 
 @command(
@@ -217,7 +198,11 @@ def first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    """Run the command line; a user's mistake is one line on standard error and exit code 2.
+
+    SIGTERM, with which services are stopped, does what Ctrl-C does: nothing is left behind.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run_app(sys.argv[1:]))
 
 

@@ -12,7 +12,7 @@ import click
 import typer
 from click.core import ParameterSource
 
-from silograph.cli.flags import FIELDS, Given, app, command
+from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import going_on
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, ProtocolError
@@ -21,6 +21,12 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in ou
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
+AT_SILOS = {*CUT_FIELDS, "local_bias"} - {
+    "split",
+    "clients",
+    "seed",
+    "split_seed",
+}  # is theirs to say
 WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
 FAILED = 1  # exit code of a silo whose run failed at the server
 
@@ -31,7 +37,7 @@ def _option(*names: str, help: str, default: object = None) -> object:
 
 @command(
     "server",
-    FIELDS,
+    [name for name in FIELDS if name not in AT_SILOS],
     {
         "listen": (
             str,
@@ -57,11 +63,11 @@ def _option(*names: str, help: str, default: object = None) -> object:
             int | None,
             _option("--least", help="silos without which a round fails (default: all)"),
         ),
-        "answer_seconds": (
+        "round_seconds": (
             float,
             _option(
-                "--answer-seconds",
-                help="how long silos may take for an answer (default: 600)",
+                "--round-seconds",
+                help="how long a silo may take over its answers of a round (default: 600)",
                 default=600.0,
             ),
         ),
@@ -102,7 +108,7 @@ def server_command(
     insecure: bool,
     keys: Path | None,
     least: int | None,
-    answer_seconds: float,
+    round_seconds: float,
     rejoin_seconds: float,
     resume: Path | None,
     wait: float,
@@ -134,7 +140,7 @@ def server_command(
         insecure=insecure,
         keys=keys,
         least=least,
-        seconds=answer_seconds,
+        seconds=round_seconds,
         patience=wait,
         rejoin=rejoin_seconds,
         metrics=metrics,

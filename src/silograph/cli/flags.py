@@ -12,6 +12,26 @@ from pydantic import BeforeValidator
 from silograph.core.config import RunConfig, make_config, parse_option, read_toml
 
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
+# What says which graph there is, and how it is cut.
+CUT_FIELDS = (
+    "data_dir",
+    "scale",
+    "largest_component",
+    "split",
+    "partition",
+    "clients",
+    "alpha",
+    "favored_classes",
+    "favor",
+    "clients_per_part",
+    "part_share",
+    "share_mean",
+    "share_variance",
+    "drop_edges",
+    "seed",
+    "partition_seed",
+    "split_seed",
+)
 app = typer.Typer(
     help="Graph neural networks over graphs that live in separate silos.",
     no_args_is_help=True,

@@ -55,7 +55,8 @@ class Venue:
         keys: folder of the silos' public keys, NAME.pub; None: the first key that takes a name
             keeps it for the run.
         least: silos without which a round fails; None: all of them.
-        seconds: how long a silo's answer may take; None: as long as its stream is there.
+        seconds: how long a silo may take over its answers of a round, and over each before the
+            first; None: as long as its stream is there.
         patience: seconds for which the server waits for its silos.
         rejoin: seconds for which a round that cannot go on without silos waits until they attach
             again; it is then done again.
@@ -204,6 +205,8 @@ def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | N
 
 def reason_of(error: BaseException) -> str:
     """Return what silos are told of a run that failed: nothing that only the server knows."""
+    if isinstance(error, KeyboardInterrupt):
+        return "the server was interrupted"
     return str(error) if isinstance(error, SilographError) else type(error).__name__
 
 
@@ -334,7 +337,7 @@ class Meeting:
                 peer.ask(Type.START, self._start, self._venue.seconds)
             except (ConfigError, LostError) as error:
                 self._report(Event(What.UNFIT, joined.name, reason=str(error)))
-                peer.close()
+                peer.dismiss(str(error))
                 continue
             found[joined.name] = peer
         return found

@@ -16,6 +16,7 @@ WORDS = {
     What.ATTACHED: "connected",
     What.ASKED: "working",
     What.ANSWERED: "connected",
+    What.DISMISSED: "dropped",
     What.LOST: "tries to connect",
     What.ENDED: "the run is over",
 }

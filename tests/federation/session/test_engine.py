@@ -1,6 +1,6 @@
 """The session engine next to the in-process one, and what it does with silos that fail."""
 
-import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from silograph.federation.in_process import InProcess
 from silograph.federation.session.engine import TRIES, Session, say_goodbye
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
-from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.peer import Arrived, LostError, Peer
 from silograph.federation.session.worker import Worker
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
@@ -158,6 +158,8 @@ def with_field(name: str, t: torch.Tensor) -> Callable[[bytes], bytes]:
 
 def other_call(data: bytes) -> bytes:
     message = unpack(data)
+    if message.type is not Type.REPLY:
+        return data
     _, frame = read_reply(message.body)
     head = message.body[: len(message.body) - len(frame)]
     envelope, fields = decode(frame)
@@ -205,7 +207,7 @@ def test_a_silo_that_fails_is_left_out_of_the_mean(
     rest.call(begin, {}, what=Kind.CONTROL, key=KEY)
     left = rest.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=WeightedMean("nodes"))
     assert all(torch.equal(reply[name].t, left[name].t) for name in left)
-    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    (record,) = [r for r in caplog.records if getattr(r, "event", None) == "dropped"]
     line, told = record.getMessage(), vars(record)
     assert (told["event"], told["silo"], told["round"], told["op"]) == ("dropped", lost, 1, "work")
     assert told["cause"] == CAUSES.get(fault, "garbage")
@@ -455,7 +457,7 @@ def test_late_silos_share_one_deadline(
     fed, links = session(block, route, None, OPS, least=1, seconds=5.0)
     fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
 
-    def late(seconds: float | None) -> bytes:
+    def late(seconds: float | None) -> Arrived:
         assert seconds is not None
         clock[0] += seconds
         raise LostError("expected an answer, got none", Cause.LATE)
@@ -464,8 +466,60 @@ def test_late_silos_share_one_deadline(
         monkeypatch.setattr(links[name], "receive", late)
     fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
     assert clock[0] == 5.0
-    assert caplog.text.count("expected an answer within 5 s, got none") == 3
+    says = "has lost client_0[123]: expected its answers of a round within 5 s, got too few\n"
+    assert len(re.findall(says, caplog.text)) == 3
     assert list(fed.peers) == [fed.ids[0]]
+
+
+def test_a_silo_has_so_many_seconds_for_all_its_answers_of_a_round(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds an answer are in time for two calls of a round, not for three.
+
+    Who is quick has as long as it takes, whatever the others do.
+    """
+    block, route = built
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    fed, links = session(block, route, None, OPS, least=1, seconds=5.0)
+    slow, quick = links[fed.ids[0]], fed.ids[1:]
+
+    def slowly(seconds: float | None) -> Arrived:
+        assert seconds is not None
+        clock[0] += min(2.0, seconds)
+        if seconds < 2:
+            raise LostError("expected an answer, got none", Cause.LATE)
+        return Arrived(slow.answers.popleft() or b"", clock[0])
+
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    monkeypatch.setattr(slow, "receive", slowly)
+    for number in (1, 2):
+        fed.start_round(number)
+        for _ in range(2):
+            fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    assert list(fed.peers) == list(fed.ids)
+    fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    assert tuple(fed.peers) == quick
+    assert clock[0] == 9.0
+
+
+def test_a_silo_hears_why_it_is_dropped(built: Built, caplog: pytest.LogCaptureFixture) -> None:
+    block, route = built
+    fed, links = session(block, route, None, OPS, least=1)
+    fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+    fed.start_round(1)
+    links[fed.ids[1]].change = lambda data: b"garbage"
+    links[fed.ids[2]].change = lambda data: None  # its stream has ended: there is nobody to tell
+    fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    types = {name: unpack(link.requests[-1]).type for name, link in links.items()}
+    assert types == {fed.ids[i]: Type.DISMISSED if i == 1 else Type.CALL for i in range(4)}
+    assert all(links[fed.ids[i]].closed for i in (1, 2))
+    said = [r.getMessage() for r in caplog.records if "got 7" in r.getMessage()]
+    reason = "expected a message of 29 to 1073741824 bytes, got 7"
+    assert said == [
+        f"round 1 has lost {fed.ids[1]}: {reason}",
+        f"the server goes on without this silo: {reason}",
+    ]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -481,7 +535,8 @@ def test_of_two_silos_that_differ_nobody_knows_who_is_wrong(
     links[fed.ids[first]].change = with_field("sum", torch.zeros(1, 7))
     with pytest.raises(ProtocolError, match="expected at least 1 silos to answer work, got 0; "):
         fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
-    assert caplog.text.count("got one with fields unlike those of the others") == 2
+    says = "has lost client_0[01]: expected .* got one with fields unlike those of the others\n"
+    assert len(re.findall(says, caplog.text)) == 2
 
 
 def test_a_silo_with_a_weight_below_zero_is_dropped(

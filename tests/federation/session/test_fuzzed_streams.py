@@ -32,7 +32,7 @@ from silograph.federation.session.message import (  # noqa: E402
     unpack,
 )
 from silograph.federation.session.names import qualified  # noqa: E402
-from silograph.federation.session.peer import LostError, Peer  # noqa: E402
+from silograph.federation.session.peer import Arrived, LostError, Peer  # noqa: E402
 from silograph.federation.session.worker import Worker  # noqa: E402
 from silograph.graph.block import ClientBlock  # noqa: E402
 from silograph.graph.halo import Route  # noqa: E402
@@ -207,7 +207,7 @@ class Spoiling:
             self._link.send(each)
         self.change = lambda data: [data]
 
-    def receive(self, seconds: float | None) -> bytes:
+    def receive(self, seconds: float | None) -> Arrived:
         return self._link.receive(seconds)
 
     def close(self) -> None:

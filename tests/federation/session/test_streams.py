@@ -54,7 +54,7 @@ def test_a_silo_attaches_and_its_stream_carries(hubs: Any, raws: Any) -> None:
     found.link.send(b"down")
     assert next(silo.call) == b"down"
     silo.out.put(b"up")
-    assert found.link.receive(30) == b"up"
+    assert found.link.receive(30).data == b"up"
     with pytest.raises(LostError, match=r"expected an answer within 0\.01 s, got none"):
         found.link.receive(0.01)
     silo.close()
@@ -164,7 +164,7 @@ def test_what_comes_after_the_end_is_told_as_late() -> None:
     told: list[tuple[int, bool]] = []
     link = StreamLink(lambda size, late: told.append((size, late)))
     link.pump(iter([b"abc"]))
-    assert link.receive(1.0) == b"abc"
+    assert link.receive(1.0).data == b"abc"
     link.close()
     link.pump(iter([b"late"]))
     assert told == [(3, False), (4, True)]

@@ -56,7 +56,8 @@ class Session:
         route: who answers for each halo slot.
         ops: by qualified name.
         least: silos without which a call fails.
-        seconds: how long an answer may take; None is as long as the stream is there.
+        seconds: how long a silo may take over its answers of a round, those of others not counted;
+            None is as long as the stream is there.
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
@@ -95,6 +96,7 @@ class Session:
         self._seen = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
         self._reasons: dict[str, str] = {}  # why silos are not there
         self._gone: set[str] = set()  # those of them that may come back
+        self._spent = dict.fromkeys(self._ids, 0.0)  # seconds that each has taken in this round
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -124,6 +126,7 @@ class Session:
             self._tries = 0
         self._round = number
         self._begun = len(self.ledger)
+        self._spent = dict.fromkeys(self._ids, 0.0)
         self._account.start_round(number)
         for name, peer in self._returned().items():
             self._attach(name, peer)
@@ -172,6 +175,7 @@ class Session:
             time.sleep(PAUSE)
         self._account = Account(len(self._ids), self.ledger.records[: self._begun])
         self._called = dict(self._seen)
+        self._spent = dict.fromkeys(self._ids, 0.0)
         self._drop_all(Type.LOAD, self._tell(Type.LOAD, self._seen))
 
     def _are_back(self, away: AwayError) -> bool:
@@ -243,10 +247,9 @@ class Session:
         """Return the usable answers in client order; drop who has none."""
         heard: list[Answer] = []
         peers = dict(asked)
-        until = self._until()
         for place, peer in asked:
             try:
-                body = self._answer(peer, Type.REPLY, until)
+                body = self._answer(peer, Type.REPLY)
                 heard.append(read_answer(place, body, envelope, reduce, rows=rows))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
@@ -256,20 +259,18 @@ class Session:
             self._drop(peers[place], envelope.op, reason, cause)
         return [answer for answer in heard if answer.place not in bad]
 
-    def _until(self) -> float | None:
-        """Return when the answers to what was just sent are late."""
-        return None if self._seconds is None else time.monotonic() + self._seconds
-
-    def _answer(self, peer: Peer, kind: Type, until: float | None) -> bytes:
+    def _answer(self, peer: Peer, kind: Type) -> bytes:
         """Return a silo's answer; raise `LostError` where there is none in time."""
-        left = None if until is None else max(0.0, until - time.monotonic())
+        left = None if self._seconds is None else self._seconds - self._spent[peer.name]
         try:
-            return peer.answer(kind, left)
+            body = peer.answer(kind, left)
         except LostError as error:
             if error.cause is not Cause.LATE:
                 raise
-            line = f"expected an answer within {self._seconds:g} s, got none"
+            line = f"expected its answers of a round within {self._seconds:g} s, got too few"
             raise LostError(line, Cause.LATE) from None
+        self._spent[peer.name] += peer.took
+        return body
 
     def _check_enough(
         self, op: Op, places: Sequence[int], positions: Tensor, *, summable: bool
@@ -305,10 +306,12 @@ class Session:
         event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)
         self._report(event)
         self._reasons[peer.name] = reason
+        del self._peers[peer.name]
         if cause is Cause.GONE:
             self._gone.add(peer.name)
-        del self._peers[peer.name]
-        peer.close()
+            peer.close()
+        else:
+            peer.dismiss(reason)
 
     def _attach(self, name: str, peer: Peer) -> None:
         """Take a silo in again, with its state of the last round that it saw whole."""
@@ -320,7 +323,7 @@ class Session:
             if error.cause is not Cause.GONE:
                 self._reasons[name] = str(error)
                 self._gone.discard(name)
-            peer.close()
+            peer.dismiss(str(error))
             return
         self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
@@ -336,10 +339,9 @@ class Session:
         for name, peer in self._peers.items():
             self._asks(peer, kind.name.lower())
             peer.send(kind, facts_body({"round": numbers[name], **facts}))
-        until = self._until()
         for name, peer in self._peers.items():
             try:
-                self._answer(peer, Type.DONE, until)
+                self._answer(peer, Type.DONE)
             except LostError as error:
                 failed[name] = error
         return failed
@@ -353,13 +355,22 @@ def say_goodbye(peers: Mapping[str, Peer], reason: str, report: Report = log_eve
     """Tell silos that the run is over and why it failed, if it did; end their streams."""
     for peer in peers.values():
         peer.send(Type.END, facts_body({"reason": reason}))
-    until = time.monotonic() + GOODBYE_SECONDS
     for peer in peers.values():
         try:
-            peer.answer(Type.DONE, max(0.0, until - time.monotonic()))
+            _last_answer(peer)
         except LostError as error:
             report(Event(What.UNHEARD, peer.name, reason=str(error)))
         peer.close()
+
+
+def _last_answer(peer: Peer) -> None:
+    """Take the answer to END, and before it the one that a silo in the midst of a call owes."""
+    try:
+        peer.answer(Type.DONE, GOODBYE_SECONDS)
+    except LostError as error:
+        if error.cause is not Cause.GARBAGE:
+            raise
+        peer.answer(Type.DONE, GOODBYE_SECONDS)
 
 
 def cause_of(error: ProtocolError) -> Cause:

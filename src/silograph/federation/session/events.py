@@ -26,6 +26,7 @@ class What(StrEnum):
     ASKED = "asked"  # a silo was sent a call
     ANSWERED = "answered"  # it has answered
     DROPPED = "dropped"  # a round goes on without it
+    DISMISSED = "dismissed"  # a silo hears that it was dropped, and why
     DISCARDED = "discarded"  # an answer that came after that
     WAITING = "waiting"  # a round that needs it waits for it, to be done again
     RETURNED = "returned"  # it takes part again
@@ -107,6 +108,7 @@ LEVELS = {
             What.REFUSED,
             What.STRANGER,
             What.DROPPED,
+            What.DISMISSED,
             What.DISCARDED,
             What.WAITING,
             What.RETURNED,
@@ -163,6 +165,8 @@ def _line(e: Event) -> str:
             return _answered(e)
         case What.DROPPED:
             return f"round {e.round} has lost {e.silo}: {e.reason}"
+        case What.DISMISSED:
+            return f"the server goes on without {e.silo or 'this silo'}: {e.reason}"
         case What.DISCARDED:
             return f"an answer of {e.silo} came too late and is discarded"
         case What.WAITING:

@@ -6,6 +6,7 @@ its stream is a `Link`. A silo whose stream has ended attaches anew with the sam
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,7 +32,7 @@ from silograph.federation.session.message import (
     pack,
     unpack,
 )
-from silograph.federation.session.peer import LostError, one_line
+from silograph.federation.session.peer import Arrived, LostError, one_line
 from silograph.federation.session.wire import (
     ATTACH,
     OPTIONS,
@@ -59,7 +60,7 @@ class StreamLink:
     def __init__(self, arrived: Callable[[int, bool], None]) -> None:
         self._arrived = arrived
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._in: SimpleQueue[bytes | None] = SimpleQueue()
+        self._in: SimpleQueue[Arrived | None] = SimpleQueue()
         self._closed = False
         self._over = False
         self.alive = True  # until the silo's end of the stream has ended
@@ -68,18 +69,18 @@ class StreamLink:
         """Hand over a message."""
         self._out.put(data)
 
-    def receive(self, seconds: float | None) -> bytes:
+    def receive(self, seconds: float | None) -> Arrived:
         """Return the next message; see `Link`."""
         try:
-            data = None if self._closed else self._in.get(timeout=seconds)
+            arrived = None if self._closed else self._in.get(timeout=seconds)
         except Empty:
             line = f"expected an answer within {seconds:g} s, got none"
             raise LostError(line, Cause.LATE) from None
-        if data is None:
+        if arrived is None:
             self._closed = True
             line = "expected an answer, got the end of the stream: it is gone"
             raise LostError(line, Cause.GONE)
-        return data
+        return arrived
 
     def close(self) -> None:
         """End the stream."""
@@ -99,7 +100,7 @@ class StreamLink:
                     continue
                 if self._in.qsize() == UNREAD:  # else it could fill the server's memory
                     break
-                self._in.put(data)
+                self._in.put(Arrived(data, time.monotonic()))
         self.alive = False
         self._in.put(None)
         self._out.put(None)

@@ -56,6 +56,7 @@ class Type(IntEnum):
     DONE = 13  # silo: that was done
     REFUSED = 14  # either: why not
     END = 15  # server: the run is over
+    DISMISSED = 16  # server: it goes on without the silo, and why
 
 
 @dataclass(frozen=True)

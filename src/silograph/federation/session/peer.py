@@ -1,7 +1,8 @@
 """One silo as the server sees it: numbered messages out, their answers in."""
 
+import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
 from silograph.core.text import printable
@@ -17,13 +18,25 @@ class LostError(ProtocolError):
         self.cause = cause
 
 
+class Arrived(NamedTuple):
+    """A message of a silo.
+
+    Attributes:
+        data: its bytes.
+        at: when it came, by `time.monotonic`.
+    """
+
+    data: bytes
+    at: float
+
+
 class Link(Protocol):
     """A stream to one silo."""
 
     def send(self, data: bytes) -> None:
         """Hand over a message; never waits."""
 
-    def receive(self, seconds: float | None) -> bytes:
+    def receive(self, seconds: float | None) -> Arrived:
         """Return the next message.
 
         Raises:
@@ -48,10 +61,13 @@ class Peer:
         self._link = link
         self._token = token
         self._sequence = 0
+        self._sent = 0.0
+        self.took = 0.0  # seconds from the last message to its answer
 
     def send(self, kind: Type, body: bytes) -> None:
         """Send the next message."""
         self._sequence += 1
+        self._sent = time.monotonic()
         self._link.send(pack(Message(kind, self._token, self._sequence, body)))
 
     def answer(self, kind: Type, seconds: float | None) -> bytes:
@@ -59,14 +75,16 @@ class Peer:
 
         Args:
             kind: the type it must have.
-            seconds: how long to wait; None is as long as the stream is there.
+            seconds: how long it may take from the sending; None is as long as the stream is there.
 
         Raises:
             LostError: there is none, it is none, or the silo refused.
         """
-        data = self._link.receive(seconds)
+        left = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
+        arrived = self._link.receive(left)
+        self.took = arrived.at - self._sent
         try:
-            message = unpack(data)
+            message = unpack(arrived.data)
             if (message.token, message.sequence) != (self._token, self._sequence):
                 raise FrameError(
                     f"expected the answer to message {self._sequence}, got one to "
@@ -90,6 +108,11 @@ class Peer:
     def close(self) -> None:
         """End the stream."""
         self._link.close()
+
+    def dismiss(self, reason: str) -> None:
+        """Tell the silo why it does not take part any more, and end the stream."""
+        self.send(Type.DISMISSED, facts_body({"reason": reason}))
+        self.close()
 
 
 def one_line(text: object) -> str:

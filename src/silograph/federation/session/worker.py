@@ -150,6 +150,9 @@ class Worker:
                 self._store.keep(_number(message), self._state, _committed(message))
             case Type.LOAD:
                 self._load(_number(message))
+            case Type.DISMISSED:
+                reason = one_line(message.facts().get("reason"))
+                self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
             case Type.END:
                 self.ended = one_line(message.facts().get("reason", ""))
                 if not self.ended:  # else a server may go on with the run
