@@ -1,8 +1,11 @@
 """Laws of silos' folders: those of a cut graph give the blocks of the cut, bit for bit."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,7 @@ from silograph.graph.silo import (
 from silograph.graph.silo_export import write_silos
 from silograph.graph.silo_files import is_silo, is_silos, read_silo, read_silos
 from silograph.graph.split import make_split, public_split
+from silograph.graph.tables import read_arrays
 
 MakeGraph = Callable[..., Graph]
 FORMATS = ["csv", "npz", "parquet"]
@@ -365,3 +369,33 @@ def test_a_block_of_silos_is_used_like_any(make_graph: MakeGraph, tmp_path: Path
     assert isinstance(block.x, SparseRows)
     assert isinstance(expected.x, SparseRows)
     same(block.x.used, expected.x.used)
+
+
+class Slow:
+    """An archive of numpy whose arrays take a while, and are read by one thread at a time."""
+
+    files = ("a", "b")
+
+    def __init__(self) -> None:
+        self.reading = 0
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        self.reading += 1
+        time.sleep(0.01)
+        assert self.reading == 1
+        self.reading -= 1
+        return np.arange(3)
+
+
+def test_threads_read_arrays_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python 3.11.7 and older fail now and then, and a good file is called damaged."""
+    (path := tmp_path / "a.npz").touch()
+    slow, together = Slow(), Barrier(3)
+    monkeypatch.setattr("numpy.load", lambda *_, **__: slow)
+
+    def read(_: int) -> set[str]:
+        together.wait(30)
+        return set(read_arrays(path, "arrays", lambda keys: keys))
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(read, range(3))) == [{"a", "b"}] * 3

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from silograph.core.errors import DataError
 
 Arrays = dict[str, np.ndarray]
 FORMATS = (".csv", ".npz", ".parquet")
+# numpy parses headers with `ast`, which fails in threads before Python 3.11.8 (cpython#106905).
+ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,8 @@ def read_arrays(path: Path, expected: str, choose: Callable[[set[str]], Collecti
 
 def _array(path: Path, archive: Any, key: str) -> np.ndarray:
     try:
-        part: np.ndarray = archive[key]
+        with ONE_AT_A_TIME:
+            part: np.ndarray = archive[key]
         if part.dtype.kind == "U":
             "".join(part.ravel().tolist()).encode()  # damaged words are no text
     except Exception as error:  # see `read_arrays`
