@@ -21,12 +21,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in ou
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
-AT_SILOS = {*CUT_FIELDS, "local_bias"} - {
-    "split",
-    "clients",
-    "seed",
-    "split_seed",
-}  # is theirs to say
+# The graph is at the silos, and is cut already: a server has no flags for that.
+AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "clients", "seed", "split_seed"}
 WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
 FAILED = 1  # exit code of a silo whose run failed at the server
 

@@ -32,7 +32,7 @@ from silograph.federation.session.message import (  # noqa: E402
     unpack,
 )
 from silograph.federation.session.names import qualified  # noqa: E402
-from silograph.federation.session.peer import Arrived, LostError, Peer  # noqa: E402
+from silograph.federation.session.peer import Arrived, LostError, Peer, one_line  # noqa: E402
 from silograph.federation.session.worker import Worker  # noqa: E402
 from silograph.graph.block import ClientBlock  # noqa: E402
 from silograph.graph.halo import Route  # noqa: E402
@@ -193,6 +193,10 @@ def test_a_silo_that_sends_garbage_is_left_out_and_the_run_goes_on(
         hub.close()
     silo.join(60)
     assert not silo.is_alive()
+    events = [vars(record) for record in caplog.records]
+    lost = [e for e in events if e.get("event") == "dropped" and e["cause"] != "gone"]
+    heard = [e["reason"] for e in events if e.get("event") == "dismissed"]
+    assert heard == [one_line(e["reason"]) for e in lost] != []
 
 
 class Spoiling:
