@@ -33,19 +33,20 @@ class DirectLink:
         self.worker = worker
         self.change = change
         self.requests: list[bytes] = []
-        self.answers: deque[bytes | None] = deque()
+        self.answers: deque[Arrived | None] = deque()
         self.closed = False
 
     def send(self, data: bytes) -> None:
         self.requests.append(data)
-        self.answers.append(self.change(self.worker.answer(data)))
+        answer = self.change(self.worker.answer(data))
+        self.answers.append(None if answer is None else Arrived(answer, time.monotonic()))
 
     def receive(self, seconds: float | None) -> Arrived:
-        data = self.answers.popleft()
-        if data is None:
+        arrived = self.answers.popleft()
+        if arrived is None:
             line = "expected an answer, got the end of the stream: it is gone"
             raise LostError(line, Cause.GONE)
-        return Arrived(data, time.monotonic())
+        return arrived
 
     def close(self) -> None:
         self.closed = True

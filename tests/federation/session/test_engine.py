@@ -476,23 +476,31 @@ def test_a_silo_has_so_many_seconds_for_all_its_answers_of_a_round(
 ) -> None:
     """Two seconds an answer are in time for two calls of a round, not for three.
 
-    Who is quick has as long as it takes, whatever the others do.
+    Who is quick has the whole time left, although its answers are looked at after the slow one's.
     """
     block, route = built
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     fed, links = session(block, route, None, OPS, least=1, seconds=5.0)
     slow, quick = links[fed.ids[0]], fed.ids[1:]
+    left: list[float | None] = []
 
     def slowly(seconds: float | None) -> Arrived:
         assert seconds is not None
         clock[0] += min(2.0, seconds)
         if seconds < 2:
             raise LostError("expected an answer, got none", Cause.LATE)
-        return Arrived(slow.answers.popleft() or b"", clock[0])
+        arrived = slow.answers.popleft()
+        assert arrived is not None
+        return Arrived(arrived.data, clock[0])
+
+    def quickly(seconds: float | None, receive: Any = links[quick[0]].receive) -> Any:
+        left.append(seconds)
+        return receive(seconds)
 
     fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
     monkeypatch.setattr(slow, "receive", slowly)
+    monkeypatch.setattr(links[quick[0]], "receive", quickly)
     for number in (1, 2):
         fed.start_round(number)
         for _ in range(2):
@@ -501,6 +509,7 @@ def test_a_silo_has_so_many_seconds_for_all_its_answers_of_a_round(
     fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
     assert tuple(fed.peers) == quick
     assert clock[0] == 9.0
+    assert left == [3.0, 3.0, 3.0, 3.0, 4.0]  # of 5, less what was waited for the slow one
 
 
 def test_a_silo_hears_why_it_is_dropped(built: Built, caplog: pytest.LogCaptureFixture) -> None:
