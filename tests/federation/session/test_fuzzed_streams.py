@@ -109,7 +109,8 @@ class Fuzzer:
                     is_call = unpack(data).type is Type.CALL
                     for each in self.change(answer) if is_call else [answer]:
                         raw.out.put(each)
-                    self.over = self._worker.ended is not None
+                    if self._worker.ended is not None:
+                        self.over = True
             except grpc.RpcError:  # the server has ended the stream
                 pass
             finally:
@@ -188,6 +189,7 @@ def test_a_silo_that_sends_garbage_is_left_out_and_the_run_goes_on(
                 assert ("bad" in fed.peers) or "expected the answer to message" in dropped[0]
             if dropped:
                 assert n == t + 1  # of the other one alone
+        fed.start_round(CASES)  # who was dropped last is back, and has heard why
         say_goodbye(fed.peers, "")
         fuzzer.over = True
         hub.close()
