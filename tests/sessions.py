@@ -3,12 +3,18 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, State
 from silograph.federation.base import Op
+from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining import Disagreement, Hello
+from silograph.federation.program import Call, Course, Program, Steps
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, facts_body
@@ -52,6 +58,41 @@ class DirectLink:
         self.closed = True
 
 
+@dataclass(frozen=True, eq=False)
+class FreeCall(Call):
+    """A call of anything."""
+
+    rows = True
+
+    def check_inbox(self, inbox: Payload, extent: Extent) -> None:
+        pass
+
+    def check_reply(
+        self, inbox: Payload, reply: Payload, extent: Extent, *, own: bool = False
+    ) -> None:
+        pass
+
+
+class FreeCourse(Course):
+    """Lets every op pass, for tests of what surrounds the program."""
+
+    def __init__(self) -> None:
+        super().__init__(Program((), lambda _: (), 10**6, {}))
+
+    def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
+        return FreeCall(op, what, key), ()
+
+    def go_on(self, number: int, after: Steps) -> None:
+        pass
+
+    def check_state(self, state: State, extent: Extent) -> None:
+        pass
+
+
+def course_of(program: Program | None) -> Course:
+    return FreeCourse() if program is None else Course(program)
+
+
 class BlockHolder:
     """A silo that is prepared already."""
 
@@ -69,9 +110,14 @@ class BlockHolder:
 
 
 def worker_of(
-    block: ClientBlock, cfg: Any, ops: Mapping[str, Op], store: StateStore | None = None
+    block: ClientBlock,
+    cfg: Any,
+    ops: Mapping[str, Op],
+    store: StateStore | None = None,
+    program: Program | None = None,
 ) -> Worker:
-    holder = BlockHolder(Prepared(cfg, block, torch.device("cpu")))
+    """Return a silo's worker; without a program it does whatever it is asked."""
+    holder = BlockHolder(Prepared(cfg, block, torch.device("cpu"), course_of(program)))
     return Worker(TOKEN, ops, holder, StateStore() if store is None else store)
 
 
@@ -85,10 +131,11 @@ def session(
     returned: Callable[[], Mapping[str, Peer]] = dict,
     patience: float = 0.0,
     seconds: float | None = None,
+    program: Program | None = None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
-        name: DirectLink(worker_of(block.take(torch.tensor([c])), cfg, ops))
+        name: DirectLink(worker_of(block.take(torch.tensor([c])), cfg, ops, program=program))
         for c, name in enumerate(block.ids)
     }
     peers = {name: Peer(name, link, TOKEN) for name, link in links.items()}
@@ -100,6 +147,8 @@ def session(
         peers,
         route,
         ops,
+        course_of(program),
+        dtype=extent_of(block).dtype,
         least=least,
         returned=returned,
         patience=patience,

@@ -35,6 +35,7 @@ def main() -> None:
             ca=Path(told["ca"]) if "ca" in told else None,
             insecure="ca" not in told,
             state=folder / "state",
+            allow=("label_guided", "bns", "cagnet", "collect"),
         )
         say(attend(read_silo(folder), how, report) or "")
 

@@ -19,6 +19,8 @@ from silograph.graph.graph import Graph
 from silograph.graph.silo_export import write_silos
 from silograph.graph.silo_files import read_silo
 
+ALLOW = ("label_guided", "bns", "cagnet", "collect")  # all that silos do not do unasked
+
 
 def folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
     """The silos' folders of a run on a graph, and beside them `secret`, which all share."""
@@ -95,6 +97,7 @@ def federate(
             insecure=venue.insecure,
             state=folder / "state",
             patience=30.0,
+            allow=ALLOW,
         )
         try:
             reason = attend(read_silo(folder), replace(plain, **how), hear)

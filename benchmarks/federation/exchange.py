@@ -7,6 +7,7 @@ engine: frames encoded, carried over gRPC, decoded, joined. Silos are processes 
 """
 
 import argparse
+import itertools
 import os
 import secrets
 import signal
@@ -26,7 +27,9 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.federation.field_specs import FieldSpec
 from silograph.federation.joining import Disagreement, Hello
+from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session, say_goodbye
@@ -66,6 +69,17 @@ def hang(
 OPS = {qualified(op): op for op in (echo, hang)}
 
 
+def course() -> Course:
+    """Return what both ends agree on: in every round an echo of any length, or to hang."""
+    takes = {"x": FieldSpec(Shared, (None,), torch.uint8)}
+    gives = {"x": FieldSpec(Stacked, (None,), torch.uint8)}
+    steps = (
+        Maybe(Call(echo, Kind.CONTROL, Key.of(0), takes, gives)),
+        Maybe(Call(hang, Kind.CONTROL, Key.of(0))),
+    )
+    return Course(Program((), lambda _: steps, 10**6, {}))
+
+
 class Echoing:
     """A silo of two nodes."""
 
@@ -87,7 +101,7 @@ class Echoing:
         graph = from_arrays(edge_index=[[0], [1]], x=[[0.0], [1.0]], y=[0, 1])
         none = torch.zeros(2, dtype=torch.bool)
         block, _ = make_block(graph, whole(graph, self.name), Split(none, none, none))
-        return Prepared(None, block, torch.device("cpu"))
+        return Prepared(None, block, torch.device("cpu"), course())
 
 
 def be_silo(server: str, name: str, ca: str) -> None:
@@ -120,11 +134,13 @@ class Federation:
         ids = sorted(peers)
         none = torch.zeros(silos + 1, dtype=torch.int64)
         route = Route(none[:0], none, none)
-        self.engine = Session(ids, peers, route, OPS, least=silos)
+        self.engine = Session(ids, peers, route, OPS, course(), dtype=torch.float32, least=silos)
+        self.rounds = itertools.count(1)
 
     def exchange(self, size: int) -> float:
         """Return the seconds of an exchange of `size` bytes each way with every silo."""
         inbox = {"x": Shared(torch.zeros(size, dtype=torch.uint8))}
+        self.engine.start_round(next(self.rounds))
         began = time.perf_counter()
         self.engine.call(echo, inbox, what=Kind.CONTROL, key=Key.of(0))
         return time.perf_counter() - began
@@ -142,6 +158,7 @@ class Federation:
         timer.start()
         try:
             to = [self.engine.ids[-1]]
+            self.engine.start_round(next(self.rounds))
             self.engine.call(hang, {}, what=Kind.CONTROL, key=Key.of(0), to=to)
         except ProtocolError:
             return time.perf_counter() - began[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silograph.experiment import loop as rounds
+from silograph.experiment.programs import training_key
 from silograph.experiment.run import torch_threads
 from silograph.experiment.setup import Setup, versions
 from silograph.nn.conv import Params
@@ -42,7 +43,7 @@ class Ours:
     def train(self) -> object:
         """Run one round that nobody judges."""
         setup, state, t = self.setup, self.snapshot.state, self.snapshot.round + 1
-        fed, key = setup.federation, rounds.training_key(setup)
+        fed, key = setup.federation, training_key(setup.config)
         with torch_threads(setup.config.threads):
             fed.start_round(t)
             state, report = setup.method.round(fed, setup.method_config, state, t, key)

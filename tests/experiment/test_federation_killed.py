@@ -18,7 +18,7 @@ from runs import files_of
 from silograph.core.config import write_toml
 from silograph.federation.session.certificates import make_certificates
 from silograph.graph.graph import Graph
-from silos import config_of, folders
+from silos import ALLOW, config_of, folders
 from victims import Victim
 
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8}
@@ -57,7 +57,7 @@ class Place:
     def silo(self, number: int) -> Command:
         how = ("--ca", self.path / "certs" / "ca.pem") if self.tls else ("--insecure",)
         secret = ("--secret", self.path / "silos" / "secret")
-        data = ("--data", self.silos[number])
+        data = ("--data", self.silos[number], "--allow", ",".join(ALLOW))
         return self._start(
             f"silo_{number}", "silo", "--server", self.address, *data, *secret, *how, "--wait", 60
         )

@@ -36,7 +36,7 @@ from silograph.federation.session.identity import is_signed  # noqa: E402
 from silograph.federation.session.wire import PATH  # noqa: E402
 from silograph.graph.graph import Graph  # noqa: E402
 from silograph.graph.silo_files import read_silo  # noqa: E402
-from silos import config_of, federate, folders  # noqa: E402
+from silos import ALLOW, config_of, federate, folders  # noqa: E402
 
 PLAIN = Venue("127.0.0.1:0", insecure=True, patience=120)
 OWN = ("7f3c1a", "90bd42", "sarcoma-1d", "melanoma-2e", "tumor-width")  # of the silos' own data
@@ -217,6 +217,7 @@ def silo_process(path: Path, address: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "silograph", "silo", "--data", str(path), "--insecure"]
     command += ["--server", address, "--secret", str(path.parent / "secret")]
     command += ["--log-file", str(path / "log"), "--log-level", "debug"]
+    command += ["--allow", ",".join(ALLOW)]
     with (path / "said").open("wb") as said:
         return subprocess.Popen(command, stdout=said, stderr=said)
 
@@ -262,7 +263,9 @@ def test_no_secret_is_in_a_log_or_a_figure(
         own = (path / "log").read_text() + (path / "said").read_text()
         assert leaked(own, hidden, OWN) == []  # nothing was wrong that it would have to explain
         lines = [json.loads(line) for line in (path / "log").read_text().splitlines()]
-        assert {"attached", "asked", "answered", "ended"} == {line["event"] for line in lines}
+        assert {"agreed", "attached", "asked", "answered", "ended"} == {
+            line["event"] for line in lines
+        }
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     expected = {"metrics", "listening", "attached", "asked", "answered", "refused", "stranger"}
     assert {line["event"] for line in lines} == expected | {"note", "round", "ended"}

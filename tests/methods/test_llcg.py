@@ -14,7 +14,8 @@ from silograph.core.config import make_config, resolve_seeds
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.experiment.cutting import held_block
-from silograph.experiment.loop import first_snapshot, training_key
+from silograph.experiment.loop import first_snapshot
+from silograph.experiment.programs import training_key
 from silograph.experiment.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Graph, Split
@@ -50,7 +51,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
     graph = make_graph(60, sparse=sparse)
     options = {"server_share": share, "correction_steps": steps, "server_lr": lr}
     setup = setup_of(graph, **{k: v for k, v in options.items() if v is not None})
-    cfg, key = setup.method_config, training_key(setup)
+    cfg, key = setup.method_config, training_key(setup.config)
     held = cfg.held
     assert held is not None
     assert len(held.row_key) == round(60 * share)
@@ -80,7 +81,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
 def test_a_fanout_is_not_the_servers(make_graph: MakeGraph) -> None:
     """Clients hear one neighbor; the server's step is that of clients that hear all."""
     setup = setup_of(make_graph(60))
-    cfg, key = setup.method_config, training_key(setup)
+    cfg, key = setup.method_config, training_key(setup.config)
     state = first_snapshot(setup).state
     assert state.weights is not None
     few = replace(cfg, schedule=replace(cfg.schedule, fanout=(1, 1)))

@@ -19,7 +19,7 @@ from silograph.core.payload import Payload, Ragged, Shared
 from silograph.experiment.setup import Setup
 from silograph.federation.frame import frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.federation.passes import Crossing, forward, share_cotangents
+from silograph.federation.passes import forward
 from silograph.federation.stages import logits_of
 from silograph.graph.block import ClientBlock
 from silograph.graph.csr import CSR
@@ -175,7 +175,7 @@ def test_a_drawn_layer_is_unbiased_by_enumeration(
         fed = InProcess(cfg, block, route, 2)
         key = KEY.fold(repr(bits))
         fed.call(bns.draw, {}, what=Kind.CONTROL, key=key)
-        forward(fed, model, weights, key, Crossing(bns.fetch, share_cotangents))
+        forward(fed, model, weights, key, bns.BY_ROWS)
         p = rate ** sum(bits) * (1 - rate) ** (slots - sum(bits))
         mean += p * logits_of(model, fed.states()[0])
     expected = forward_uncut(model, weights, uncut)[places(block, uncut)]

@@ -217,13 +217,21 @@ def silo_command(
     wait: Annotated[
         float, typer.Option("--wait", help="seconds to try to reach the server")
     ] = 600.0,
+    allow: Annotated[
+        str | None,
+        typer.Option(
+            "--allow",
+            help="methods that this silo agrees to besides those that send weights and counts "
+            "only: label_guided,bns,cagnet,collect (docs/exchange.md)",
+        ),
+    ] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None,
     log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info",
 ) -> int:
     """Take part in one run with the data of a folder, which stay here."""
     from silograph.experiment.logs import logging_to
     from silograph.experiment.progress import best_mode
-    from silograph.experiment.silo import Attendance, attend
+    from silograph.experiment.silo import Attendance, attend, read_allowed
     from silograph.experiment.silo_progress import show_silo
     from silograph.graph.silo_files import read_silo
     from silograph.graph.silo_spec import SECRET
@@ -242,6 +250,7 @@ def silo_command(
         state=data / "state" if state is None else state,
         device=device,
         patience=wait,
+        allow=read_allowed(allow),
     )
     with logging_to(log_file, log_level), show_silo(best_mode(), silo.name) as report:
         reason = attend(silo, how, report)

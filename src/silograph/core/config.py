@@ -25,6 +25,8 @@ from silograph.core.ranges import Scalar as Scalar
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
+Count = Annotated[int, Field(ge=1, lt=MOST)]
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -87,20 +89,20 @@ class RunConfig:
             "Clients",
         ),
     )
-    clients: Annotated[int, Field(ge=1)] | None = field(
+    clients: Count | None = field(
         default=None,
         metadata=option("number of clients (default: 10; silo: as many as silos)", "Clients"),
     )
     alpha: Annotated[float, Field(gt=0)] = field(
         default=0.5, metadata=option("Dirichlet concentration, smaller is more skewed", "Clients")
     )
-    favored_classes: Annotated[int, Field(ge=1)] = field(
+    favored_classes: Count = field(
         default=2, metadata=option("class_biased: classes favored at each client", "Clients")
     )
     favor: Annotated[float, Field(ge=1)] = field(
         default=10.0, metadata=option("class_biased: how many times as likely they are", "Clients")
     )
-    clients_per_part: Annotated[int, Field(ge=1)] = field(
+    clients_per_part: Count = field(
         default=5, metadata=option("metis_overlapping: clients drawn from each part", "Clients")
     )
     part_share: Annotated[float, Field(gt=0, le=1)] = field(
@@ -128,10 +130,8 @@ class RunConfig:
             "Model",
         ),
     )
-    layers: Annotated[int, Field(ge=1)] = field(
-        default=2, metadata=option("number of layers with weights", "Model")
-    )
-    hidden: Annotated[int, Field(ge=1)] = field(
+    layers: Count = field(default=2, metadata=option("number of layers with weights", "Model"))
+    hidden: Count = field(
         default=128,
         metadata=option("width of the hidden layers", "Model", tune=choice(32, 64, 128, 256)),
     )
@@ -143,10 +143,10 @@ class RunConfig:
         default=False,
         metadata=option("add a hidden layer's input to its output (from 3 layers on)", "Model"),
     )
-    heads: Annotated[int, Field(ge=1)] | None = field(
+    heads: Count | None = field(
         default=None, metadata=option("attention heads of gat (default: 8)", "Model")
     )
-    hops: Annotated[int, Field(ge=1)] | None = field(
+    hops: Count | None = field(
         default=None, metadata=option("propagation steps of appnp (default: 10)", "Model")
     )
     teleport: Annotated[float, Field(ge=0, le=1)] | None = field(
@@ -165,10 +165,8 @@ class RunConfig:
         default_factory=dict,
         metadata=option("an option of the method, NAME=VALUE (repeatable)", "Training"),
     )
-    rounds: Annotated[int, Field(ge=1)] = field(
-        default=100, metadata=option("number of rounds", "Training")
-    )
-    local_epochs: Annotated[int, Field(ge=1)] = field(
+    rounds: Count = field(default=100, metadata=option("number of rounds", "Training"))
+    local_epochs: Count = field(
         default=1,
         metadata=option("passes of a client over its nodes in a round", "Training", tune=lin(1, 5)),
     )
@@ -180,7 +178,7 @@ class RunConfig:
             "Training",
         ),
     )
-    batch_size: Annotated[int, Field(ge=1, lt=2**63)] | None = field(
+    batch_size: Count | None = field(
         default=None,
         metadata=option("training nodes in a local step (default: all of a client)", "Training"),
     )
@@ -213,7 +211,7 @@ class RunConfig:
         default=None,
         metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
     )
-    patience: Annotated[int, Field(ge=1)] | None = field(
+    patience: Count | None = field(
         default=None,
         metadata=option("stop after this many rounds without better validation", "Stopping"),
     )
@@ -227,9 +225,7 @@ class RunConfig:
     max_seconds: Annotated[float, Field(gt=0)] | None = field(
         default=None, metadata=option("stop after this many seconds of training", "Stopping")
     )
-    eval_every: Annotated[int, Field(ge=1)] = field(
-        default=1, metadata=option("rounds between evaluations", "Training")
-    )
+    eval_every: Count = field(default=1, metadata=option("rounds between evaluations", "Training"))
     local_bias: bool = field(
         default=False,
         metadata=option(
@@ -252,14 +248,14 @@ class RunConfig:
         default="float32", metadata=option("precision of training", "Machine")
     )
     device: str = field(default="cpu", metadata=option("torch device", "Machine"))
-    threads: Annotated[int, Field(ge=1)] = field(
+    threads: Count = field(
         default=1, metadata=option("torch threads; part of what makes runs equal", "Machine")
     )
     kernels: Literal["auto", "compiled", "torch"] = field(
         default="auto",
         metadata=option("compiled needs a CPU and numba; auto takes it if it can", "Machine"),
     )
-    block_size: Annotated[int, Field(ge=1)] | None = field(
+    block_size: Count | None = field(
         default=None,
         metadata=option("most clients in one computation (default: by memory)", "Machine"),
     )
@@ -267,7 +263,7 @@ class RunConfig:
         default=False,
         metadata=option("encode and decode every message, as a network would", "Machine"),
     )
-    checkpoint_every: Annotated[int, Field(ge=0)] = field(
+    checkpoint_every: Annotated[int, Field(ge=0, lt=MOST)] = field(
         default=1,
         metadata=option("rounds between checkpoints in the result folder; 0 is never", "Results"),
     )

@@ -21,6 +21,9 @@ from silograph.nn.loss import node_loss
 
 BINS = 256
 CLIP = 50.0  # log-odds beyond are as good as certain
+LEAST_DEVIATION = 1e-9
+HITS = ("known", "tp", "fp", "fn")
+SCORE_SUMS = ("score.sum", "score.square")
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +183,7 @@ def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
         fields |= {f"{part}.nodes": nodes[number], f"{part}.loss": loss[number]}
-        names = ("known", "tp", "fp", "fn")
-        fields |= {f"{part}.{name}": hits[number, i] for i, name in enumerate(names)}
+        fields |= {f"{part}.{name}": hits[number, i] for i, name in enumerate(HITS)}
     return fields | {"score.sum": score[0], "score.square": score[1]}
 
 
@@ -192,7 +194,7 @@ def score_scale(fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     mean = total.sum(0) / number
     between = known * (total / known.clamp(min=1) - mean) ** 2
     variance = (fields["score.square"] + between).sum(0) / number
-    return mean, variance.sqrt().clamp(min=1e-9)
+    return mean, variance.sqrt().clamp(min=LEAST_DEVIATION)
 
 
 def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:

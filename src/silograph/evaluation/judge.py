@@ -10,14 +10,21 @@ C: clients. n: rows. j: judged rows.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
 from silograph.evaluation.counts import (
+    BINS,
+    HITS,
+    LEAST_DEVIATION,
+    SCORE_SUMS,
     JudgedRows,
     histogram,
     judged_mask,
@@ -28,8 +35,10 @@ from silograph.evaluation.counts import (
 )
 from silograph.federation.base import Federation, Op, Sum
 from silograph.federation.collect import local_graph
-from silograph.federation.passes import divisible
+from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
+from silograph.federation.passes import divisible, predict_steps, weight_specs
 from silograph.federation.passes import predict as predict_together
+from silograph.federation.program import Call, Steps
 from silograph.federation.stages import end, logits_of
 from silograph.graph.block import ClientBlock
 from silograph.nn.model import AnyModel
@@ -45,6 +54,12 @@ def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
     zeros = block.adj.values.new_zeros(int(counts.sum()), model.outputs)
     empty = Ragged(zeros, offsets(counts))
     return {"server/logits": empty, "own/logits": empty}
+
+
+def logits_specs(model: AnyModel) -> FieldSpecs:
+    """Return what the state holds of judged rows."""
+    logits = FieldSpec(Ragged, (model.outputs,), rows=JUDGED)
+    return {"server/logits": logits, "own/logits": logits}
 
 
 def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
@@ -161,3 +176,53 @@ def counts_here(
     )
     fields = tally(rows)
     return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
+
+
+def server_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `server_counts`."""
+    weights = weight_specs(model, Shared)
+    return _ask_steps(judge_server, bin_server, weights, model, key)
+
+
+def exchanged_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `exchanged_counts`."""
+    predicted = predict_steps(divisible(model), key)
+    return predicted, _ask_steps(judge_exchanged, bin_server, {}, model, key)
+
+
+def own_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `own_counts`."""
+    return _ask_steps(judge_own, bin_own, {}, model, key)
+
+
+def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `_ask`."""
+    what = Kind.EVALUATION
+    scale, bins = _histogram_specs(model.outputs)
+    return (
+        Call(judge, what, key, takes, _tally_specs(model.outputs)),
+        Call(sort, what, key, scale, bins),
+    )
+
+
+@lru_cache(maxsize=16)  # programs ask for specs in every round
+def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
+    """Return the scale that histograms are made on, and what they are."""
+    scale = {
+        "mean": FieldSpec(Shared, (classes,), torch.float64),
+        "deviation": FieldSpec(Shared, (classes,), torch.float64, low=LEAST_DEVIATION),
+    }
+    bins = FieldSpec(Stacked, (classes, 2, BINS), torch.int32, low=0)
+    return MappingProxyType(scale), MappingProxyType({HISTOGRAM: bins})
+
+
+@lru_cache(maxsize=16)
+def _tally_specs(classes: int) -> FieldSpecs:
+    """Return what `counts.tally` gives."""
+    hits = FieldSpec(Stacked, (classes,), torch.int32, low=0)
+    specs = {name: FieldSpec(Stacked, (classes,), torch.float64) for name in SCORE_SUMS}
+    for part in ("val", "test"):
+        specs[f"{part}.nodes"] = FieldSpec(Stacked, (), torch.int32, low=0)
+        specs[f"{part}.loss"] = FieldSpec(Stacked, (), torch.float64)
+        specs |= {f"{part}.{name}": hits for name in HITS}
+    return MappingProxyType(specs)

@@ -20,6 +20,7 @@ from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
 from silograph.experiment.export import export_silos
 from silograph.experiment.files import LEDGER
+from silograph.experiment.programs import COLLECT
 from silograph.experiment.run import run
 from silograph.experiment.silo import check_deployable
 from silograph.federation.session.wire import need_packages
@@ -94,13 +95,15 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
         make_certificates(folder / "certs", ["127.0.0.1"], days=1)
         (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")
-        _federate(folder, silos, tell)
+        _federate(folder, silos, config, tell)
         tell("the same once more, in one process")
         here = run(config=dataclasses.replace(config, out=str(folder / "simulated")))
         return _compared(folder, len(silos), here.seconds)
 
 
-def _federate(folder: Path, silos: Sequence[Path], tell: Callable[[str], None]) -> None:
+def _federate(
+    folder: Path, silos: Sequence[Path], config: RunConfig, tell: Callable[[str], None]
+) -> None:
     """Start server and silos, wait until all have ended, and stop whatever is left."""
     certs = folder / "certs"
     with _processes() as start:
@@ -111,7 +114,8 @@ def _federate(folder: Path, silos: Sequence[Path], tell: Callable[[str], None]) 
             *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
         )
         address = _address(server, tell)
-        common = ("--server", address, "--ca", certs / "ca.pem")
+        allow = ",".join((config.method, COLLECT))
+        common = ("--server", address, "--ca", certs / "ca.pem", "--allow", allow)
         logs = [folder / f"{silo.name}.log" for silo in silos]
         members = []
         for silo, log in zip(silos, logs, strict=True):

@@ -26,6 +26,7 @@ from silograph.experiment.judging import (
     views_of,
 )
 from silograph.experiment.local_bias import local_bias
+from silograph.experiment.programs import training_key
 from silograph.experiment.progress import Progress
 from silograph.experiment.report import add_report
 from silograph.experiment.result import Result
@@ -39,11 +40,6 @@ from silograph.federation.collect import collect
 from silograph.methods.base import ServerState
 from silograph.nn.conv import Params
 from silograph.nn.model import init_weights
-
-
-def training_key(setup: Setup) -> Key:
-    """Return the key of everything random in training."""
-    return Key.of(setup.config.seed).fold("training")
 
 
 def first_weights(setup: Setup) -> Params:
@@ -68,7 +64,7 @@ def first_snapshot(setup: Setup) -> Snapshot:
 
 
 def _set_up(setup: Setup) -> Snapshot:
-    config, key = setup.config, training_key(setup)
+    config, key = setup.config, training_key(setup.config)
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
@@ -157,7 +153,7 @@ def _whole_round(
 
 def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row | None]:
     """Run one round; return the run after it, and its row if it was judged."""
-    config, fed, key = setup.config, setup.federation, training_key(setup)
+    config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t = before.round + 1
     judged = t % config.eval_every == 0 or t == config.rounds
     fed.start_round(t)
@@ -202,7 +198,7 @@ def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
 
 def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
     """Judge a round; raise `TrainingError` where training diverged."""
-    now = judge(setup, state, t, training_key(setup))
+    now = judge(setup, state, t, training_key(setup.config))
     check_loss(now.val.values(), "val", t)
     check_loss(now.test.values(), "test", t)
     return now
@@ -243,7 +239,7 @@ def _result(
             first_weights(setup),
             last,
             snapshot.round,
-            training_key(setup),
+            training_key(setup.config),
             lambda line: display.update(snapshot.round, line),
         )
     check_loss([val.uncut], "val", best.round)

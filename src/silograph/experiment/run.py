@@ -27,7 +27,7 @@ from silograph.experiment.silos import cut_already, load_data, names_silos
 from silograph.experiment.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.values import name_of, own_of
-from silograph.federation.session.states import BLANK
+from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_scale, is_path, locate
 from silograph.graph.graph import Graph
 from silograph.graph.silo import Silos

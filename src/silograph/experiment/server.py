@@ -17,15 +17,24 @@ from silograph.experiment.figures import Figures
 from silograph.experiment.folder import ResultFolder, check_free
 from silograph.experiment.known import Known, read_known, write_known
 from silograph.experiment.loop import first_snapshot
+from silograph.experiment.programs import program_of
 from silograph.experiment.progress import Progress
 from silograph.experiment.result import Result
 from silograph.experiment.run import check_mode, go_on, restored, torch_threads, watched_by
-from silograph.experiment.setup import Setup, choose_method, configure, versions, write_out
+from silograph.experiment.setup import (
+    DTYPES,
+    Setup,
+    choose_method,
+    configure,
+    versions,
+    write_out,
+)
 from silograph.experiment.silo import check_deployable, read_file, read_versions, start_facts
 from silograph.experiment.silos import CUT
 from silograph.experiment.snapshot import NUMERIC, check_identity, identity
 from silograph.experiment.trackers import Tracker
 from silograph.experiment.watching import Watch, watching
+from silograph.federation.program import Course
 from silograph.federation.session.engine import Session, say_goodbye
 from silograph.federation.session.events import Event, Report, What, both, log_event
 from silograph.federation.session.meeting import agree
@@ -282,6 +291,8 @@ class Meeting:
             peers,
             route,
             own_ops(),
+            Course(program_of(config, schema, method, method_config)),
+            dtype=DTYPES[config.dtype],
             least=len(ids) if venue.least is None else venue.least,
             seconds=venue.seconds,
             compiled=config.kernels == "compiled",

@@ -1,7 +1,7 @@
 """One silo of a real federation: its own data, a server to connect to, and nothing else."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,11 @@ from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
 from silograph.experiment.imported import is_spec
+from silograph.experiment.programs import COLLECT, beyond_weights, kinds_sent, program_of
 from silograph.experiment.setup import DTYPES, configure, versions, write_out
 from silograph.experiment.silos import client_block
 from silograph.federation.joining import Disagreement, Hello, explain, hello
+from silograph.federation.program import Course
 from silograph.federation.session.events import Event, Report, What, log_event
 from silograph.federation.session.names import own_ops
 from silograph.federation.session.peer import one_line
@@ -27,6 +29,7 @@ from silograph.federation.session.worker import Prepared, Worker
 from silograph.graph.graph import Schema, schema_of
 from silograph.graph.silo import Silo, silo_fingerprint
 from silograph.methods import METHODS
+from silograph.methods.base import Method, MethodConfig
 
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
@@ -85,12 +88,15 @@ class OwnData:
         secrets: what it shares with each silo that its edges lead to.
         device: where it computes; None is what the server's config says.
         report: told of what concerns the silo's own people only.
+        allow: methods that the silo agrees to besides those that send weights and counts only, and
+            `collect`.
     """
 
     silo: Silo
     secrets: Mapping[str, bytes]
     device: str | None
     report: Report
+    allow: tuple[str, ...] = ()
 
     def hello(self, run: bytes) -> Hello:
         """Return what the silo shows of itself; see `Holder`."""
@@ -118,13 +124,46 @@ class OwnData:
         check_deployable(config)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
-        given = write_out(config, lookup(METHODS, config.method, "method"))
+        method = lookup(METHODS, config.method, "method")
+        given, schema = write_out(config, method), schema_of(self.silo.graph)
         dtype = DTYPES[config.dtype]
-        _, method_config = configure(given, schema_of(self.silo.graph), None)
+        written, method_config = configure(given, schema, None)
+        program = program_of(written, schema, method, method_config)
+        check_allowed(self.allow, written, method, method_config)
         block = client_block(self.silo, config, dtype)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
-        return Prepared(method_config, block.to(given.device, dtype), given.device)
+        note = (
+            f"agreed to {method.name}, {written.rounds} rounds: answers have "
+            f"{', '.join(kinds_sent(program))}"
+        )
+        block = block.to(given.device, dtype)
+        return Prepared(method_config, block, given.device, Course(program), note)
+
+
+def check_allowed(
+    allow: Sequence[str], config: RunConfig, method: Method, method_config: MethodConfig
+) -> None:
+    """Raise `ConfigError` for a run that a silo has not allowed by name."""
+    for name in beyond_weights(config, method, method_config):
+        if name not in allow:
+            raise ConfigError(
+                f"this silo has not agreed to {name}, which sends rows of single nodes through the "
+                f"server (docs/exchange.md): start it with --allow {name}, or leave the run"
+            )
+
+
+def read_allowed(text: str | None) -> tuple[str, ...]:
+    """Return the names of a list such as `label_guided,collect`.
+
+    Raises:
+        ConfigError: one of them is none of a method, nor `collect`.
+    """
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
+    known = {COLLECT: None, **dict.fromkeys(METHODS)}
+    for name in names:
+        lookup(known, name, "method to allow")
+    return names
 
 
 @dataclass(frozen=True)
@@ -141,6 +180,7 @@ class Attendance:
         state: folder for the silo's state of the last two rounds; None keeps it in memory.
         device: where it computes; None is what the server's config says.
         patience: seconds for which it tries to reach the server.
+        allow: see `OwnData`.
     """
 
     server: str
@@ -151,6 +191,7 @@ class Attendance:
     state: Path | None = None
     device: str | None = None
     patience: float = 600.0
+    allow: tuple[str, ...] = ()
 
 
 def attend(data: Silo, how: Attendance, report: Report = log_event) -> str | None:
@@ -170,7 +211,8 @@ def attend(data: Silo, how: Attendance, report: Report = log_event) -> str | Non
     from silograph.federation.session.identity import SiloKey, check_name
 
     ops = own_ops()
-    holder = OwnData(data, read_secrets(data, how.secret), how.device, report)
+    secrets = read_secrets(data, how.secret)
+    holder = OwnData(data, secrets, how.device, report, how.allow)
 
     def make_worker(token: bytes) -> Worker:
         folder = None if how.state is None else how.state / token.hex()

@@ -4,6 +4,7 @@ In a config they stand by a name. A study runs them in its own process, and know
 by their source.
 """
 
+import dataclasses
 import hashlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,6 +108,8 @@ def _said(value: Any) -> Iterator[bytes]:
         for each in functions:
             if inspect.isfunction(each) and each.__code__.co_filename == str(path):
                 yield from _said(_enclosed(each))
+    elif dataclasses.is_dataclass(value):
+        yield from _said(vars(value))
     elif value is None or isinstance(value, bool | int | float | str | bytes):
         yield repr(value).encode()
     else:

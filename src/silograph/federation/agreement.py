@@ -9,7 +9,9 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Stacked, State
 from silograph.federation.base import Federation
-from silograph.federation.exchange import relay_sum
+from silograph.federation.exchange import relay_steps, relay_sum
+from silograph.federation.field_specs import COUNT
+from silograph.federation.program import Call, Steps
 from silograph.graph.block import ClientBlock
 
 
@@ -29,6 +31,15 @@ def agree_on_edges(fed: Federation, key: Key) -> None:
                 f"{name} with other numbers of edges than their neighbors say: list each edge at "
                 "both owners; clients that hold copies of a node cannot be trained as one"
             )
+
+
+def agreement_steps(key: Key) -> Steps:
+    """Return the calls of `agree_on_edges`."""
+    what = Kind.HALO_KEYS
+    return (
+        relay_steps(tell_edges, compare_edges, what=what, key=key, width=1, dtype=torch.int64),
+        Call(tell_disagreement, Kind.CONTROL, key, {}, {"wrong": COUNT}),
+    )
 
 
 def tell_edges(

@@ -19,7 +19,9 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, offsets, owners
 from silograph.federation.base import Federation
-from silograph.federation.exchange import pull
+from silograph.federation.exchange import pull, pull_steps
+from silograph.federation.field_specs import SLOTS, FieldSpec, FieldSpecs, places
+from silograph.federation.program import Steps
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.graph.extend import extended
 
@@ -36,6 +38,18 @@ def collect(fed: Federation, share: float, key: Key) -> None:
     """
     inbox = {"share": Shared(torch.tensor(share, dtype=torch.float64))}
     pull(fed, choose, serve, keep, what=Kind.FEATURES, key=key, inbox=inbox)
+
+
+def collect_steps(share: float, features: int, key: Key) -> Steps:
+    """Return the calls of `collect`."""
+    told = {"share": FieldSpec(Shared, (), torch.float64, low=share, high=share)}
+    what = Kind.FEATURES
+    return pull_steps(choose, serve, keep, what=what, key=key, width=features, inbox=told)
+
+
+def collected_specs(features: int) -> FieldSpecs:
+    """Return what the state holds of fetched rows."""
+    return {SLOT: places(SLOTS), ROWS: FieldSpec(Ragged, (features,), rows=f"own/{SLOT}")}
 
 
 def choose(

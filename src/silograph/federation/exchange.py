@@ -18,6 +18,15 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, offsets, owners
 from silograph.federation.base import Federation, Op, Sum, positions_of
+from silograph.federation.field_specs import (
+    BOUNDARY,
+    NODES,
+    SLOTS,
+    FieldSpec,
+    FieldSpecs,
+    places,
+)
+from silograph.federation.program import Call, Steps
 
 
 def relay_sum(
@@ -73,6 +82,39 @@ def relay_sum(
     fed.call(absorb, given, what=what, key=key, to=to)
 
 
+def relay_steps(
+    contribute: Op,
+    absorb: Op,
+    *,
+    what: Kind,
+    key: Key,
+    width: int,
+    dtype: torch.dtype | None = None,
+    named: bool = False,
+    inbox: FieldSpecs | None = None,
+) -> Steps:
+    """Return the calls of `relay_sum`.
+
+    Args:
+        contribute: as there.
+        absorb: as there.
+        what: as there.
+        key: as there.
+        width: D.
+        dtype: of the rows; None is the run's.
+        named: whether contributors name their slots.
+        inbox: specs of what both ops get besides.
+    """
+    given = dict(inbox or {})
+    if named:
+        reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows="own/slot"), "slot": places(SLOTS)}
+        total = {"sum": FieldSpec(Ragged, (width,), dtype, rows="own/row"), "row": places(BOUNDARY)}
+    else:
+        reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows=SLOTS)}
+        total = {"sum": FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)}
+    return Call(contribute, what, key, given, reply), Call(absorb, what, key, given | total)
+
+
 def pull(
     fed: Federation,
     ask: Op | None,
@@ -126,6 +168,36 @@ def pull(
     fed.call(store, given, what=what, key=key, to=to)
 
 
+def pull_steps(
+    ask: Op | None,
+    serve: Op,
+    store: Op,
+    *,
+    what: Kind,
+    key: Key,
+    width: int,
+    dtype: torch.dtype | None = None,
+    inbox: FieldSpecs | None = None,
+) -> Steps:
+    """Return the calls of `pull`; the arguments are those of `pull` and `relay_steps`."""
+    given = dict(inbox or {})
+    if ask is None:
+        served = FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)
+        stored = FieldSpec(Ragged, (width,), dtype, rows=SLOTS)
+        return (
+            Call(serve, what, key, given, {"rows": served}),
+            Call(store, what, key, {**given, "rows": stored}),
+        )
+    wanted = {**given, "row": places(BOUNDARY)}
+    served = FieldSpec(Ragged, (width,), dtype, rows="inbox/row")
+    stored = FieldSpec(Ragged, (width,), dtype, rows=SLOTS, fewer=True)
+    return (
+        Call(ask, Kind.HALO_KEYS, key, given, {"slot": places(SLOTS)}),
+        Call(serve, what, key, wanted, {"rows": served}),
+        Call(store, what, key, {**given, "rows": stored}),
+    )
+
+
 def broadcast(
     fed: Federation,
     send: Op,
@@ -149,6 +221,17 @@ def broadcast(
     reply = fed.call(send, given, what=what, key=key, rows=True)
     given["all"] = Shared(_rows(reply, "rows", send).t)
     fed.call(take, given, what=what, key=key)
+
+
+def broadcast_steps(
+    send: Op, take: Op, *, what: Kind, key: Key, width: int, inbox: FieldSpecs | None = None
+) -> Steps:
+    """Return the calls of `broadcast`; the arguments are those of `broadcast`, D is `width`."""
+    given = dict(inbox or {})
+    return (
+        Call(send, what, key, given, {"rows": FieldSpec(Ragged, (width,), rows=NODES)}),
+        Call(take, what, key, {**given, "all": FieldSpec(Shared, (None, width))}),
+    )
 
 
 def publish(

@@ -5,6 +5,8 @@ The clients' side, and where all of it comes from, is `silograph.federation.stag
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -12,9 +14,17 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, named, under
+from silograph.core.payload import Payload, Shared, Stacked, named, under
 from silograph.federation.base import Federation, Sum
-from silograph.federation.exchange import relay_sum
+from silograph.federation.exchange import relay_steps, relay_sum
+from silograph.federation.field_specs import (
+    COUNT,
+    LOSS,
+    FieldSpec,
+    FieldSpecs,
+    exactly,
+)
+from silograph.federation.program import Call, Steps
 from silograph.federation.stages import (
     absorb,
     begin,
@@ -26,9 +36,10 @@ from silograph.federation.stages import (
 )
 from silograph.nn.conv import Params
 from silograph.nn.halves import plain
-from silograph.nn.model import AnyModel, Model, stages
+from silograph.nn.model import AnyModel, Model, stages, weight_shapes
 
 Carry = Callable[[Federation, Mapping[str, Shared], Key], None]
+CarrySteps = Callable[[FieldSpecs, int, Key], Steps]
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,15 @@ class Crossing:
     Attributes:
         forward: carries a stage on; gets what its ops are told, `stage`, and the step's key.
         backward: the way back.
+        forward_steps: the calls of `forward`, from specs of what ops are told, the width of the
+            stage's sum, and the key.
+        backward_steps: those of `backward`.
     """
 
     forward: Carry
     backward: Carry
+    forward_steps: CarrySteps
+    backward_steps: CarrySteps
 
 
 def share_sums(
@@ -56,7 +72,33 @@ def share_cotangents(fed: Federation, told: Mapping[str, Shared], key: Key) -> N
     relay_sum(fed, return_sums, walk_back, what=Kind.COTANGENTS, key=key, inbox=told)
 
 
-BY_SUMS = Crossing(share_sums, share_cotangents)
+def sums_steps(
+    told: FieldSpecs,
+    width: int,
+    key: Key,
+    *,
+    what: Kind = Kind.PARTIAL_SUMS,
+    named: bool = False,
+) -> Steps:
+    """Return the calls of `share_sums`; `named`: whether not all rows take part."""
+    return relay_steps(contribute, absorb, what=what, key=key, width=width, named=named, inbox=told)
+
+
+def cotangents_steps(told: FieldSpecs, width: int, key: Key, *, named: bool = False) -> Steps:
+    """Return the calls of `share_cotangents`."""
+    what = Kind.COTANGENTS
+    return relay_steps(
+        return_sums, walk_back, what=what, key=key, width=width, named=named, inbox=told
+    )
+
+
+BY_SUMS = Crossing(share_sums, share_cotangents, sums_steps, cotangents_steps)
+BY_NAMED_SUMS = Crossing(
+    share_sums,
+    share_cotangents,
+    partial(sums_steps, named=True),
+    partial(cotangents_steps, named=True),
+)
 
 
 def divisible(model: AnyModel) -> Model:
@@ -80,6 +122,28 @@ def predict(fed: Federation, model: Model, weights: Mapping[str, Tensor], key: K
     _begin(fed, weights, key, train=False)
     for told in _with_sums(model):
         share_sums(fed, told, key, what=Kind.EVALUATION)
+
+
+@lru_cache(maxsize=64)  # programs ask for specs in every round
+def weight_specs(
+    model: AnyModel, form: type[Shared] | type[Stacked], prefix: str = "weights"
+) -> FieldSpecs:
+    """Return the specs of the weights of a model, or of what has their shapes."""
+    shapes = weight_shapes(model).items()
+    return MappingProxyType({f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes})
+
+
+def predict_steps(model: Model, key: Key) -> Steps:
+    """Return the calls of `predict`."""
+    sums = (sums_steps(told, width, key, what=Kind.EVALUATION) for told, width in _sum_specs(model))
+    return _begin_step(model, key, train=False), *sums
+
+
+def _begin_step(model: Model, key: Key, *, train: bool) -> Call:
+    """Return the call of `_begin`."""
+    takes = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
+    what = Kind.WEIGHTS if train else Kind.EVALUATION
+    return Call(begin, what, key, takes, {"part": COUNT, "all": COUNT})
 
 
 def _begin(
@@ -145,6 +209,32 @@ def gradients(
         crossing.backward(fed, told, key)
     reply = fed.call(hand_in, {}, what=Kind.GRADIENTS, key=key, reduce=Sum())
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
+
+
+def gradient_steps(model: Model, key: Key, crossing: Crossing = BY_SUMS) -> Steps:
+    """Return the calls of `gradients`."""
+    sums = _sum_specs(model)
+    count = {"count": FieldSpec(Shared, (), torch.int64, low=1)}
+    gives = weight_specs(model, Stacked, "gradient")
+    return (
+        _begin_step(model, key, train=True),
+        *(crossing.forward_steps(told, width, key) for told, width in sums),
+        Call(lose, Kind.CONTROL, key, count, {"loss": LOSS}),
+        *(crossing.backward_steps(told, width, key) for told, width in reversed(sums)),
+        Call(hand_in, Kind.GRADIENTS, key, {}, gives),
+    )
+
+
+def _sum_specs(model: Model) -> list[tuple[FieldSpecs, int]]:
+    """Return, for every stage that has a sum, specs of what its ops are told, and its width."""
+    shapes = weight_shapes(model)
+    found: list[tuple[FieldSpecs, int]] = []
+    for number, stage in enumerate(stages(model)):
+        if stage.conv.sums:
+            maps = plain(stage.conv).maps  # what the rows are mapped by before they are summed
+            width = shapes[f"{number}.{maps[0]}"][-1] if maps else stage.inputs
+            found.append(({"stage": exactly(number)}, width))
+    return found
 
 
 def _with_sums(model: Model) -> list[dict[str, Shared]]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from silograph.core.key import Key
 from silograph.federation.base import Federation
+from silograph.federation.program import Calls
 from silograph.graph.block import ClientBlock
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
@@ -110,6 +111,7 @@ class Method:
         holds: the share of all nodes whose features, labels and edges the server holds itself, by
             the options (simulation only); None: none.
         plain_sgd: whether it takes clients for granted that take plain SGD steps.
+        calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
     """
 
     name: str
@@ -126,3 +128,4 @@ class Method:
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
     holds: Callable[[Any], float] | None = None
     plain_sgd: bool = False
+    calls: Calls | None = None

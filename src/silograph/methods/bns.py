@@ -15,6 +15,7 @@ from each pair of silos; judged with complete sums.
 
 from collections.abc import Mapping
 from dataclasses import field
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -26,12 +27,21 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, owners
 from silograph.federation.base import Federation
-from silograph.federation.exchange import pull
-from silograph.federation.passes import Crossing, divisible, gradients, share_cotangents
+from silograph.federation.exchange import pull, pull_steps
+from silograph.federation.field_specs import FieldSpecs
+from silograph.federation.passes import (
+    Crossing,
+    cotangents_steps,
+    divisible,
+    gradient_steps,
+    gradients,
+    share_cotangents,
+)
+from silograph.federation.program import Call, Steps
 from silograph.federation.stages import finish, inputs_of, reach_of
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.global_training import start_together, steps_together
+from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.nn.halves import before, plain
 from silograph.nn.reach import gathered, messages_out
@@ -58,8 +68,7 @@ def step(
 ) -> tuple[Params, float | None]:
     """Draw slots, and return the gradients of the loss."""
     fed.call(draw, {}, what=Kind.CONTROL, key=key)
-    crossing = Crossing(fetch, share_cotangents)
-    return gradients(fed, divisible(cfg.model), weights, key, crossing=crossing)
+    return gradients(fed, divisible(cfg.model), weights, key, crossing=BY_ROWS)
 
 
 def fetch(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
@@ -112,6 +121,20 @@ def store(
     return finish(cfg, block, state, key, at, params, arrived), {}
 
 
+def fetch_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
+    """Return the calls of `fetch`."""
+    what = Kind.EMBEDDINGS
+    return pull_steps(ask, serve, store, what=what, key=key, width=width, inbox=told)
+
+
+BY_ROWS = Crossing(fetch, share_cotangents, fetch_steps, partial(cotangents_steps, named=True))
+
+
+def step_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the calls of `step`."""
+    return Call(draw, Kind.CONTROL, key), gradient_steps(divisible(cfg.model), key, BY_ROWS)
+
+
 BNS = Method(
     name="bns",
     title="one model on the joined graph, on a drawn share of the boundary (BNS-GCN)",
@@ -125,4 +148,5 @@ BNS = Method(
     init=start_together,
     round=fit_round,
     exchange=True,
+    calls=together(step_steps),
 )

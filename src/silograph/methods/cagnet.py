@@ -18,14 +18,17 @@ message, their own rows included, 1 / C more bytes than need be; judged through 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
 from silograph.federation.base import Federation
-from silograph.federation.exchange import broadcast, pull
-from silograph.federation.passes import Crossing, divisible, gradients
+from silograph.federation.exchange import broadcast, broadcast_steps, pull, pull_steps
+from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
+from silograph.federation.passes import Crossing, divisible, gradient_steps, gradients
+from silograph.federation.program import Call, Steps
 from silograph.federation.stages import back_to_sum, finish, finish_back, inputs_of
 from silograph.graph.block import ClientBlock
 from silograph.graph.csr import CSR
@@ -36,7 +39,7 @@ from silograph.methods.base import (
     RoundReport,
     ServerState,
 )
-from silograph.methods.global_training import start_together, steps_together
+from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.nn.halves import before, plain
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out
@@ -63,7 +66,7 @@ def step(
     fed: Federation, cfg: MethodConfig, weights: Mapping[str, Tensor], key: Key
 ) -> tuple[Params, float | None]:
     """Return the gradients of the loss."""
-    return gradients(fed, divisible(cfg.model), weights, key, crossing=Crossing(show, show_back))
+    return gradients(fed, divisible(cfg.model), weights, key, crossing=BY_BROADCASTS)
 
 
 def show(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
@@ -165,6 +168,43 @@ def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR
     return incoming
 
 
+def show_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
+    """Return the calls of `show`."""
+    return broadcast_steps(send, hear, what=Kind.EMBEDDINGS, key=key, width=width, inbox=told)
+
+
+def show_back_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
+    """Return the calls of `show_back`."""
+    what = Kind.COTANGENTS
+    return broadcast_steps(send_back, hear_back, what=what, key=key, width=width, inbox=told)
+
+
+BY_BROADCASTS = Crossing(show, show_back, show_steps, show_back_steps)
+
+
+def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the calls of `init` besides those of all global training."""
+    del cfg
+    first = {"first": FieldSpec(Stacked, (), torch.int64, low=0)}
+    what, dtype = Kind.HALO_KEYS, torch.int64
+    return (
+        Call(tell_size, Kind.STATISTICS, key, {}, {"nodes": COUNT}),
+        Call(learn_place, Kind.CONTROL, key, first),
+        pull_steps(None, tell_place, hear_place, what=what, key=key, width=1, dtype=dtype),
+    )
+
+
+def step_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the calls of `step`."""
+    return gradient_steps(divisible(cfg.model), key, BY_BROADCASTS)
+
+
+def state_specs(cfg: MethodConfig) -> FieldSpecs:
+    """Return what the state keeps between rounds besides logits."""
+    del cfg
+    return {"cagnet/place": FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=0)}
+
+
 CAGNET = Method(
     name="cagnet",
     title="one model on the joined graph, all rows broadcast in every layer (CAGNET)",
@@ -177,4 +217,5 @@ CAGNET = Method(
     init=init,
     round=fit_round,
     exchange=True,
+    calls=together(step_steps, setup_steps, state_specs),
 )

@@ -28,7 +28,14 @@ from silograph.core.payload import under
 from silograph.core.ranges import log
 from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
-from silograph.methods.local_training import begin, local_round, rests, shared, train
+from silograph.methods.local_training import (
+    TRAIN_CALLS,
+    begin,
+    local_round,
+    rests,
+    shared,
+    train,
+)
 from silograph.nn.conv import Params
 
 
@@ -110,6 +117,7 @@ FEDAVG = Method(
     uncut=False,
     init=init,
     round=fit_round,
+    calls=TRAIN_CALLS,
 )
 
 FEDOPT = dataclasses.replace(

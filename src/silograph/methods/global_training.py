@@ -14,10 +14,12 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
-from silograph.evaluation.judge import no_logits
-from silograph.federation.agreement import agree_on_edges
+from silograph.evaluation.judge import logits_specs, no_logits
+from silograph.federation.agreement import agree_on_edges, agreement_steps
 from silograph.federation.base import Federation
+from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.passes import divisible
+from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.nn.conv import Params
@@ -75,9 +77,8 @@ def steps_together(
     if not memory or not cfg.keep_optimizer:
         memory = cfg.optimizer.init(weights)
     loss: float | None = None
-    for epoch, batch in product(range(cfg.schedule.epochs), range(batches)):
+    for own in _step_keys(cfg, t, key, batches):
         shared = {name: w[0] for name, w in weights.items()}
-        own = key.fold("train", t, "epoch", epoch, "batch", batch)
         grads, found = step(fed, cfg, shared, own)
         if found is None:  # no training node took part: weight decay alone is no step
             continue
@@ -86,3 +87,34 @@ def steps_together(
         cfg.optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, memory)
     new = ServerState({name: w[0] for name, w in weights.items()}, memory)
     return new, RoundReport(tuple(fed.ids), loss)
+
+
+def _step_keys(cfg: MethodConfig, t: int, key: Key, batches: int = 1) -> list[Key]:
+    """Return the key of every step of a round."""
+    return [
+        key.fold("train", t, "epoch", epoch, "batch", batch)
+        for epoch, batch in product(range(cfg.schedule.epochs), range(batches))
+    ]
+
+
+def together(
+    step: Callable[[MethodConfig, Key], Steps],
+    setup: Callable[[MethodConfig, Key], Steps] | None = None,
+    state: Callable[[MethodConfig], FieldSpecs] | None = None,
+) -> Calls:
+    """Return the calls of a method that trains all silos together.
+
+    Args:
+        step: the calls of a step, from its key.
+        setup: those of `init` after `start_together`, if there are more.
+        state: what it keeps between rounds besides logits, if anything.
+    """
+    return Calls(
+        setup=lambda cfg, key: (
+            Call(start, Kind.CONTROL, key),
+            agreement_steps(key),
+            () if setup is None else setup(cfg, key),
+        ),
+        round=lambda cfg, t, key: tuple(step(cfg, own) for own in _step_keys(cfg, t, key)),
+        state=lambda cfg: {**logits_specs(cfg.model), **(state(cfg) if state else {})},
+    )

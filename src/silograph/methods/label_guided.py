@@ -25,11 +25,24 @@ from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.federation.base import Federation
-from silograph.federation.passes import divisible, gradients
+from silograph.federation.passes import (
+    BY_NAMED_SUMS,
+    BY_SUMS,
+    divisible,
+    gradient_steps,
+    gradients,
+)
+from silograph.federation.program import Steps
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.global_training import start_together, steps_together
+from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
-from silograph.sampling.label_guided import draw_rows, set_up
+from silograph.sampling.label_guided import (
+    draw_rows,
+    draw_steps,
+    sampler_specs,
+    set_up,
+    set_up_steps,
+)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -91,6 +104,26 @@ def step(
     return gradients(fed, divisible(cfg.model), weights, key, weighed=cfg.options.weigh_loss)
 
 
+def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the calls of `init` besides those of all global training."""
+    if cfg.options.sample is None:
+        return ()
+    return set_up_steps(cfg.options.sample, cfg.model.outputs, key)
+
+
+def step_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the calls of `step`."""
+    model, drawn = divisible(cfg.model), cfg.options.sample is not None
+    passed = gradient_steps(model, key, BY_NAMED_SUMS if drawn else BY_SUMS)
+    return (draw_steps(cfg.options, key), passed) if drawn else passed
+
+
+CALLS = together(
+    step_steps,
+    setup_steps,
+    lambda cfg: {} if cfg.options.sample is None else sampler_specs(cfg.options.sample),
+)
+
 LABEL_GUIDED = Method(
     name="label_guided",
     title="one model on the joined graph, on all nodes or those drawn by label",
@@ -103,4 +136,5 @@ LABEL_GUIDED = Method(
     init=init,
     round=fit_round,
     exchange=True,
+    calls=CALLS,
 )

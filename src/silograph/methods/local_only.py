@@ -6,19 +6,23 @@ All clients start from the same initial weights. In a round each selected client
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Stacked, State, state_of, under
+from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
 from silograph.core.work import work_for
 from silograph.evaluation.judge import remembered
 from silograph.federation.base import Federation
 from silograph.federation.collect import local_graph
+from silograph.federation.passes import weight_specs
+from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
+    local_steps,
     named_fields,
     shared,
     stacked,
+    state_specs,
     train_from,
 )
 from silograph.nn.conv import Params
@@ -63,6 +67,23 @@ def fit_round(
     return state, report
 
 
+def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the call of `init`."""
+    return Call(begin_own, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared))
+
+
+def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
+    """Return the call of `fit_round`."""
+    return local_steps(cfg, train_own, {}, {}, Kind.CONTROL, t, key)
+
+
+CALLS = Calls(
+    setup=setup_steps,
+    round=round_steps,
+    state=lambda cfg: {**state_specs(cfg), **weight_specs(cfg.model, Stacked)},
+    server_model=False,
+)
+
 LOCAL = Method(
     name="local",
     title="every client trains alone",
@@ -74,4 +95,5 @@ LOCAL = Method(
     uncut=False,
     init=init,
     round=fit_round,
+    calls=CALLS,
 )

@@ -12,14 +12,23 @@ State of a client: `optimizer/*` if kept between rounds, and what judging keeps 
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State, named, under
-from silograph.evaluation.judge import no_logits, remembered
+from silograph.evaluation.judge import logits_specs, no_logits, remembered
 from silograph.federation.base import Federation, Op, WeightedMean
 from silograph.federation.collect import local_graph
+from silograph.federation.field_specs import (
+    COUNT,
+    LOSS,
+    FieldSpec,
+    FieldSpecs,
+)
+from silograph.federation.passes import weight_specs
+from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.conv import Params
@@ -132,3 +141,44 @@ def local_round(
     if "loss" not in reply:  # no selected client has a training node
         return None, RoundReport(tuple(chosen), None)
     return reply, RoundReport(tuple(chosen), float(reply["loss"].t))
+
+
+def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
+    """Return what local training keeps in a client's state between rounds."""
+    specs = dict(logits_specs(cfg.model))
+    if cfg.keep_optimizer:
+        like = {name: torch.zeros(1, *shape) for name, shape in weight_shapes(cfg.model).items()}
+        for name, t in cfg.optimizer.init(like).items():
+            # Adam counts its steps in float32 whatever the weights are.
+            dtype = torch.float32 if name == "steps" else None
+            specs[f"optimizer/{name}"] = FieldSpec(Stacked, tuple(t.shape[1:]), dtype)
+    return specs
+
+
+def local_steps(
+    cfg: MethodConfig,
+    op: Op,
+    takes: FieldSpecs,
+    gives: FieldSpecs,
+    what: Kind,
+    t: int,
+    key: Key,
+) -> Steps:
+    """Return the call of `local_round`; `gives` is what the op sends besides `nodes` and `loss`."""
+    call = Call(op, what, key.fold("train", t), takes, {**gives, "nodes": COUNT, "loss": LOSS})
+    return call if cfg.participation == 1 else Maybe(call)
+
+
+def _round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
+    """Return the call of a round of `train`."""
+    takes, gives = weight_specs(cfg.model, Shared), weight_specs(cfg.model, Stacked)
+    return local_steps(cfg, train, takes, gives, Kind.WEIGHTS, t, key)
+
+
+def _setup_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the call of `begin`."""
+    del cfg
+    return Call(begin, Kind.CONTROL, key)
+
+
+TRAIN_CALLS = Calls(setup=_setup_steps, round=_round_steps, state=state_specs)

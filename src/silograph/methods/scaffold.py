@@ -48,17 +48,22 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Stacked, State, named, under
+from silograph.core.payload import Payload, Shared, Stacked, State, named, under
 from silograph.core.ranges import log
 from silograph.core.work import report_clients
 from silograph.federation.base import Federation, Sum
+from silograph.federation.field_specs import COUNT
+from silograph.federation.passes import weight_specs
+from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
+    local_steps,
     shared,
     stacked,
+    state_specs,
     train_from,
     trained,
     zero_weights,
@@ -155,6 +160,27 @@ def fit_round(
     return ServerState(moved, {**state.memory, **named("variates", common)}), report
 
 
+def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
+    """Return the call of `fit_round`."""
+    takes, gives = (
+        {**weight_specs(cfg.model, form), **weight_specs(cfg.model, form, "variates")}
+        for form in (Shared, Stacked)
+    )
+    return local_steps(cfg, train_corrected, takes, gives, Kind.WEIGHTS, t, key)
+
+
+def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
+    """Return the call of `init`."""
+    del cfg
+    return Call(begin_variates, Kind.CONTROL, key, {}, {"nodes": COUNT})
+
+
+CALLS = Calls(
+    setup=setup_steps,
+    round=round_steps,
+    state=lambda cfg: {**state_specs(cfg), **weight_specs(cfg.model, Stacked, "variates")},
+)
+
 SCAFFOLD = Method(
     name="scaffold",
     title="average of models whose steps are corrected by control variates",
@@ -169,4 +195,5 @@ SCAFFOLD = Method(
     round=fit_round,
     corrections=lambda _: (Shift({}),),  # filled in at the clients
     plain_sgd=True,
+    calls=CALLS,
 )

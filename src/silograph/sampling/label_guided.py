@@ -31,7 +31,9 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
 from silograph.federation.base import Federation, Sum
-from silograph.federation.exchange import pull
+from silograph.federation.exchange import pull, pull_steps
+from silograph.federation.field_specs import COUNT, NODES, FieldSpec, FieldSpecs
+from silograph.federation.program import Call, Steps
 from silograph.graph.block import ClientBlock
 from silograph.nn.reach import edges_among
 from silograph.sampling.urn import fill
@@ -118,6 +120,38 @@ def draw_rows(fed: Federation, how: Weighing, key: Key) -> None:
     fed.call(draw, {}, what=Kind.CONTROL, key=key)
     if how.rows == "drawn":
         pull(fed, None, tell_drawn, hear_drawn, what=Kind.HALO_KEYS, key=key)
+
+
+def set_up_steps(sample: int, classes: int, key: Key) -> Steps:
+    """Return the calls of `set_up`."""
+    what, labels = Kind.STATISTICS, FieldSpec(Stacked, (classes + 1,), torch.int64, low=0)
+    takes = {
+        "labels": FieldSpec(Shared, (classes + 1,), torch.int64, low=0),
+        "draws": FieldSpec(Stacked, (), torch.int64, low=0, high=sample),
+    }
+    return (
+        Call(tell_labels, what, key, {}, {"labels": labels}),
+        Call(tell_nodes, what, key, {}, {"nodes": COUNT}),
+        Call(learn, what, key, takes),
+    )
+
+
+def draw_steps(how: Weighing, key: Key) -> Steps:
+    """Return the calls of `draw_rows`."""
+    drawn = Call(draw, Kind.CONTROL, key)
+    if how.rows != "drawn":
+        return drawn
+    what, dtype = Kind.HALO_KEYS, torch.bool
+    told = pull_steps(None, tell_drawn, hear_drawn, what=what, key=key, width=1, dtype=dtype)
+    return drawn, told
+
+
+def sampler_specs(sample: int) -> FieldSpecs:
+    """Return what the state keeps between rounds."""
+    return {
+        "sampler/share": FieldSpec(Ragged, (), torch.float64, rows=NODES, low=0),
+        "sampler/draws": FieldSpec(Stacked, (), torch.int64, low=0, high=sample),
+    }
 
 
 def tell_labels(

@@ -12,7 +12,7 @@ import torch
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
-from sessions import TOKEN, table, worker_of  # noqa: E402
+from sessions import TOKEN, FreeCourse, table, worker_of  # noqa: E402
 from silograph.core.key import Key  # noqa: E402
 from silograph.core.kinds import Kind  # noqa: E402
 from silograph.core.payload import Payload, Shared, Stacked, State  # noqa: E402
@@ -158,7 +158,17 @@ def test_a_silo_that_sends_garbage_is_left_out_and_the_run_goes_on(
     silo.start()
     with running([fuzzer.run]):
         peers = {peer.name: peer for peer in (peer_of(hub), peer_of(hub))}
-        fed = Session(["good", "bad"], peers, route, OPS, least=1, seconds=30, returned=returned)
+        fed = Session(
+            ["good", "bad"],
+            peers,
+            route,
+            OPS,
+            FreeCourse(),
+            dtype=torch.float32,
+            least=1,
+            seconds=30,
+            returned=returned,
+        )
         fed.call(count, SCALE, what=Kind.CONTROL, key=KEY)
         for t in range(1, CASES):
             fed.start_round(t)

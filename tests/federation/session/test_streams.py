@@ -343,3 +343,42 @@ def test_the_packages_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_others_say_is_one_printable_line() -> None:
     assert one_line("a\nb\x1b[31m" + "c" * 400) == "a b?[31m" + "c" * 292
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
+    monkeypatch: pytest.MonkeyPatch, make_graph: Any, cut_block: Any, agreed: bool
+) -> None:
+    """A server that is another run by now is refused once there is an agreement, not before."""
+    block, _ = cut_block(make_graph(20), 1)
+    tokens = [TOKEN, bytes(16)]
+    workers = []
+
+    def make(token: bytes) -> Worker:
+        worker = worker_of(block, None, {})
+        workers.append(worker)
+        return worker
+
+    class Ends:
+        """A stream that ends after START, if it is sent at all."""
+
+        def __init__(self, channel: Any) -> None:
+            pass
+
+        def greet(self, silo: Attaching) -> bytes:
+            if not tokens:
+                raise ConfigError("the server refused: it is over")
+            return tokens.pop(0)
+
+        def answer(self, worker: Worker, silo: Attaching) -> None:
+            if agreed:
+                worker.answer(pack(Message(Type.START, TOKEN, 1, b"{}")))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("silograph.federation.session.attach._Stream", Ends)
+    line = "expected the run that this silo has agreed to" if agreed else "it is over"
+    with pytest.raises(ConfigError, match=line):
+        take_part(replace(attaching("127.0.0.1:9", None, patience=5.0), make_worker=make))
+    assert len(workers) == (1 if agreed else 2)

@@ -18,6 +18,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
 from silograph.evaluation.judge import judge_own
 from silograph.federation.frame import Envelope, decode, encode
+from silograph.federation.program import BLANK
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -29,7 +30,7 @@ from silograph.federation.session.message import (
     unpack,
 )
 from silograph.federation.session.names import name_of, op_of, own_ops, qualified
-from silograph.federation.session.states import BLANK, StateStore
+from silograph.federation.session.states import StateStore
 from silograph.federation.session.worker import Worker
 from silograph.graph.block import ClientBlock
 from silograph.graph.halo import Route
@@ -143,6 +144,10 @@ def test_what_cannot_be_explained(worker: Worker) -> None:
     )
     said = explain_body({"silo": "a", "other": "b", "absent": False}, [bytes(16)])
     assert reason(worker, message(Type.EXPLAIN, 3, said)) == ("expected a nonce of 16 bytes, got 0")
+    told = {"silo": "a", "other": "b", "absent": False, "nonce": bytes(16).hex()}
+    assert reason(worker, message(Type.EXPLAIN, 4, explain_body(told, [bytes(16)]))) == (
+        "expected EXPLAIN between JOIN and START, with the nonce of JOIN"
+    )
 
 
 def test_only_a_silos_own_log_says_what_broke(
@@ -163,7 +168,9 @@ def test_a_disk_that_is_full_is_told_of_as_what_it_was(
 
     monkeypatch.setattr(StateStore, "keep", full)
     committed: list[int] = []
-    assert reason(worker, message(Type.KEEP, 1, facts(round=0, committed=committed))) == (
+    worker.answer(message(Type.START, 1))
+    caplog.clear()
+    assert reason(worker, message(Type.KEEP, 2, facts(round=0, committed=committed))) == (
         "OSError at the silo: its log says more"
     )
     (record,) = caplog.records
@@ -200,7 +207,7 @@ def test_states_are_on_the_disk_once_kept(
         first.answer(call(2 * t, t=t))
         first.answer(message(Type.KEEP, 2 * t + 1, facts(round=t, committed=[])))
     files = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert files == ["round-000000002.checkpoint", "round-000000003.checkpoint"]
+    assert files == ["agreed.json", "round-000000002.checkpoint", "round-000000003.checkpoint"]
     again = worker_of(one, None, OPS, StateStore(tmp_path / "run"))
     again.answer(message(Type.START, 1))
     assert answered(again, message(Type.LOAD, 2, facts(round=2))).type is Type.DONE

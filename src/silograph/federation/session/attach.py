@@ -73,6 +73,11 @@ def take_part(silo: Attaching) -> str:
             try:
                 found = stream.greet(silo)
                 if worker is None or found != token:
+                    if worker is not None and worker.has_agreed:
+                        raise ConfigError(
+                            f"expected the run that this silo has agreed to at {silo.server}, got "
+                            "another one: start the silo again to take part in that"
+                        )
                     worker, token = silo.make_worker(found), found
                 worker.attach()
                 silo.report(Event(What.ATTACHED, silo.name, address=silo.server))

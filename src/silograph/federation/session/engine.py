@@ -20,13 +20,15 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, State
+from silograph.core.payload import Payload, Shared, State, take_all
 from silograph.federation.account import Account
 from silograph.federation.base import AwayError, Op, Reduce, positions_of
 from silograph.federation.check import check_fields
+from silograph.federation.field_specs import extent_at_server
 from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, encode
 from silograph.federation.ledger import Ledger, Record
+from silograph.federation.program import BLANK, Course
 from silograph.federation.session.answers import Answer, joined, read_answer, unusable
 from silograph.federation.session.events import Cause, Event, Report, What, log_event
 from silograph.federation.session.message import (
@@ -37,7 +39,6 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
-from silograph.federation.session.states import BLANK
 from silograph.graph.halo import Route
 
 GOODBYE_SECONDS = 10.0
@@ -55,6 +56,8 @@ class Session:
         peers: the silos, all of them attached and ready for calls.
         route: who answers for each halo slot.
         ops: by qualified name.
+        course: what the run does, call by call; silos know it, too, and replies are held to it.
+        dtype: of floating point values in the run.
         least: silos without which a call fails.
         seconds: how long a silo may take over its answers of a round, those of others not counted;
             None is as long as the stream is there.
@@ -70,7 +73,9 @@ class Session:
         peers: Mapping[str, Peer],
         route: Route,
         ops: Mapping[str, Op],
+        course: Course,
         *,
+        dtype: torch.dtype,
         least: int,
         seconds: float | None = None,
         compiled: bool = False,
@@ -82,6 +87,8 @@ class Session:
         self._peers = dict(peers)
         self._route = route
         self._ops = ops
+        self._course = course
+        self._extents = [extent_at_server(route, c, dtype) for c in range(len(self._ids))]
         self._least = least
         self._seconds = seconds
         self._compiled = compiled
@@ -124,6 +131,7 @@ class Session:
             self._seen[name] = max(self._seen[name], self._called[name])
         if number != self._round:
             self._tries = 0
+        self._course.go_to(number - 1)
         self._round = number
         self._begun = len(self.ledger)
         self._spent = dict.fromkeys(self._ids, 0.0)
@@ -152,6 +160,7 @@ class Session:
         """Have the silos go on from their state of a round, and the ledger from its records."""
         del states  # silos have them
         self._account = Account(len(self._ids), records)
+        self._course.go_to(number)
         self._seen = dict.fromkeys(self._ids, number)
         self._called = dict(self._seen)
         for name, error in self._tell(Type.LOAD, self._seen).items():
@@ -174,6 +183,7 @@ class Session:
                 raise ProtocolError(f"{away}; not back within {self._patience:g} s")
             time.sleep(PAUSE)
         self._account = Account(len(self._ids), self.ledger.records[: self._begun])
+        self._course.go_to(self._round - 1)
         self._called = dict(self._seen)
         self._spent = dict.fromkeys(self._ids, 0.0)
         self._drop_all(Type.LOAD, self._tell(Type.LOAD, self._seen))
@@ -208,6 +218,8 @@ class Session:
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
+        agreed, after = self._course.find(self._round, op, what, key)
+        self._course.go_on(self._round, after)
         check_fields(inbox, len(positions), f"inbox of {op.__name__}", shared=True)
         everyone = len(positions) == len(self._ids)
         asked: list[tuple[int, Peer]] = []
@@ -222,7 +234,14 @@ class Session:
                 sizes.append(len(frame))
         places = torch.tensor([place for place, _ in asked], dtype=torch.int64)
         self._account.down(envelope, positions[places], np.array(sizes, dtype=np.int64))
-        answers = self._hear(envelope, asked, reduce, rows=rows)
+
+        def read(place: int, body: bytes) -> Answer:
+            answer = read_answer(place, body, envelope, reduce, rows=rows)
+            asked_of = take_all(inbox, torch.tensor([place]))
+            agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
+            return answer
+
+        answers = self._hear(envelope, asked, reduce, read)
         if len(answers) < len(positions):
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
@@ -241,16 +260,14 @@ class Session:
         envelope: Envelope,
         asked: Sequence[tuple[int, Peer]],
         reduce: Reduce | None,
-        *,
-        rows: bool,
-    ) -> list["Answer"]:
+        read: Callable[[int, bytes], Answer],
+    ) -> list[Answer]:
         """Return the usable answers in client order; drop who has none."""
         heard: list[Answer] = []
         peers = dict(asked)
         for place, peer in asked:
             try:
-                body = self._answer(peer, Type.REPLY)
-                heard.append(read_answer(place, body, envelope, reduce, rows=rows))
+                heard.append(read(place, self._answer(peer, Type.REPLY)))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
         bad = unusable(heard, reduce)

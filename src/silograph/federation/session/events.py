@@ -35,6 +35,7 @@ class What(StrEnum):
     ROUND = "round"  # a round is over, and committed if a checkpoint was due
     UNHEARD = "unheard"  # a silo did not hear that the run is over
     ENDED = "ended"  # the run is over, or has failed for a reason
+    AGREED = "agreed"  # a silo has agreed to a run
     LOST = "lost"  # a silo has no stream to its server
     DECLINED = "declined"  # a silo does not do what the server asks
     FAILED = "failed"  # an op failed at a silo

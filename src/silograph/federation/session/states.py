@@ -4,12 +4,16 @@ The server never has it. Ops leave states as they are and return new ones, so ke
 nothing until it is written.
 """
 
+import json
+import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import State
+from silograph.core.private import opens_private
 from silograph.federation.checkpoint import (
     Checkpoint,
     CheckpointFolder,
@@ -18,10 +22,11 @@ from silograph.federation.checkpoint import (
     state_from,
     state_tensors,
 )
+from silograph.federation.program import BLANK
 from silograph.federation.session.private import make_private
 
 KEPT = 2
-BLANK = -1  # the round before set-up, which is round 0: the state is empty
+AGREED = "agreed.json"
 
 
 class StateStore:
@@ -38,6 +43,43 @@ class StateStore:
         self._recent: dict[int, State] = {}
         self._kept: dict[int, State] = {}
 
+    def agreed(self) -> Mapping[str, Any] | None:
+        """Return what the silo has agreed to in this run, as its disk has it; None is nothing.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if self._folder is None:
+            return None
+        path = self._folder.path / AGREED
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"expected what was agreed in {path}, got: {error}") from None
+        if not isinstance(found, dict):
+            raise CheckpointError(f"expected what was agreed in {path}, got something else")
+        return found
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Write down what the silo agrees to: a server cannot change it later in the run."""
+        if self._folder is not None:
+            folder = self._made()
+            partial = folder / f"{AGREED}.partial"
+            with open(partial, "w", encoding="utf-8", opener=opens_private) as file:
+                json.dump(facts, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(folder / AGREED)
+
+    def _made(self) -> Path:
+        """Return the folder of the run, which only its owner may read."""
+        assert self._folder is not None  # asked where there is one
+        make_private(self._folder.path.parent)
+        make_private(self._folder.path)
+        return self._folder.path
+
     def remember(self, number: int, state: State) -> None:
         """Keep in memory what the state was after a round, for a silo that is to do one again."""
         self._recent[number] = state
@@ -48,8 +90,7 @@ class StateStore:
         self._kept[number] = state
         _only_last(self._kept, needed)
         if self._folder is not None:
-            make_private(self._folder.path.parent)
-            make_private(self._folder.path)
+            self._made()
             found = Checkpoint(number, state_tensors(state), {"data": self._data})
             self._folder.write(found, needed)
 

@@ -1,11 +1,12 @@
 """The silo's half of a session, without the network: messages in, answers out.
 
-A worker holds the silo's block and state. It takes messages in their order only, runs ops of the
-closed table only, and tells the server one line where it refuses; the rest is for its own log.
+A worker holds the silo's block and state. It takes messages in their order only, does what the
+program of the run that it has agreed to has next and nothing else (`silograph.federation.program`),
+and tells the server one line where it refuses; the rest is for its own log.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,8 +18,10 @@ from silograph.core.payload import Field, State, moved, state_of
 from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
+from silograph.federation.field_specs import extent_of
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.joining import NONCE_BYTES, Disagreement, Hello, to_payload
+from silograph.federation.program import BLANK, Course
 from silograph.federation.session.events import Event, Report, What, log_event
 from silograph.federation.session.message import (
     CallBody,
@@ -34,10 +37,12 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.names import op_of
 from silograph.federation.session.peer import one_line
-from silograph.federation.session.states import BLANK, StateStore
+from silograph.federation.session.states import StateStore
 from silograph.graph.block import ClientBlock
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
+MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
+MOST_COMMITTED = 4  # rounds that a server holds checkpoints of
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +53,15 @@ class Prepared:
         cfg: what ops read.
         block: the silo's own rows, where it computes.
         device: that place.
+        course: what the run does, call by call.
+        note: what the silo agrees to, in one line for its people.
     """
 
     cfg: Any
     block: ClientBlock
     device: torch.device
+    course: Course
+    note: str = ""
 
 
 class Holder(Protocol):
@@ -97,15 +106,24 @@ class Worker:
         self._name = name
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
+        self._joined: bytes | None = None  # nonce of the JOIN of this stream
+        self._explained = 0  # edges explained in this stream
+        self._started = False  # in this stream
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
         self._sequence = 0
         self._doing = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
 
+    @property
+    def has_agreed(self) -> bool:
+        """Whether the silo has agreed to this run."""
+        return self._prepared is not None
+
     def attach(self) -> None:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
+        self._joined, self._explained, self._started = None, 0, False
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a message.
@@ -140,14 +158,13 @@ class Worker:
             case Type.CALL:
                 return Type.REPLY, self._call(read_call(message.body))
             case Type.JOIN:
-                payload = to_payload(self._holder.hello(nonce_of(message.facts())))
-                return Type.JOINED, encode(HELLO, payload, 0)
+                return Type.JOINED, self._join(nonce_of(message.facts()))
             case Type.EXPLAIN:
                 self._explain(message)
             case Type.START:
                 self._start(message.facts())
             case Type.KEEP:
-                self._store.keep(_number(message), self._state, _committed(message))
+                self._keep(_number(message), _committed(message))
             case Type.LOAD:
                 self._load(_number(message))
             case Type.DISMISSED:
@@ -161,6 +178,13 @@ class Worker:
                 raise ProtocolError(f"expected a request, got {message.type.name}")
         return Type.DONE, facts_body({})
 
+    def _join(self, nonce: bytes) -> bytes:
+        """Return the silo's hello, once a stream and before it is asked for anything else."""
+        if self._joined is not None or self._started:
+            raise ProtocolError("expected JOIN once, before START, got it again")
+        self._joined = nonce
+        return encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+
     def _explain(self, message: Message) -> None:
         facts, tags = read_explain(message.body)
         try:
@@ -168,31 +192,70 @@ class Worker:
             about = Disagreement(*names, tags, facts["absent"] is True)
         except KeyError:
             raise FrameError("expected edges to explain, got something else") from None
-        self._holder.explain(nonce_of(facts), about)
+        if nonce_of(facts) != self._joined or self._started or self._explained == MOST_EXPLAINED:
+            raise ProtocolError("expected EXPLAIN between JOIN and START, with the nonce of JOIN")
+        self._explained += 1
+        self._holder.explain(self._joined, about)
 
     def _start(self, facts: Mapping[str, Any]) -> None:
-        if self._prepared is None or facts != self._facts:  # else it is attached again
+        if self._started:
+            raise ProtocolError("expected START once, got it again")
+        known = self._facts if self._prepared is not None else self._store.agreed()
+        if known is not None and facts != known:
+            raise ProtocolError(
+                "expected the run that this silo has agreed to, got one of another "
+                f"{_difference(known, facts)}: start the silo anew for another run"
+            )
+        if self._prepared is None:
             self._prepared, self._facts = self._holder.prepare(facts), facts
+            self._extent = extent_of(self._prepared.block)
+            self._store.agree(facts)
+            self._report(Event(What.AGREED, self._name, note=self._prepared.note))
+        self._started = True
+
+    def _ready(self, what: str) -> Prepared:
+        if self._prepared is None or not self._started:
+            raise ProtocolError(f"expected START before {what}, got none")
+        return self._prepared
+
+    def _keep(self, number: int, committed: Sequence[int]) -> None:
+        """Write down the state after a round that is over."""
+        course = self._ready("KEEP").course
+        course.check_number(number)
+        few = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
+        if number < self._round or not few:
+            raise ProtocolError(
+                f"expected a round from {self._round} on to keep, beside at most {MOST_COMMITTED} "
+                f"earlier ones, got {number} beside {len(committed)}"
+            )
+        course.check_whole()
+        self._store.keep(number, self._state, committed)
 
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
-        if self._prepared is None:
-            raise ProtocolError("expected START before LOAD, got none")
+        at = self._ready("LOAD")
+        at.course.check_number(number)
         if number != self._round:  # else that is where it is: it saw the round to its end
             state = self._store.load(number)
-            device = self._prepared.device
-            self._state = state_of({name: moved(f, device) for name, f in state.items()})
+            if number != BLANK:
+                at.course.check_state(state, self._extent)
+            self._state = state_of({name: moved(f, at.device) for name, f in state.items()})
             self._round = number
+        at.course.go_to(number)
         self._store.forget_after(number)
 
     def _call(self, call: CallBody) -> bytes:
-        if self._prepared is None:
-            raise ProtocolError("expected START before the first call, got none")
-        op, at = op_of(self._ops, call.op), self._prepared
+        at = self._ready("the first call")
+        op = op_of(self._ops, call.op)
         self._doing = op.__name__
         envelope, arrived = decode(call.frame)
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
+        agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
+        if call.rows and not agreed.rows:
+            raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
+        agreed.check_inbox(arrived, self._extent)
+        at.course.go_on(envelope.round, after)
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)
             self._round = envelope.round
@@ -212,6 +275,7 @@ class Worker:
                 everyone=call.everyone,
                 rows=call.rows,
             )
+        agreed.check_reply(arrived, reply, self._extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = check_size(reply_body(envelope.kind, meter, frame))
@@ -233,6 +297,17 @@ def nonce_of(facts: Mapping[str, Any]) -> bytes:
     if len(nonce) != NONCE_BYTES:
         raise FrameError(f"expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
     return nonce
+
+
+def _difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Return the first key in which two configs differ."""
+    for part in sorted(known.keys() | facts.keys()):
+        one, other = known.get(part), facts.get(part)
+        if isinstance(one, dict) and isinstance(other, dict) and one != other:
+            return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
+        if one != other:
+            return part
+    return "config"
 
 
 def _number(message: Message) -> int:

@@ -1,0 +1,212 @@
+"""What fields of messages and states must be: names, forms, dtypes, shapes, rows and values.
+
+Specs are checked before an op sees a field, and before a reply leaves: nothing that came from
+elsewhere reaches an op or a kernel unchecked.
+
+C: clients.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Field, Patched, Ragged, Shared, Stacked
+from silograph.graph.block import ClientBlock
+from silograph.graph.halo import Route
+
+NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """What a field of a message or of a state must be.
+
+    Attributes:
+        form: `Shared`, `Stacked` or `Ragged`.
+        shape: of the tensor if shared, of a client's slice, or of one row; None is any length.
+        dtype: None is the run's floating point dtype.
+        rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS or BOUNDARY of the
+            client, or as many as the field `own/NAME` of the same message, or `inbox/NAME`.
+        fewer: whether there may be fewer rows.
+        low: least value; None is any.
+        high: largest value; None is any.
+        below: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
+    """
+
+    form: type[Shared] | type[Stacked] | type[Ragged]
+    shape: tuple[int | None, ...] = ()
+    dtype: torch.dtype | None = None
+    rows: str = ""
+    fewer: bool = False
+    low: float | None = None
+    high: float | None = None
+    below: str = ""
+
+
+FieldSpecs = Mapping[str, FieldSpec]
+
+
+def places(of: str) -> FieldSpec:
+    """Return the spec of places (k,) int32 among a client's SLOTS or BOUNDARY."""
+    return FieldSpec(Ragged, (), torch.int32, rows=of, fewer=True, below=of)
+
+
+def exactly(value: int, dtype: torch.dtype = torch.int32) -> FieldSpec:
+    """Return the spec of a number that the server can only send as it is."""
+    return FieldSpec(Shared, (), dtype, low=value, high=value)
+
+
+COUNT = FieldSpec(Stacked, (), torch.int64, low=0)
+LOSS = FieldSpec(Stacked)
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """What the rows and values of fields are measured by.
+
+    Attributes:
+        clients: C.
+        dtype: of floating point values in the run.
+        rows: of each client, by NODES, JUDGED, SLOTS and BOUNDARY; what is not known is not there.
+    """
+
+    clients: int
+    dtype: torch.dtype
+    rows: Mapping[str, Sequence[int]]
+
+
+def extent_of(block: ClientBlock) -> Extent:
+    """Return the extent of a block's clients."""
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    rows = {
+        NODES: block.off.diff(),
+        JUDGED: block.count(block.split.val | block.split.test),
+        SLOTS: block.halo.off.diff(),
+        BOUNDARY: block.halo.boundary_off.diff(),
+    }
+    counts = {name: n.tolist() for name, n in rows.items()}
+    return Extent(block.num_clients, block.adj.values.dtype, counts)
+
+
+def extent_at_server(route: Route, client: int, dtype: torch.dtype) -> Extent:
+    """Return what the server knows of one client."""
+    rows = {SLOTS: route.slot_off.diff(), BOUNDARY: route.boundary_off.diff()}
+    return Extent(1, dtype, {name: [int(n[client])] for name, n in rows.items()})
+
+
+def check_against(
+    fields: Mapping[str, Field],
+    specs: FieldSpecs,
+    extent: Extent,
+    where: str,
+    *,
+    inbox: Mapping[str, Field] | None = None,
+    finite: bool = False,
+    values: bool = True,
+) -> None:
+    """Raise `ProtocolError` unless fields are what their specs say.
+
+    Args:
+        fields: of a message or a state.
+        specs: by the same names.
+        extent: of the clients that they belong to.
+        where: what they are, for the message: `inbox of train`.
+        inbox: what a reply answers, if that is what they are.
+        finite: whether NaN and infinity are refused.
+        values: whether values are looked at; else shapes only.
+    """
+    if fields.keys() != specs.keys():
+        missing, odd = specs.keys() - fields.keys(), fields.keys() - specs.keys()
+        what = f"{min(missing)!r}, got none" if missing else f"no field {min(odd)!r}"
+        raise ProtocolError(f"expected {what} in {where}")
+    others = {"own": fields, "inbox": inbox or {}}
+    for name, spec in specs.items():
+        found = fields[name]
+        problem = _shape_problem(found, spec, extent, others)
+        if problem is None and values:
+            problem = _value_problem(found, spec, extent, finite=finite)
+        if problem:
+            raise ProtocolError(f"expected {problem} for {name!r} in {where}")
+
+
+def _shape_problem(
+    found: Field, spec: FieldSpec, extent: Extent, others: Mapping[str, Mapping[str, Field]]
+) -> str | None:
+    """Return what was expected and what came, or None."""
+    if isinstance(found, Patched):  # travels whole: as slices of the base's shape
+        found = Stacked(found.base[:1].expand(len(found.which), *found.base.shape[1:]))
+    if type(found) is not spec.form:
+        return f"a {spec.form.__name__} field, got {type(found).__name__}"
+    t = found.t
+    dtype = extent.dtype if spec.dtype is None else spec.dtype
+    clients = (extent.clients,) if isinstance(found, Stacked) else ()
+    if t.dtype == dtype and t.shape == clients + spec.shape and not isinstance(found, Ragged):
+        return None  # as nearly always: a message has up to twenty fields
+    if t.dtype != dtype:
+        return f"dtype {dtype}, got {t.dtype}"
+    lead = () if isinstance(found, Shared) else (len(t),)
+    wanted = (*lead, *spec.shape)
+    if t.dim() != len(wanted) or any(
+        w is not None and w != n for w, n in zip(wanted, t.shape, strict=True)
+    ):
+        return f"shape {_shape(wanted)}, got {_shape(tuple(t.shape))}"
+    if isinstance(found, Stacked) and len(t) != extent.clients:
+        return f"a slice for each of {extent.clients} clients, got {len(t)}"
+    return _rows_problem(found, spec, extent, others) if isinstance(found, Ragged) else None
+
+
+def _rows_problem(
+    found: Ragged, spec: FieldSpec, extent: Extent, others: Mapping[str, Mapping[str, Field]]
+) -> str | None:
+    """Return how many rows were expected and how many came, or None."""
+    ends = found.off.tolist()
+    runs = [b - a for a, b in itertools.pairwise(ends)]
+    if len(runs) != extent.clients or ends[0] != 0 or ends[-1] != len(found.t) or min(runs) < 0:
+        return f"a run of rows for each of {extent.clients} clients, got {len(runs)}"
+    group, _, name = spec.rows.partition("/")
+    wanted = extent.rows.get(group)
+    if name:
+        other = others.get(group, {}).get(name)
+        wanted = other.off.diff().tolist() if isinstance(other, Ragged) else None
+    for most, count in zip(wanted or (), runs, strict=wanted is not None):
+        if count > most or (count < most and not spec.fewer):
+            return f"{'at most ' * spec.fewer}{most} rows, got {count}"
+    return None
+
+
+def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: bool) -> str | None:
+    """Return what values were expected and which came, or None."""
+    t = found.t
+    if t.numel() == 0:
+        return None
+    # A sum is finite only if all values are, and takes a fraction of the time of looking at each.
+    finite = not (finite and t.is_floating_point()) or math.isfinite(t.sum().item())
+    if not finite and not bool(t.isfinite().all()):
+        return "finite numbers, got NaN or infinity"
+    if spec.low is not None and float(t.min()) < spec.low:
+        return f"values from {spec.low:g}, got {float(t.min()):g}"
+    if spec.high is not None and float(t.max()) > spec.high:
+        return f"values up to {spec.high:g}, got {float(t.max()):g}"
+    if spec.below and spec.below in extent.rows:
+        assert isinstance(found, Ragged)  # places are rows
+        return _places_problem(found, extent.rows[spec.below])
+    return None
+
+
+def _places_problem(found: Ragged, sizes: Sequence[int]) -> str | None:
+    """Return which places were expected, or None."""
+    for (a, b), size in zip(itertools.pairwise(found.off.tolist()), sizes, strict=True):
+        place = found.t[a:b]
+        if not bool((place.diff() > 0).all()):
+            return "ascending places, each once, got others"
+        if len(place) and not 0 <= int(place[0]) <= int(place[-1]) < size:
+            return "places that exist, got others"
+    return None
+
+
+def _shape(shape: tuple[int | None, ...]) -> str:
+    return "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"

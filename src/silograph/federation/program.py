@@ -1,0 +1,261 @@
+"""What a run calls at its clients, known before it begins: ops, their order and their fields.
+
+A silo derives the program from the config that it has agreed to and does nothing else, whoever asks
+(`Course.find`). The server derives the same one and holds replies to it. A method declares its part
+as `Calls`; `silograph.experiment.programs` puts the program of a run together.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, State
+from silograph.federation.base import Op
+from silograph.federation.field_specs import Extent, FieldSpecs, check_against
+
+BLANK = -1  # the round before set-up, which is round 0: the state is empty
+MOST_TIMES = 8  # that a round is begun: the first, and those in which it is done again
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of the program.
+
+    Attributes:
+        op: what is called.
+        what: kind of the call.
+        key: of its draws.
+        takes: fields of the inbox.
+        gives: fields of the reply.
+    """
+
+    op: Op
+    what: Kind
+    key: Key
+    takes: FieldSpecs = field(default_factory=dict)
+    gives: FieldSpecs = field(default_factory=dict)
+
+    @property
+    def rows(self) -> bool:
+        """Whether the reply has rows of single nodes."""
+        return any(spec.form is Ragged for spec in self.gives.values())
+
+    def check_inbox(self, inbox: Payload, extent: Extent) -> None:
+        """Raise `ProtocolError` unless an inbox is what the call takes, in finite numbers."""
+        check_against(inbox, self.takes, extent, f"inbox of {self.op.__name__}", finite=True)
+
+    def check_reply(
+        self, inbox: Payload, reply: Payload, extent: Extent, *, own: bool = False
+    ) -> None:
+        """Raise `ProtocolError` unless the reply to an inbox is what the call gives.
+
+        NaN passes: that of a client without weight counts for nothing, and where all have it
+        training has diverged.
+
+        Args:
+            inbox: what was sent.
+            reply: what came, or is to be sent.
+            extent: of the clients.
+            own: whether this end has made the reply: then its shapes are checked, no values.
+        """
+        where = f"reply of {self.op.__name__}"
+        check_against(reply, self.gives, extent, where, inbox=inbox, values=not own)
+
+
+@dataclass(frozen=True, eq=False)
+class Maybe:
+    """Steps that may be left out, all of them: those of clients that are selected, for example.
+
+    They must not begin with the call that may follow them: then nobody could tell which it is.
+    """
+
+    steps: "Steps"
+
+
+Steps = Call | Maybe | tuple["Steps", ...]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a method calls; the arguments are those of its `init` and `round`.
+
+    Attributes:
+        setup: the calls of `Method.init`.
+        round: the calls of `Method.round`, given the number of the round.
+        state: what a client's state holds between rounds.
+        server_model: whether the server has a model, which clients score.
+    """
+
+    setup: Callable[[Any, Key], Steps]
+    round: Callable[[Any, int, Key], Steps]
+    state: Callable[[Any], FieldSpecs]
+    server_model: bool = True
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a whole run calls.
+
+    Attributes:
+        setup: round 0.
+        round: steps of a round by its number, from 1.
+        rounds: how many there are.
+        state: what a client's state holds between rounds.
+    """
+
+    setup: Steps
+    round: Callable[[int], Steps]
+    rounds: int
+    state: FieldSpecs
+
+    def check_number(self, number: int) -> None:
+        """Raise `ProtocolError` where there is no such round."""
+        if not BLANK <= number <= self.rounds:
+            raise ProtocolError(f"expected a round up to {self.rounds}, got {number}")
+
+    def steps(self, number: int) -> Steps:
+        """Return the steps of a round; BLANK has none.
+
+        Raises:
+            ProtocolError: there is no such round.
+        """
+        self.check_number(number)
+        if number == BLANK:
+            return ()
+        return self.setup if number == 0 else self.round(number)
+
+
+def calls_of(steps: Steps) -> Iterator[Call]:
+    """Yield all calls that steps may make, in order."""
+    match steps:
+        case Call():
+            yield steps
+        case Maybe(inner):
+            yield from calls_of(inner)
+        case _:
+            for step in steps:
+                yield from calls_of(step)
+
+
+def can_end(steps: Steps) -> bool:
+    """Whether nothing has to follow."""
+    match steps:
+        case Call():
+            return False
+        case Maybe():
+            return True
+        case _:
+            return all(map(can_end, steps))
+
+
+def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
+    """Yield each call that may come next, and what follows it."""
+    match steps:
+        case Call():
+            yield steps, ()
+        case Maybe(inner):
+            yield from possible(inner)
+        case _:
+            for place, step in enumerate(steps):
+                for call, rest in possible(step):
+                    yield call, (rest, *steps[place + 1 :])
+                if not can_end(step):
+                    return
+
+
+class Course:
+    """How far a run is in its program; both ends keep one.
+
+    Args:
+        program: of the run.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._round = BLANK
+        self._rest: Steps = ()
+        self._back = False  # at a state that it was brought back to
+        self._begun: Counter[int] = Counter()
+
+    def check_number(self, number: int) -> None:
+        """Raise `ProtocolError` where the run has no such round."""
+        self._program.check_number(number)
+
+    def go_to(self, number: int) -> None:
+        """Take a round as whole: what follows is a later one.
+
+        The next one, or one after it, if the others have gone on without this client meanwhile.
+        """
+        self.check_number(number)
+        self._round, self._rest, self._back = number, (), True
+
+    def check_whole(self) -> None:
+        """Raise `ProtocolError` where calls of the round are still to come."""
+        if not can_end(self._rest):
+            raise ProtocolError(f"expected {_names(self._rest)} before round {self._round} is over")
+
+    def check_state(self, state: State, extent: Extent) -> None:
+        """Raise `ProtocolError` unless a state is one that a round leaves behind."""
+        where = "the state of a round"
+        check_against(state, self._program.state, extent, where, finite=True)
+
+    def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
+        """Return the next call as the program has it, and what follows it; see `go_on`.
+
+        Raises:
+            ProtocolError: the program has another one here.
+        """
+        rest = self._rest if number == self._round else self._entered(number)
+        found = [(c, after) for c, after in possible(rest) if c.op is op and c.what == what]
+        for call, after in found:
+            if call.key == key:
+                return call, after
+        if found:
+            raise ProtocolError(
+                f"expected {op.__name__} with the key that the config's seed gives, got another"
+            )
+        raise ProtocolError(
+            f"expected {_names(rest)} in round {number}, as agreed, got {_name(op, what)}"
+        )
+
+    def _entered(self, number: int) -> Steps:
+        """Return the steps of a later round, once those before it may be over."""
+        steps = self._program.steps(number)
+        if number < self._round:
+            raise ProtocolError(f"expected round {self._round} or a later one, got {number}")
+        self.check_whole()
+        if self._back:
+            return steps
+        for between in range(self._round + 1, number):
+            if not can_end(self._program.steps(between)):
+                raise ProtocolError(f"expected calls of round {between}, got one of {number}")
+        return steps
+
+    def go_on(self, number: int, after: Steps) -> None:
+        """Take a call of a round as made.
+
+        Raises:
+            ProtocolError: the round was begun too often.
+        """
+        if number != self._round:
+            if self._begun[number] == MOST_TIMES:
+                raise ProtocolError(
+                    f"expected round {number} at most {MOST_TIMES} times, got it once more: start "
+                    "the silo again to go on"
+                )
+            self._begun[number] += 1
+        self._round, self._rest, self._back = number, after, False
+
+
+def _names(steps: Steps) -> str:
+    """Return what may come next, for a message."""
+    names = [_name(call.op, call.what) for call, _ in possible(steps)]
+    return " or ".join([*names, *["the next round"] * can_end(steps)])
+
+
+def _name(op: Op, what: Kind) -> str:
+    return f"{op.__module__.rpartition('.')[2]}.{op.__name__} ({what.value})"

@@ -1,0 +1,402 @@
+"""What a silo does in a run: the calls that its config gives, in their order, and nothing else."""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from sessions import TOKEN, session, worker_of
+from silograph.core.config import make_config, resolve_seeds
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Ragged, Shared, Stacked
+from silograph.experiment.loop import first_snapshot, train
+from silograph.experiment.programs import program_of
+from silograph.experiment.progress import Silent
+from silograph.experiment.setup import Setup, prepare
+from silograph.experiment.silos import clients_of
+from silograph.experiment.trackers import Watched
+from silograph.federation.field_specs import (
+    BOUNDARY,
+    SLOTS,
+    Extent,
+    FieldSpec,
+    check_against,
+    exactly,
+    places,
+)
+from silograph.federation.frame import Envelope, decode, encode
+from silograph.federation.in_process import InProcess
+from silograph.federation.program import (
+    MOST_TIMES,
+    Call,
+    Course,
+    Maybe,
+    Program,
+    Steps,
+    calls_of,
+    can_end,
+)
+from silograph.federation.session.message import (
+    CallBody,
+    Message,
+    Type,
+    call_body,
+    pack,
+    read_call,
+    unpack,
+)
+from silograph.federation.session.names import own_ops
+from silograph.federation.session.worker import Worker
+from silograph.graph.graph import Graph
+from silograph.methods import METHODS
+
+DEPLOYED = [name for name, m in METHODS.items() if not (m.uncut or m.holds)]
+CASES: list[dict[str, Any]] = [
+    *({"method": name} for name in DEPLOYED),
+    {"method": "local", "participation": 0.5, "keep_optimizer": True, "collect": 0.5},
+    {
+        "method": "fedavg",
+        "participation": 0.5,
+        "optimizer": "sgd",
+        "momentum": 0.9,
+        "keep_optimizer": True,
+        "eval_every": 2,
+    },
+    {"method": "fedopt", "collect": 0.5, "model": "gat", "heads": 2},
+    {"method": "fedprox", "eval_every": 3, "max_bytes": 1000},
+    {"method": "label_guided", "options": {"sample": 20}, "local_epochs": 2, "layers": 3},
+    {"method": "label_guided", "options": {"sample": 20, "rows": "all"}, "model": "gin"},
+    {"method": "label_guided", "model": "appnp", "hops": 2},
+    {"method": "label_guided", "model": "mlp"},
+    {"method": "bns", "model": "graphconv", "options": {"rate": 0.5}},
+    {"method": "cagnet", "model": "sage"},
+]
+
+
+def setup_of(graph: Graph, **options: Any) -> Setup:
+    plain = {"clients": 3, "partition": "random", "hidden": 8, "rounds": 3, "block_size": 1}
+    return prepare(resolve_seeds(make_config({**plain, **options})), graph)
+
+
+def program(setup: Setup) -> Program:
+    return program_of(setup.config, setup.schema, setup.method, setup.method_config)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run by its program: what each silo was asked, and a worker that has done nothing yet."""
+
+    asked: dict[str, list[bytes]]
+    fresh: Callable[[str], Worker]
+
+
+def record(setup: Setup) -> Recorded:
+    """Run over a session in which both ends hold each other to the program."""
+    fed = setup.federation
+    assert isinstance(fed, InProcess)
+    blocks = dict(zip(fed.ids, fed._blocks, strict=True))
+    _, whole, _ = clients_of(setup.config, setup.cut.graph, torch.float32, uncut=False)
+    agreed = program(setup)
+    remote, links = session(whole, fed.route, setup.method_config, own_ops(), program=agreed)
+    started = Setup(
+        setup.config,
+        setup.schema,
+        setup.method,
+        setup.method_config,
+        remote,
+        setup.device,
+    )
+    train(started, None, Silent(), first_snapshot(started), [], Watched(()))
+
+    def fresh(name: str) -> Worker:
+        worker = worker_of(blocks[name], setup.method_config, own_ops(), program=agreed)
+        answer(worker, pack(Message(Type.START, TOKEN, 1, b"{}")))
+        return worker
+
+    return Recorded({name: link.requests[1:] for name, link in links.items()}, fresh)
+
+
+def answer(worker: Worker, data: bytes) -> Message:
+    return unpack(worker.answer(data))
+
+
+def refused(found: Message) -> str | None:
+    return str(found.facts()["reason"]) if found.type is Type.REFUSED else None
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_by_its_program_is_the_run(
+    make_graph: Callable[..., Graph], case: dict[str, Any]
+) -> None:
+    """Each call of each method is what its program says, with fields as it says, at both ends."""
+    setup = setup_of(make_graph(60), **case)
+    found = record(setup)
+    for name, asked in found.asked.items():
+        worker = found.fresh(name)
+        for number, data in enumerate(asked, start=2):
+            message = unpack(data)
+            again = pack(Message(message.type, TOKEN, number, message.body))
+            assert refused(answer(worker, again)) is None
+
+
+def calls(asked: list[bytes]) -> list[bytes]:
+    return [unpack(data).body for data in asked if unpack(data).type is Type.CALL]
+
+
+def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+    """A call that is not the next one: of another op, kind, key, round or with other fields."""
+    call = read_call(body)
+    envelope, inbox = decode(call.frame)
+    match rng.choice(["op", "kind", "key", "round", "field", "shape", "dtype", "nan", "missing"]):
+        case "op":
+            return rng.choice(others)
+        case "kind":
+            kind = rng.choice([k for k in Kind if k is not envelope.kind])
+            envelope = Envelope(envelope.op, kind, envelope.round, envelope.step)
+        case "key":
+            call = CallBody(call.op, Key(rng.getrandbits(64)), call.everyone, call.rows, call.frame)
+        case "round":
+            number = rng.choice([0, envelope.round + 1, 2**31 - 1])
+            envelope = Envelope(envelope.op, envelope.kind, number, envelope.step)
+        case "field":
+            inbox["more"] = Shared(torch.zeros(3))
+        case "shape":
+            inbox = {
+                n: Shared(torch.zeros(1, *f.t.shape, dtype=f.t.dtype)) for n, f in inbox.items()
+            }
+        case "dtype":
+            inbox = {n: Shared(f.t.to(torch.float16)) for n, f in inbox.items()}
+        case "nan":
+            inbox = {
+                n: Shared(torch.full_like(f.t, torch.nan) if f.t.is_floating_point() else f.t)
+                for n, f in inbox.items()
+            }
+        case "missing":
+            inbox.popitem() if inbox else None
+    frame = encode(envelope, inbox, 0)
+    return call_body(CallBody(call.op, call.key, call.everyone, call.rows, frame))
+
+
+@pytest.mark.parametrize("case", CASES[:8], ids=str)
+def test_a_call_that_is_not_the_next_one_is_refused(
+    make_graph: Callable[..., Graph], case: dict[str, Any]
+) -> None:
+    """At every point of a run what is not the agreed call gets no reply and changes nothing."""
+    found = record(setup_of(make_graph(60), **case, rounds=2, participation=1))
+    name = next(iter(found.asked))
+    bodies = calls(found.asked[name])
+    rng, sequence, worker = random.Random(5), itertools.count(2), found.fresh(name)
+
+    def ask(body: bytes) -> Message:
+        return answer(worker, pack(Message(Type.CALL, TOKEN, next(sequence), body)))
+
+    for body in bodies:
+        for _ in range(4):
+            wrong = changed(body, rng, bodies)
+            if same(wrong, body):
+                continue
+            assert refused(ask(wrong)) is not None
+        assert ask(body).type is Type.REPLY
+
+
+def same(one: bytes, other: bytes) -> bool:
+    """Whether two calls ask for the same; numbers of an inbox may differ."""
+    a, b = read_call(one), read_call(other)
+    (one_envelope, first), (other_envelope, second) = decode(a.frame), decode(b.frame)
+    forms = [
+        {
+            n: (type(f), f.t.dtype, f.t.shape, bool(f.t.double().isfinite().all()))
+            for n, f in p.items()
+        }
+        for p in (first, second)
+    ]
+    return (a.op, a.key, one_envelope.kind, one_envelope.round, forms[0]) == (
+        b.op,
+        b.key,
+        other_envelope.kind,
+        other_envelope.round,
+        forms[1],
+    )
+
+
+def op_a(cfg: Any, block: Any, state: Any, inbox: Any, key: Any) -> Any:
+    raise NotImplementedError
+
+
+def op_b(cfg: Any, block: Any, state: Any, inbox: Any, key: Any) -> Any:
+    raise NotImplementedError
+
+
+KEY = Key.of(1)
+A, B = Call(op_a, Kind.WEIGHTS, KEY), Call(op_b, Kind.CONTROL, KEY)
+
+
+def course(*steps: Steps, rounds: int = 3) -> Course:
+    return Course(Program((), lambda _: steps, rounds, {}))
+
+
+def take(run: Course, number: int, op: Any, what: Kind, key: Key) -> None:
+    _, after = run.find(number, op, what, key)
+    run.go_on(number, after)
+
+
+def accepts(steps: Steps, word: str) -> bool:
+    """Whether a course takes a word of ops as a whole round."""
+    run = course(steps)
+    try:
+        for letter in word:
+            call = {"a": A, "b": B}[letter]
+            take(run, 1, call.op, call.what, KEY)
+        run.check_whole()
+    except ProtocolError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ((A, B), {"ab"}),
+        ((A, Maybe(B)), {"a", "ab"}),
+        ((Maybe((A, B)), B), {"b", "abb"}),
+        ((Maybe(A), Maybe(B)), {"", "a", "b", "ab"}),
+        ((A, (), (Maybe(A), B)), {"ab", "aab"}),
+    ],
+)
+def test_the_words_of_a_program(steps: Steps, words: set[str]) -> None:
+    """All words up to four letters: exactly those that the steps spell."""
+    every = ("".join(w) for n in range(5) for w in itertools.product("ab", repeat=n))
+    assert {word for word in every if (word or can_end(steps)) and accepts(steps, word)} == words
+    assert len(list(calls_of(steps))) >= max(map(len, words))
+
+
+def test_what_is_not_agreed_is_refused_by_name() -> None:
+    run = course(A, Maybe(B))
+    with pytest.raises(
+        ProtocolError,
+        match=r"^expected test_program.op_a \(weights\) in round 1, as "
+        r"agreed, got test_program.op_b \(control\)$",
+    ):
+        take(run, 1, op_b, Kind.CONTROL, KEY)
+    with pytest.raises(ProtocolError, match=r"got test_program.op_a \(features\)"):
+        take(run, 1, op_a, Kind.FEATURES, KEY)
+    with pytest.raises(ProtocolError, match="the key that the config's seed gives, got another"):
+        take(run, 1, op_a, Kind.WEIGHTS, Key.of(2))
+    take(run, 1, op_a, Kind.WEIGHTS, KEY)
+    with pytest.raises(ProtocolError, match=r"op_b \(control\) or the next round in round 1"):
+        take(run, 1, op_a, Kind.WEIGHTS, KEY)
+
+
+def test_rounds_follow_each_other() -> None:
+    run = course(A)
+    with pytest.raises(ProtocolError, match="expected calls of round 1, got one of 2"):
+        take(run, 2, op_a, Kind.WEIGHTS, KEY)
+    with pytest.raises(ProtocolError, match="expected a round up to 3, got 4"):
+        take(run, 4, op_a, Kind.WEIGHTS, KEY)
+    take(run, 1, op_a, Kind.WEIGHTS, KEY)
+    take(run, 2, op_a, Kind.WEIGHTS, KEY)
+    with pytest.raises(ProtocolError, match="expected round 2 or a later one, got 1"):
+        take(run, 1, op_a, Kind.WEIGHTS, KEY)
+    half = course(A, B)
+    take(half, 1, op_a, Kind.WEIGHTS, KEY)
+    with pytest.raises(ProtocolError, match=r"expected test_program.op_b .* before round 1 is"):
+        take(half, 2, op_a, Kind.WEIGHTS, KEY)
+
+
+def test_rounds_in_which_nothing_has_to_happen_may_be_passed_over() -> None:
+    run = course(Maybe(A))
+    take(run, 3, op_a, Kind.WEIGHTS, KEY)
+
+
+def test_a_client_that_was_away_goes_on_with_the_others() -> None:
+    run = course(A)
+    take(run, 1, op_a, Kind.WEIGHTS, KEY)
+    run.go_to(1)
+    take(run, 3, op_a, Kind.WEIGHTS, KEY)  # round 2 was done without it
+    with pytest.raises(ProtocolError, match="expected round 3 or a later one, got 2"):
+        take(run, 2, op_a, Kind.WEIGHTS, KEY)
+
+
+def test_a_round_is_not_begun_without_end() -> None:
+    run = course(A)
+    for _ in range(MOST_TIMES):
+        take(run, 1, op_a, Kind.WEIGHTS, KEY)
+        run.go_to(0)
+    with pytest.raises(ProtocolError, match=f"expected round 1 at most {MOST_TIMES} times"):
+        take(run, 1, op_a, Kind.WEIGHTS, KEY)
+
+
+EXTENT = Extent(1, torch.float32, {SLOTS: [4], BOUNDARY: [3]})
+
+
+def ragged(t: torch.Tensor) -> Ragged:
+    return Ragged(t, torch.tensor([0, len(t)]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "message"),
+    [
+        (FieldSpec(Shared, (2,)), Stacked(torch.zeros(1, 2)), "a Shared field, got Stacked"),
+        (FieldSpec(Shared, (2,)), Shared(torch.zeros(2).double()), "dtype torch.float32, got"),
+        (FieldSpec(Shared, (2,)), Shared(torch.zeros(1, 2)), r"shape \(2\), got \(1, 2\)"),
+        (
+            FieldSpec(Shared, (2, None)),
+            Shared(torch.zeros(3, 5)),
+            r"shape \(2, any\), got \(3, 5\)",
+        ),
+        (
+            FieldSpec(Stacked, (2,)),
+            Stacked(torch.zeros(2, 2)),
+            "a slice for each of 1 cl",
+        ),
+        (FieldSpec(Ragged, (2,), rows=SLOTS), ragged(torch.zeros(3, 2)), "4 rows, got 3"),
+        (
+            FieldSpec(Ragged, (2,), rows=SLOTS, fewer=True),
+            ragged(torch.zeros(5, 2)),
+            "at most 4 rows, got 5",
+        ),
+        (FieldSpec(Ragged, (2,), rows="own/b"), ragged(torch.zeros(5, 2)), "2 rows, got 5"),
+        (FieldSpec(Ragged, (2,), rows="inbox/c"), ragged(torch.zeros(5, 2)), "1 rows, got 5"),
+        (FieldSpec(Shared, (2,)), Shared(torch.tensor([0, torch.inf])), "finite numbers, got NaN"),
+        (FieldSpec(Shared, (2,)), Shared(torch.tensor([torch.nan, 0])), "finite numbers, got NaN"),
+        (exactly(3), Shared(torch.tensor(2, dtype=torch.int32)), "values from 3, got 2"),
+        (exactly(3), Shared(torch.tensor(4, dtype=torch.int32)), "values up to 3, got 4"),
+        (places(SLOTS), ragged(torch.tensor([0, 4]).int()), "places that exist, got others"),
+        (places(SLOTS), ragged(torch.tensor([-1, 2]).int()), "places that exist, got others"),
+        (places(SLOTS), ragged(torch.tensor([2, 2]).int()), "ascending places, each once"),
+        (places(BOUNDARY), ragged(torch.tensor([1, 0]).int()), "ascending places, each once"),
+        (
+            FieldSpec(Ragged, (), rows=SLOTS),
+            Ragged(torch.zeros(4), torch.tensor([0, 2])),
+            "a run of rows for each of 1 clients",
+        ),
+    ],
+)
+def test_what_a_field_must_be(spec: FieldSpec, field: Any, message: str) -> None:
+    others = FieldSpec(Ragged, (), rows="none")
+    fields = {"a": field, "b": ragged(torch.zeros(2))}
+    inbox = {"c": ragged(torch.zeros(1))}
+    with pytest.raises(ProtocolError, match=rf"^expected {message}.* for 'a' in here$"):
+        check_against(fields, {"a": spec, "b": others}, EXTENT, "here", inbox=inbox, finite=True)
+
+
+def test_large_finite_numbers_are_finite() -> None:
+    """Their sum is not."""
+    t = torch.full((3,), torch.finfo(torch.float32).max)
+    specs = {"a": FieldSpec(Shared, (3,))}
+    check_against({"a": Shared(t)}, specs, EXTENT, "here", finite=True)
+
+
+def test_fields_that_are_missing_or_too_many() -> None:
+    specs = {"a": FieldSpec(Shared), "b": FieldSpec(Shared)}
+    with pytest.raises(ProtocolError, match="expected 'b', got none in here"):
+        check_against({"a": Shared(torch.zeros(()))}, specs, EXTENT, "here")
+    fields = {n: Shared(torch.zeros(())) for n in "abc"}
+    with pytest.raises(ProtocolError, match="expected no field 'c' in here"):
+        check_against(fields, specs, EXTENT, "here")
