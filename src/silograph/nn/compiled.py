@@ -1,5 +1,8 @@
 """Hands blocks to the compiled kernels: arrays in, tensors out, work counted.
 
+Kernels check no bounds. What does not come from the block itself is checked by `nn.tiers`, which
+alone calls these functions.
+
 C: clients. n: rows. F: features. U: used rows of the first weights. H: hidden width. K: outputs.
 L: layers.
 """
@@ -15,6 +18,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from silograph.core.errors import ConfigError
 from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
 from silograph.core.payload import Patched, Stacked, offsets
 from silograph.graph.block import ClientBlock, SparseRows
@@ -109,7 +113,7 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
     if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
         return start
-    weight = start.clone()
+    weight = start.clone(memory_format=torch.contiguous_format)
     kernels_optim.rest(weight.numpy(), _steps(training), steps)
     return weight
 
@@ -221,6 +225,8 @@ def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
 
 def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.Shape:
     fanout = schedule.drawn(model.layers)
+    if fanout is not None and (len(fanout) != model.layers or min(fanout) < 0):
+        raise ConfigError(f"expected a fanout for each of {model.layers} layers, got {fanout}")
     keep = keep_probability(model.dropout)
     return arrays.Shape(
         layers=model.layers,
@@ -302,7 +308,7 @@ def _params(
         # SGD does not count: its velocity is what it was given, from the first step on.
         steps = np.ones(clients, np.int64)
         if "steps" in memory:
-            steps = memory["steps"].to(torch.int64).numpy()
+            steps = memory["steps"].to(torch.int64).contiguous().numpy()
     first_rows, second_rows, first_flat, second_flat = moments
     return arrays.Params(given, rows, flat, first_rows, second_rows, first_flat, second_flat, steps)
 

@@ -139,7 +139,12 @@ class Fitted:
 
 def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
     """Return a copy of shared weights for each client, (C, ...)."""
-    return {k: w.expand(clients, *w.shape).clone() for k, w in weights.items()}
+    return {k: own_copy(w.expand(clients, *w.shape)) for k, w in weights.items()}
+
+
+def own_copy(t: Tensor) -> Tensor:
+    """Return a copy that is contiguous, whatever the strides: fused steps read it so."""
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def fit(
@@ -167,7 +172,7 @@ def fit(
     sparse = isinstance(block.x, SparseRows)
     compact = memory is None and shared and sparse and training.alike
     held = _held(model, block, start, compact=compact, shared=shared)
-    given: Held = {name: Stacked(m.clone()) for name, m in (memory or {}).items()}
+    given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
     trainer = _Trainer(training, key, compact, memory is not None)
     active = (block.num_train > 0).nonzero()[:, 0]
     loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
@@ -201,14 +206,14 @@ def _held(
     """Return copies of the starting weights, the first ones as used rows only if compact."""
     clients, maps = block.num_clients, first_maps(model)
     if not shared:
-        return {name: Stacked(w.clone()) for name, w in start.items()}
+        return {name: Stacked(own_copy(w)) for name, w in start.items()}
     held: Held = {}
     for name, w in start.items():
         if compact and name in maps:
             assert isinstance(block.x, SparseRows)  # see `fit`
             held[name] = Ragged(w[block.x.used.feature], block.x.used.off)
         else:
-            held[name] = Stacked(w.expand(clients, *w.shape).clone())
+            held[name] = Stacked(own_copy(w.expand(clients, *w.shape)))
     return held
 
 
@@ -343,7 +348,7 @@ def _filled(held: Held, weights: Params) -> Held:
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
-    weights, zero, begin = {"": start[None].clone()}, torch.zeros_like(start)[None], start[None]
+    weights, zero, begin = {"": own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
     state = training.optimizer.init(weights)
     for _ in range(steps):
         grads = training.correct({"": zero}, weights, {"": begin})

@@ -11,7 +11,7 @@ from silograph.core.payload import Patched, Stacked
 from silograph.core.work import report_each, work_for
 from silograph.graph.block import ClientBlock
 from silograph.nn.conv import Params
-from silograph.nn.fit import LOSS_FLOPS, Fitted, Training
+from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, own_copy
 from silograph.nn.loss import node_loss
 from silograph.nn.module import (
     Client,
@@ -41,12 +41,11 @@ def fit(
     model, optimizer, schedule = training.model, training.optimizer, training.schedule
     assert isinstance(model, ModuleModel)  # see `tiers.fit`
     client, shapes = client_of(block), weight_shapes(model)
-    weights = {
-        k: (w if w.dim() > len(shapes[k]) else w[None]).clone(memory_format=torch.contiguous_format)
-        for k, w in start.items()
-    }
+    weights = {k: own_copy(w if w.dim() > len(shapes[k]) else w[None]) for k, w in start.items()}
     begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
-    state = optimizer.init(weights) if memory is None else {k: m.clone() for k, m in memory.items()}
+    state = (
+        optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}
+    )
     module = module_for(model, client.x, training=True)
     total, steps = torch.zeros(1, dtype=torch.float64, device=client.x.device), 0
     for epoch in range(schedule.epochs if int(block.num_train) else 0):

@@ -6,7 +6,7 @@ and carried like any other client state.
 C: clients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,31 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from silograph.core.errors import ProtocolError
 from silograph.nn.conv import Params
 
 ADAM_FLOPS = 12  # a parameter: two moments 3 + 4, root, division by the correction, eps, step 3
+
+
+def check_alike(weights: Mapping[str, Tensor], *others: Sequence[Tensor | None]) -> None:
+    """Raise `ProtocolError` unless what is read beside weights is as they are, and contiguous.
+
+    The fused kernels read and write as many values of each as there are weights, and check nothing.
+
+    Args:
+        weights: by name.
+        others: gradients, or a part of the state, one tensor for each weight; None: there is none.
+    """
+    for tensors in (list(weights.values()), *others):
+        for (name, w), t in zip(weights.items(), tensors, strict=True):
+            if t is None:
+                continue
+            if t.shape != w.shape or t.dtype is not w.dtype or not t.is_contiguous():
+                raise ProtocolError(
+                    f"expected a step of {name} {w.dtype} {tuple(w.shape)}, got {t.dtype} "
+                    f"{tuple(t.shape)} with strides {t.stride()}: gradient and optimizer state "
+                    "are as the weight, and contiguous"
+                )
 
 
 class Optimizer(Protocol):
@@ -65,10 +87,13 @@ class SGD:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients."""
+        found = [grads[name].contiguous() for name in weights]
+        velocity = [state.get(f"momentum/{name}") for name in weights]
+        check_alike(weights, found, velocity)
         sgd(
             list(weights.values()),
-            [grads[name].contiguous() for name in weights],
-            [state.get(f"momentum/{name}") for name in weights],
+            found,
+            velocity,
             fused=True,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
@@ -116,8 +141,14 @@ class Adam:
             [state[f"first/{name}"] for name in weights],
             [state[f"second/{name}"] for name in weights],
         )
+        check_alike(weights, *lists[1:])
         steps = state["steps"]
-        if len(steps.unique()) == 1:
+        alike = len(steps.unique()) == 1
+        if steps.dim() != 1 or not (alike or all(len(w) == len(steps) for w in lists[0])):
+            raise ProtocolError(
+                f"expected a number of steps for each client, got shape {tuple(steps.shape)}"
+            )
+        if alike:
             self._fused(*lists, [steps[0].clone() for _ in weights])
         else:
             w, g, m, v = ([part for t in tensors for part in t.unbind(0)] for tensors in lists)

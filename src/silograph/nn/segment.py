@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from silograph.core.errors import ProtocolError
 from silograph.core.payload import owners
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block import Rows, SparseRows
@@ -31,7 +32,21 @@ def _product(matrix: CSR, dense: Tensor) -> Tensor:
     Measured on a CPU over widths 1 to 256. In float32 sums of embeddings (FBGEMM) are 2 to 3 times
     as fast as `torch.sparse.mm`, to the same bits, and 1 to 15 times as fast as `@`. In float64
     they have no such kernel, and `@` is the fastest for narrow rows only.
+
+    Raises:
+        ProtocolError: the shapes do not fit, which the kernels would not all notice.
     """
+    values = matrix.values
+    if dense.dim() != 2 or len(dense) != matrix.num_cols:
+        raise ProtocolError(
+            f"expected {matrix.num_cols} rows to multiply a sparse matrix with, got shape "
+            f"{tuple(dense.shape)}"
+        )
+    if values is not None and values.shape != matrix.indices.shape:
+        raise ProtocolError(
+            f"expected a value for each of {len(matrix.indices)} entries of a sparse matrix, got "
+            f"shape {tuple(values.shape)}"
+        )
     if dense.device.type != "cpu":
         return matrix.tensor @ dense
     if dense.dtype is torch.float32 and matrix.nnz:

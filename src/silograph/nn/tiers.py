@@ -1,6 +1,8 @@
 """The two forms of training and judging: compiled kernels, and torch for everything else.
 
 They do the same work on the same draws: float64 results differ by rounding (1e-10).
+
+This is the only way to the compiled ones, and what they read is checked here (`nn.doors`).
 """
 
 import importlib
@@ -15,6 +17,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.graph.block import ClientBlock
 from silograph.nn.correction import Proximal
+from silograph.nn.doors import check_fit, check_weights
 from silograph.nn.fit import Fitted, Training
 from silograph.nn.fit import fit as fit_torch
 from silograph.nn.fit import rest as rest_torch
@@ -63,8 +66,10 @@ def fit(
     """Train every client of a block; see `silograph.nn.fit.fit`.
 
     Raises:
-        ProtocolError: a correction that the compiled kernels do not know.
+        ProtocolError: weights, optimizer state or labels that are not the model's; a correction
+            that the compiled kernels do not know.
     """
+    check_fit(training, block, start, memory)
     if isinstance(training.model, ModuleModel):
         return fit_module(training, block, start, memory, key)
     if kernels == "torch":
@@ -84,6 +89,8 @@ def rest(kernels: Kernels, training: Training, start: Tensor, steps: int) -> Ten
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
     if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
         return start
+    if start.dim() != 2 or not start.is_floating_point():
+        raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
     if kernels == "torch":
         return rest_torch(training, start, steps)
     from silograph.nn import compiled
@@ -94,7 +101,12 @@ def rest(kernels: Kernels, training: Training, start: Tensor, steps: int) -> Ten
 def predict(
     kernels: Kernels, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock
 ) -> Tensor:
-    """Return logits (n, K) from internal edges, without dropout."""
+    """Return logits (n, K) from internal edges, without dropout.
+
+    Raises:
+        ProtocolError: weights that are not the model's.
+    """
+    check_weights(model, weights, block)
     torch_only = kernels == "torch" or isinstance(model, ModuleModel)
     if torch_only or weights["0.weight"].dim() != 2:
         with torch.no_grad():

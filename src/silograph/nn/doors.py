@@ -1,0 +1,180 @@
+"""What comes from outside is checked here before code that trusts it, compiled or not, reads it.
+
+Compiled kernels and torch's fused optimizers check no bounds: a weight that is too small makes them
+read, and optimizer state that is too small makes them write, where they must not. Weights come from
+a server and state may come from a damaged file, so both tiers check them first, and refuse the same
+with the same words.
+
+C: clients. F: features. K: outputs.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Ragged, owners
+from silograph.graph.block import ClientBlock
+from silograph.nn.fit import Training
+from silograph.nn.model import AnyModel, weight_shapes
+from silograph.nn.optim import Optimizer
+
+MOST_STEPS = 2**53  # beyond, counting by ones stands still even in float64
+
+
+def dtype_of(block: ClientBlock) -> torch.dtype:
+    """Return the dtype of a block's floating point values."""
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    return block.adj.values.dtype
+
+
+def check_fit(
+    training: Training,
+    block: ClientBlock,
+    start: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+) -> None:
+    """Raise `ProtocolError` unless a block can be trained from these weights and this state."""
+    check_weights(training.model, start, block)
+    check_labels(training.model, block)
+    if memory is not None:
+        check_memory(training.model, training.optimizer, memory, block)
+
+
+def check_weights(
+    model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, *, shared: bool = False
+) -> None:
+    """Raise `ProtocolError` unless weights are those of the model, in the block's dtype.
+
+    Args:
+        model: the shape.
+        weights: shared by all clients, or all (C, ...).
+        block: C clients with the model's number of features.
+        shared: whether weights must be shared.
+    """
+    shapes, dtype = weight_shapes(model), dtype_of(block)
+    if model.features != block.num_features:
+        raise ProtocolError(
+            f"expected a model of {block.num_features} features, got one of {model.features}"
+        )
+    if weights.keys() != shapes.keys():
+        raise ProtocolError(
+            f"expected the weights {_few(shapes)}, got {_few(weights)}: these are weights of "
+            "another model"
+        )
+    first = next(iter(shapes))
+    stacked = not shared and weights[first].dim() > len(shapes[first])
+    clients = (block.num_clients,) if stacked else ()
+    for name, shape in shapes.items():
+        w = weights[name]
+        if w.shape != clients + shape or w.dtype is not dtype:
+            _refuse(name, w, clients + shape, dtype, "these are weights of another model")
+
+
+def check_memory(
+    model: AnyModel, optimizer: Optimizer, memory: Mapping[str, Tensor], block: ClientBlock
+) -> None:
+    """Raise `ProtocolError` unless optimizer state (C, ...) is as `Optimizer.init` makes it."""
+    expected = _blank_memory(model, optimizer, block.num_clients, dtype_of(block))
+    if memory.keys() != expected.keys():
+        raise ProtocolError(
+            f"expected the optimizer state {_few(expected)}, got {_few(memory)}: it is of another "
+            "optimizer or model"
+        )
+    for name, like in expected.items():
+        m = memory[name]
+        if m.shape != like.shape or m.dtype is not like.dtype:
+            what = "this is optimizer state of another model"
+            _refuse(name, m, tuple(like.shape), like.dtype, what)
+    steps = memory.get("steps")
+    if steps is not None and not bool(((steps >= 0) & (steps < MOST_STEPS)).all()):
+        raise ProtocolError(
+            "expected steps of 0 or more in the optimizer state, got "
+            f"{steps.flatten()[:4].tolist()}"
+        )
+
+
+def check_labels(model: AnyModel, block: ClientBlock) -> None:
+    """Raise `ProtocolError` unless training rows have labels that the model has outputs for."""
+    name = ("labels", model.task, model.outputs)
+    if name in block.memo:
+        return
+    y, several = block.y, model.task == "multilabel"
+    if y.dim() != 1 + several or (several and y.shape[1] != model.outputs):
+        raise ProtocolError(
+            f"expected {model.outputs} {'bits' if several else 'classes'} as labels, got labels of "
+            f"shape {tuple(y.shape)}: the model is for another task"
+        )
+    if not several and bool(block.split.train.any()):
+        least, most = (int(t) for t in y[block.split.train].aminmax())
+        if least < 0 or most >= model.outputs:
+            raise ProtocolError(
+                f"expected labels of training rows in 0 to {model.outputs - 1}, got "
+                f"{least} to {most}: the model is for fewer classes"
+            )
+    block.memo[name] = True
+
+
+def check_places(named: Ragged, off: Tensor, what: str) -> Tensor:
+    """Return places (k,) int64 in the order of a block, of what clients name in their own order.
+
+    Args:
+        named: (k,) integers, ascending in each client.
+        off: (C + 1,) int64, how many places each client has.
+        what: what they are, for the message.
+
+    Raises:
+        ProtocolError: a place that does not exist, or one out of order.
+    """
+    t = named.t
+    if t.dim() != 1 or t.is_floating_point() or t.dtype is torch.bool or len(named.off) != len(off):
+        raise ProtocolError(
+            f"expected {what} as whole numbers for each of {len(off) - 1} clients, got {t.dtype} "
+            f"of shape {tuple(t.shape)} for {len(named.off) - 1}"
+        )
+    own, client = t.long(), owners(named.off)
+    if not bool(((own >= 0) & (own < off.diff()[client])).all()):
+        raise ProtocolError(f"expected {what}, got others")
+    places = off[client] + own
+    if not bool((places.diff() > 0).all()):
+        raise ProtocolError(f"expected {what} in ascending order, got another order")
+    return places
+
+
+def check_like(rows: Tensor, own: Tensor) -> Tensor:
+    """Return rows (k, D) of other silos; raise `ProtocolError` unless they are as the own (r, D).
+
+    What is made of them has as many columns, which would be any number else.
+    """
+    if rows.dim() != 2 or rows.shape[1:] != own.shape[1:] or rows.dtype is not own.dtype:
+        raise ProtocolError(
+            f"expected rows of {own.shape[-1]} values of {own.dtype}, got {rows.dtype} of shape "
+            f"{tuple(rows.shape)}"
+        )
+    return rows
+
+
+@lru_cache(maxsize=64)  # a millisecond
+def _blank_memory(
+    model: AnyModel, optimizer: Optimizer, clients: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return optimizer state (C, ...) that has shapes and dtypes, and no values."""
+    blank = {
+        name: torch.empty(clients, *shape, dtype=dtype, device="meta")
+        for name, shape in weight_shapes(model).items()
+    }
+    return optimizer.init(blank)
+
+
+def _refuse(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:
+    if t.shape != shape:
+        raise ProtocolError(f"expected {name} of shape {shape}, got {tuple(t.shape)}: {reason}")
+    raise ProtocolError(f"expected {name} of {dtype}, got {t.dtype}: {reason}")
+
+
+def _few(names: Mapping[str, object]) -> str:
+    """Return some of the names, as a server may send any number of any length."""
+    shown = [repr(name[:40])[1:-1] for name in list(names)[:6]]
+    return ", ".join(shown + ["..."] * (len(names) > 6)) or "none"

@@ -1,0 +1,56 @@
+"""A small block and its model, with what is refused beside them.
+
+F: features. H: hidden width. K: classes. C: clients.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.graph.block import ClientBlock
+from silograph.graph.graph import Graph
+from silograph.graph.halo import Route
+from silograph.methods.base import MethodConfig, NoOptions
+from silograph.nn.conv import Params
+from silograph.nn.fit import Schedule, stacked_copies
+from silograph.nn.model import Model, init_weights
+from silograph.nn.optim import Adam, Optimizer
+from silograph.nn.tiers import Kernels
+
+MakeGraph = Callable[..., Graph]
+CutBlock = Callable[..., tuple[ClientBlock, Route]]
+KEY = Key.of(3)
+F, H, K, C = 12, 6, 3, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    model: Model
+    block: ClientBlock
+    route: Route
+
+    @property
+    def weights(self) -> Params:
+        return init_weights(self.model, Key.of(1), torch.float64)
+
+    def memory(self, optimizer: Optimizer) -> Params:
+        return optimizer.init(stacked_copies(self.weights, C))
+
+    def config(self, kernels: Kernels = "torch") -> MethodConfig:
+        adam, schedule = Adam(0.1), Schedule(1)
+        return MethodConfig(self.model, adam, schedule, False, 1.0, NoOptions(), kernels=kernels)
+
+
+def case_of(make_graph: MakeGraph, cut_block: CutBlock, *, sparse: bool) -> Case:
+    graph = make_graph(60, features=F, sparse=sparse)
+    return Case(Model("gcn", F, H, K, 2, 0.5, "multiclass"), *cut_block(graph, C))
+
+
+def refused(text: str) -> Any:
+    return pytest.raises(ProtocolError, match=f"^{re.escape(text)}$")
