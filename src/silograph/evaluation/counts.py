@@ -5,15 +5,20 @@ return sums, from which the server works out mean and deviation of each class ov
 then histograms over a scale that is fine around that mean. So the area under the ROC curve is
 right whether a model is confident or has hardly begun.
 
+Compiled counting checks no bounds, and the torch form refuses the same: `check_rows` and
+`check_scale` look at what may come from a server or a file, logits and the scale.
+
 C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, val and test.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.payload import offsets
 from silograph.graph.block import ClientBlock
 from silograph.graph.graph import MISSING, Task
@@ -118,6 +123,45 @@ def log_odds(logits: Tensor, task: Task) -> Tensor:
     return odds.nan_to_num(nan=-CLIP, posinf=CLIP, neginf=-CLIP).clamp(-CLIP, CLIP)
 
 
+def check_rows(rows: JudgedRows) -> None:
+    """Raise `ProtocolError` unless every row has logits, and a label that they say something of."""
+    logits, y, count = rows.logits, rows.y, len(rows.group)
+    if logits.dim() != 2 or len(logits) != count or not logits.is_floating_point():
+        raise ProtocolError(
+            f"expected logits of {count} judged rows, got {logits.dtype} of shape "
+            f"{tuple(logits.shape)}"
+        )
+    several = rows.task == "multilabel"
+    if y.shape != (logits.shape if several else (count,)) or len(rows.val) != count:
+        raise ProtocolError(
+            f"expected labels of shape {tuple(y.shape)} and as many masks to be judged by logits "
+            f"as they are, got logits of shape {tuple(logits.shape)} and {len(rows.val)} masks"
+        )
+    if count:
+        ends = [(rows.group, rows.groups, "clients")]
+        ends += [] if several else [(y, logits.shape[1], "labels of judged rows")]
+        for numbers, end, what in ends:
+            least, most = (int(t) for t in numbers.aminmax())
+            if least < 0 or most >= end:
+                raise ProtocolError(f"expected {what} in 0 to {end - 1}, got {least} to {most}")
+
+
+def check_scale(mean: Tensor, deviation: Tensor, classes: int) -> None:
+    """Raise `ProtocolError` unless a scale (K,) has finite means and deviations above 0."""
+    for name, t in (("mean", mean), ("deviation", deviation)):
+        if t.shape != (classes,) or not t.is_floating_point():
+            raise ProtocolError(
+                f"expected a {name} of shape ({classes},), floating point, got "
+                f"{tuple(t.shape)} in {t.dtype}"
+            )
+    means, deviations = mean.tolist(), deviation.tolist()  # few: faster than as tensors
+    if not all(map(math.isfinite, means + deviations)) or min(deviations, default=1) <= 0:
+        raise ProtocolError(
+            f"expected finite means and finite deviations above 0, got {means[:4]} and "
+            f"{deviations[:4]}"
+        )
+
+
 def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
     """Return predicted, true and known as (j, K) bool."""
     logits, y = rows.logits, rows.y
@@ -135,7 +179,11 @@ def tally(rows: JudgedRows) -> dict[str, Tensor]:
     `*.known` (C, K) judged labels, `*.tp`, `*.fp`, `*.fn` (C, K) hits and misses; and for `test`
     `score.sum` and `score.square` (C, K) float64, sums of log-odds of known labels and of their
     squared distances from the client's own mean. Integers are int32.
+
+    Raises:
+        ProtocolError: logits or labels that are not those of the rows.
     """
+    check_rows(rows)
     if rows.compiled:
         return _compiled_tally(rows)
     predicted, true, known = _decisions(rows)
@@ -201,15 +249,21 @@ def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
     """Return counts of test scores by client, class, truth and bin, (C, K, 2, B) int32.
 
     The scale is u = (1 + z / (1 + |z|)) / 2 with z = (score - mean) / deviation: increasing, so
-    ranks stay, and equal bins of u are narrow where scores are many.
+    ranks stay, and equal bins of u are narrow where scores are many. A score without a place on the
+    scale, NaN, is in the first bin.
+
+    Raises:
+        ProtocolError: logits or labels that are not those of the rows, or no such scale.
     """
+    check_rows(rows)
+    check_scale(mean, deviation, rows.logits.shape[1])
     if rows.compiled:
         return _compiled_histogram(rows, mean, deviation)
     test = ~rows.val
     _, true, known = (part[test] for part in _decisions(rows))
     z = (log_odds(rows.logits[test], rows.task) - mean) / deviation
     u = (1 + z / (1 + z.abs())) / 2
-    bins = (u * BINS).long().clamp(max=BINS - 1)
+    bins = (u * BINS).nan_to_num(nan=0.0).clamp(0, BINS - 1).long()  # an index before it is cast
     k = rows.logits.shape[1]
     classes = torch.arange(k, device=z.device)
     cell = (rows.group[test][:, None] * k + classes) * 2 + true.long()
@@ -222,6 +276,6 @@ def _compiled_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Te
 
     counts = torch.zeros(rows.groups, rows.logits.shape[1], 2, BINS, dtype=torch.int32)
     logits, y, val, group, bits = _arrays(rows)
-    scale = mean.numpy(), deviation.numpy()
-    kernels.histogram(logits, y, val, group, bits, CLIP, *scale, counts.numpy())
+    means, deviations = (t.double().contiguous().numpy() for t in (mean, deviation))
+    kernels.histogram(logits, y, val, group, bits, CLIP, means, deviations, counts.numpy())
     return counts

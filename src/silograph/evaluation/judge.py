@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
@@ -41,6 +42,7 @@ from silograph.federation.passes import predict as predict_together
 from silograph.federation.program import Call, Steps
 from silograph.federation.stages import end, logits_of
 from silograph.graph.block import ClientBlock
+from silograph.nn.doors import dtype_of
 from silograph.nn.model import AnyModel
 from silograph.nn.tiers import Kernels, predict
 
@@ -75,6 +77,12 @@ def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
 
 def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
     logits, compiled = state[f"{whose}/logits"].t, cfg.kernels == "compiled"
+    wanted, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
+    if logits.shape != wanted or logits.dtype is not dtype:
+        raise ProtocolError(
+            f"expected {whose}/logits of shape {wanted} in {dtype}, got {tuple(logits.shape)} in "
+            f"{logits.dtype}: this is the state of another model or silo"
+        )
     return judged_rows(block, logits, block.client, block.num_clients, compiled=compiled)
 
 

@@ -135,7 +135,10 @@ def histogram(
     deviation: Array,
     counts: Array,
 ) -> None:
-    """Add test scores to `counts` (C, K, 2, B) int32, zero at first; see `counts.histogram`."""
+    """Add test scores to `counts` (C, K, 2, B) int32, zero at first; see `counts.histogram`.
+
+    A score without a place on the scale, NaN, is in the first bin.
+    """
     classes, bins = logits.shape[1], counts.shape[3]
     odds = np.empty(classes)
     for i in range(logits.shape[0]):
@@ -147,5 +150,6 @@ def histogram(
                 continue
             true = y[i, c] == 1 if multilabel else y[i, 0] == c
             z = (odds[c] - mean[c]) / deviation[c]
-            u = (1 + z / (1 + abs(z))) / 2
-            counts[group[i], c, int(true), min(int(u * bins), bins - 1)] += 1
+            place = (1 + z / (1 + abs(z))) / 2 * bins
+            place = min(place, bins - 1.0) if place > 0 else 0.0  # an index before it is cast
+            counts[group[i], c, int(true), int(place)] += 1
