@@ -91,14 +91,30 @@ def state_tensors(state: State) -> dict[str, Tensor]:
 
 
 def state_from(tensors: Mapping[str, Tensor]) -> State:
-    """Return the state of such tensors."""
+    """Return the state of such tensors.
+
+    Raises:
+        CheckpointError: offsets that are not those of the rows beside them.
+    """
     state: dict[str, Stacked | Ragged] = {}
     for key, t in tensors.items():
         name, _, role = key.rpartition("/")
         if role == "t":
             off = tensors.get(f"{name}/off")
+            if off is not None and not _are_offsets(off, t):
+                raise CheckpointError(
+                    f"expected ascending offsets of all rows of {name!r}, got others: the "
+                    "checkpoint is damaged"
+                )
             state[name] = Stacked(t) if off is None else Ragged(t, off)
     return state
+
+
+def _are_offsets(off: Tensor, t: Tensor) -> bool:
+    """Whether offsets are those of runs of the rows of a tensor."""
+    if off.dtype is not torch.int64 or off.dim() != 1 or len(off) < 1 or t.dim() < 1:
+        return False
+    return int(off[0]) == 0 and int(off[-1]) == len(t) and bool((off.diff() >= 0).all())
 
 
 def file_name(what: str, number: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, offsets, owners
@@ -24,6 +25,7 @@ from silograph.federation.field_specs import SLOTS, FieldSpec, FieldSpecs, place
 from silograph.federation.program import Steps
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.graph.extend import extended
+from silograph.nn.doors import check_places, dtype_of
 
 SLOT, ROWS = "collected/slot", "collected/x"
 
@@ -57,8 +59,10 @@ def choose(
 ) -> tuple[State, Payload]:
     """Draw slots, without replacement. In: `share`. Out: `slot` (k,) int32."""
     del cfg
-    sizes = block.halo.off.diff()
-    wanted = (inbox["share"].t * sizes).round().long()
+    sizes, share = block.halo.off.diff(), inbox["share"].t
+    if not bool(((share >= 0) & (share <= 1)).all()):  # so not if it is NaN
+        raise ProtocolError(f"expected a share in [0, 1], got {share.flatten()[:4].tolist()}")
+    wanted = (share * sizes).round().long()
     client = owners(block.halo.off)
     word = key.uniform(block.halo.key)[:, 0]
     order = torch.argsort(word, stable=True)
@@ -78,7 +82,7 @@ def serve(
     del cfg, key
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
-    wanted = block.halo.boundary[block.halo.boundary_off[owners(row.off)] + row.t]
+    wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
     return state, {"rows": Ragged(_features(block, wanted), row.off)}
 
 
@@ -93,7 +97,11 @@ def keep(
 
 
 def local_graph(block: ClientBlock, state: State) -> ClientBlock:
-    """Return what clients train and are judged on: the block, and what they have fetched."""
+    """Return what clients train and are judged on: the block, and what they have fetched.
+
+    Raises:
+        ProtocolError: features that are not those of the slots.
+    """
     if ROWS not in state:
         return block
     slot, rows = state[SLOT], state[ROWS]
@@ -102,7 +110,13 @@ def local_graph(block: ClientBlock, state: State) -> ClientBlock:
     if isinstance(found, tuple) and found[0] is rows.t:
         known: ClientBlock = found[1]
         return known
-    place = slot.t.long() + block.halo.off[owners(slot.off)]
+    place = check_places(slot, block.halo.off, "halo slots")
+    shape, dtype = (len(place), block.num_features), dtype_of(block)
+    if rows.t.shape != shape or rows.t.dtype is not dtype:
+        raise ProtocolError(
+            f"expected features {dtype} {shape} of the slots that were fetched, got {rows.t.dtype} "
+            f"{tuple(rows.t.shape)}"
+        )
     larger = extended(block, place, slot.off, rows.t)
     block.memo["local graph"] = (rows.t, larger)
     return larger

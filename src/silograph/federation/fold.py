@@ -41,8 +41,8 @@ class Fold:
         """Add the reply of a block, one client after the other.
 
         Raises:
-            ProtocolError: a field is neither `Stacked` nor `Patched`, or the weights are missing
-                or negative.
+            ProtocolError: a field is neither `Stacked` nor `Patched`, the weights are missing or
+                negative, or a place or a shape is not that of the other replies.
         """
         if not reply or (self._fields is not None and reply.keys() != self._fields):
             raise ProtocolError(
@@ -143,6 +143,19 @@ class Fold:
                 f"expected slices of one shape from every client, got {rows.shape[1]} and "
                 f"{total.shape[1]} values"
             )
+        # The kernel looks at no bounds: what the rows are for comes from many silos.
+        shape = (len(rows),)
+        if index.shape != shape or factors.shape != shape or index.dtype is not torch.int64:
+            raise ProtocolError(
+                f"expected a place and a weight for each of {len(rows)} rows, got places "
+                f"{index.dtype} {tuple(index.shape)} and weights {tuple(factors.shape)}"
+            )
+        if len(index):
+            least, most = (int(t) for t in index.aminmax())
+            if least < 0 or most >= min(len(total), len(around)):
+                raise ProtocolError(
+                    f"expected places of rows in 0 to {len(total) - 1}, got {least} to {most}"
+                )
         rows, around = rows.to(total.dtype), around.to(total.dtype)
         if self._compiled and total.dtype in COMPILED:
             from silograph.federation.fold_kernel import add_rows

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import (
     Patched,
@@ -45,6 +46,7 @@ from silograph.core.payload import (
 from silograph.core.work import report_rows
 from silograph.graph.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
+from silograph.nn.doors import check_like, check_places, check_weights
 from silograph.nn.fit import LOSS_FLOPS
 from silograph.nn.halves import (
     Gradients,
@@ -81,7 +83,9 @@ def begin(
     """Take the weights. In: `weights/*`, `train`. Out: `part`, `all` (C,) training rows."""
     clients = block.num_clients
     new: NewState = dict(state)
-    for name, w in under("weights", inbox).items():  # one tensor, seen by every client
+    weights = under("weights", inbox)
+    check_weights(cfg.model, weights, block, shared=True)
+    for name, w in weights.items():  # one tensor, seen by every client
         new[f"pass/weights/{name}"] = Stacked(w.expand(clients, *w.shape))
     new["pass/train"] = Stacked(inbox["train"].t.expand(clients))
     reach = reach_of(block, new, key)
@@ -94,7 +98,7 @@ def contribute(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Work out what other silos are owed. In: `stage`. Out: `rows`, and `slot` if not all."""
-    number = int(inbox["stage"].t)
+    number = stage_of(cfg, inbox)
     at, params = inputs_of(cfg, block, state, key, number)
     z = before(params, at)
     rows = sent(plain(at.stage.conv), z, at.reach)
@@ -105,9 +109,23 @@ def absorb(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Finish the stage and those without a sum that follow. In: `stage`, `sum`, `row`."""
-    number = int(inbox["stage"].t)
+    number = stage_of(cfg, inbox)
     at, params = inputs_of(cfg, block, state, key, number)
-    return finish(cfg, block, state, key, at, params, _arrived(block, at.reach, inbox)), {}
+    arrived = _arrived(block, at.reach, inbox, state[f"pass/z/{number}"].t)
+    return finish(cfg, block, state, key, at, params, arrived), {}
+
+
+def stage_of(cfg: Any, inbox: Payload) -> int:
+    """Return the number of the stage that an inbox names.
+
+    Raises:
+        ProtocolError: the model has no such stage, or it has no sum over neighbors.
+    """
+    number, steps = int(inbox["stage"].t), stages(cfg.model)
+    if not 0 <= number < len(steps) or not steps[number].conv.sums:
+        of = [i for i, stage in enumerate(steps) if stage.conv.sums]
+        raise ProtocolError(f"expected the number of a stage with a sum, one of {of}, got {number}")
+    return number
 
 
 def finish(
@@ -166,7 +184,7 @@ def return_sums(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Walk back to the sum; work out what others are owed. In: `stage`. Out: as `contribute`."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     new, s = back_to_sum(block, state, at, params)
     return new, _out(sent_back(plain(at.stage.conv), s, at.reach), at.reach)
 
@@ -186,8 +204,9 @@ def walk_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Walk back through the stage, and those without a sum before it. In: as `absorb`."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
-    return finish_back(cfg, block, state, key, at, params, _arrived(block, at.reach, inbox)), {}
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    arrived = _arrived(block, at.reach, inbox, state["pass/sum"].t)
+    return finish_back(cfg, block, state, key, at, params, arrived), {}
 
 
 def finish_back(
@@ -250,12 +269,12 @@ def reach_of(block: ClientBlock, state: State, key: Key) -> Reach:
     else:
         local = state["pass/rows"]
         assert isinstance(local, Ragged)  # a run of rows a client
-        shift = torch.repeat_interleave(block.off[:-1], local.off.diff())
+        rows = check_places(local, block.off, "rows that take part")
         weights = {
             name: state[f"pass/{name}"].t if f"pass/{name}" in state else None
             for name in ("own", "cross", "inner", "heard")
         }
-        reach = partial_reach(block, local.t + shift, **weights)
+        reach = partial_reach(block, rows, **weights)
     block.memo["reach"] = (key, reach)  # the other ops of the pass want it, too
     return reach
 
@@ -345,10 +364,12 @@ def _out(rows: Tensor, reach: Reach) -> dict[str, Ragged]:
     return reply
 
 
-def _arrived(block: ClientBlock, reach: Reach, inbox: Payload) -> Tensor:
+def _arrived(block: ClientBlock, reach: Reach, inbox: Payload, own: Tensor) -> Tensor:
+    """Return sums over neighbors in other silos (r, D), in the form of the own rows (r, D)."""
     total, row = inbox["sum"], inbox.get("row")
     assert isinstance(total, Ragged)  # from `relay_sum`
     assert row is None or isinstance(row, Ragged)
+    check_like(total.t, own)
     return placed(block, reach, total, row)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, State, owners
+from silograph.core.payload import Payload, Ragged, Shared, State
 from silograph.federation.base import Federation
 from silograph.federation.exchange import pull, pull_steps
 from silograph.federation.field_specs import FieldSpecs
@@ -38,11 +38,12 @@ from silograph.federation.passes import (
     share_cotangents,
 )
 from silograph.federation.program import Call, Steps
-from silograph.federation.stages import finish, inputs_of, reach_of
+from silograph.federation.stages import finish, inputs_of, reach_of, stage_of
 from silograph.graph.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
+from silograph.nn.doors import check_like, check_places
 from silograph.nn.halves import before, plain
 from silograph.nn.reach import gathered, messages_out
 
@@ -102,11 +103,11 @@ def serve(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Work out rows, and send those that others want. In: `stage`, `row` (k,). Out: `rows`."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     z = before(params, at)
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
-    wanted = block.halo.boundary[block.halo.boundary_off[owners(row.off)] + row.t]
+    wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
     rows = messages_out(plain(at.stage.conv), z, at.reach)[wanted]
     new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
     return new, {"rows": Ragged(rows, row.off)}
@@ -116,8 +117,9 @@ def store(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Hear the rows and finish the stage. In: `stage`, `rows` (t, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
-    arrived = gathered(at.reach, at.reach.outer.transposed, inbox["rows"].t)
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["rows"].t, state[f"pass/z/{at.number}"].t)
+    arrived = gathered(at.reach, at.reach.outer.transposed, rows)
     return finish(cfg, block, state, key, at, params, arrived), {}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
@@ -29,7 +30,7 @@ from silograph.federation.exchange import broadcast, broadcast_steps, pull, pull
 from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.passes import Crossing, divisible, gradient_steps, gradients
 from silograph.federation.program import Call, Steps
-from silograph.federation.stages import back_to_sum, finish, finish_back, inputs_of
+from silograph.federation.stages import back_to_sum, finish, finish_back, inputs_of, stage_of
 from silograph.graph.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
@@ -41,6 +42,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
+from silograph.nn.doors import check_like
 from silograph.nn.halves import before, plain
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out
 
@@ -119,7 +121,7 @@ def send(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Work out all rows. In: `stage`. Out: `rows` (n, O)."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     z = before(params, at)
     rows = messages_out(plain(at.stage.conv), z, at.reach)
     new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
@@ -130,8 +132,8 @@ def hear(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Pick out the halo and finish the stage. In: `stage`, `all` (N, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
-    rows = inbox["all"].t
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["all"].t, state[f"pass/z/{at.number}"].t)
     arrived = gathered(at.reach, _incoming(block, state, at.reach, len(rows)), rows)
     return finish(cfg, block, state, key, at, params, arrived), {}
 
@@ -140,7 +142,7 @@ def send_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Walk back to the sum. In: `stage`. Out: `rows` (n, O)."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     new, s = back_to_sum(block, state, at, params)
     return new, {"rows": Ragged(messages_back(plain(at.stage.conv), s, at.reach), block.off)}
 
@@ -149,19 +151,30 @@ def hear_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Pick out the halo and walk back from the sum. In: `stage`, `all` (N, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, int(inbox["stage"].t))
-    rows = inbox["all"].t
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["all"].t, state["pass/sum"].t)
     arrived = gathered(at.reach, _incoming(block, state, at.reach, len(rows)), rows)
     return finish_back(cfg, block, state, key, at, params, arrived), {}
 
 
 def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR:
-    """Return the edges from other silos by place in a broadcast, (n, N): no row is copied."""
+    """Return the edges from other silos by place in a broadcast, (n, N): no row is copied.
+
+    Raises:
+        ProtocolError: a halo slot whose place is none of the broadcast's.
+    """
     place, found = state["cagnet/place"].t, block.memo.get("cagnet")
-    if isinstance(found, tuple) and found[0] is place:
+    if isinstance(found, tuple) and found[0] is place and found[1].num_cols == total:
         known: CSR = found[1]
         return known
     slots = reach.outer.transposed
+    # Products read the rows at these places unseen, and a transpose has a row for each place.
+    fits = place.shape == block.halo.key.shape and bool(((place >= 0) & (place < total)).all())
+    if not fits or place.is_floating_point():
+        raise ProtocolError(
+            f"expected the places of {len(block.halo.key)} halo slots among {total} rows, got "
+            f"{place.dtype} of shape {tuple(place.shape)}, or others"
+        )
     incoming = slots.with_columns(place[slots.indices.long()], total)
     incoming = incoming.transposed.transposed  # columns in order
     block.memo["cagnet"] = (place, incoming)

@@ -19,6 +19,7 @@ from silograph.graph.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages
 from silograph.nn.conv.base import as_matrix
+from silograph.nn.doors import check_places
 from silograph.nn.segment import sparse_product
 
 
@@ -103,9 +104,17 @@ def partial_reach(
         cross: (r, 1) weight of messages to other silos; None: 1.
         inner: (e,) weights of the edges among the rows, in the order of `edges_among`; None: 1.
         heard: (S,) bool, the slots whose node takes part at its owner; None: all do.
+
+    Raises:
+        ProtocolError: not a weight for each edge.
     """
     edges = edges_among(block, rows)
     if inner is not None:
+        if inner.shape != edges.indices.shape:
+            raise ProtocolError(
+                f"expected weights of {edges.nnz} edges among the rows that take part, got shape "
+                f"{tuple(inner.shape)}"
+            )
         edges = CSR(edges.indptr, edges.indices, inner, edges.num_cols)
     place = _places(rows, len(block.row_key))
     # Cut out of the transpose, which is there already: no step has to sort its edges.
@@ -138,8 +147,15 @@ def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
     Args:
         block: C clients.
         weight: (S,) of the messages to and from each halo slot; 0: none.
+
+    Raises:
+        ProtocolError: not a weight for each slot.
     """
     full = full_reach(block)
+    if weight.shape != block.halo.key.shape:
+        raise ProtocolError(
+            f"expected weights of {len(block.halo.key)} halo slots, got shape {tuple(weight.shape)}"
+        )
     slots = weight.nonzero()[:, 0]
     first = block.halo.off[:-1][owners(block.halo.off)]
     outer = full.outer.select_rows(slots)
@@ -252,10 +268,7 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
     """
     halo, boundary = block.halo, block.halo.boundary
     if row is not None:
-        local, client = row.t.long(), owners(row.off)
-        if not bool(((local >= 0) & (local < halo.boundary_off.diff()[client])).all()):
-            raise ProtocolError("expected sums for boundary rows, got others")
-        boundary = boundary[halo.boundary_off[client] + local]
+        boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
     place = reach.place[boundary]
     if len(place) != len(total.t) or not bool((place >= 0).all()):
         raise ProtocolError(

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
@@ -179,7 +179,7 @@ def learn(
     label, client = _labels(block, cfg.model.outputs), block.client
     present = (totals * (own > 0)).sum(1)
     share = totals[label] / (own[client, label] * present[client])
-    draws = inbox["draws"].t
+    draws = _checked(block, inbox["draws"].t)
     new: dict[str, Stacked | Ragged] = {
         "sampler/share": Ragged(share, block.off),
         "sampler/draws": Stacked(draws),
@@ -192,7 +192,7 @@ def draw(
 ) -> tuple[State, Payload]:
     """Draw rows and work out the weights of their messages. In: nothing. Out: nothing."""
     del inbox
-    share, draws = state["sampler/share"].t, state["sampler/draws"].t
+    share, draws = state["sampler/share"].t, _checked(block, state["sampler/draws"].t)
     parts = [
         drawn_rows(share[a:b], block.row_key[a:b], int(s), key.fold("sample", name))
         for a, b, s, name in zip(block.off[:-1], block.off[1:], draws, block.ids, strict=True)
@@ -200,6 +200,21 @@ def draw(
     off = offsets(torch.tensor([len(part) for part in parts], device=block.off.device))
     drawn = Ragged(torch.cat(parts), off)
     return {**state, **weighed(block, drawn, share, draws, cfg.options)}, {}
+
+
+def _checked(block: ClientBlock, draws: Tensor) -> Tensor:
+    """Return numbers of draws (C,); raise `ProtocolError` for more than a client has nodes.
+
+    Every draw takes memory, and `shares` gives no silo more.
+    """
+    nodes = block.off.diff()
+    whole = not draws.is_floating_point() and draws.shape == nodes.shape
+    if not whole or not bool(((draws >= 0) & (draws <= nodes)).all()):
+        raise ProtocolError(
+            f"expected draws of at most {nodes[:4].tolist()}, the nodes of the clients, got "
+            f"{draws.flatten()[:4].tolist()}"
+        )
+    return draws
 
 
 def weighed(
