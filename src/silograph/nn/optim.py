@@ -48,6 +48,9 @@ class Optimizer(Protocol):
     Weights are contiguous: the fused kernels would misread strided ones.
     """
 
+    def __hash__(self) -> int:
+        """As of a value: the shapes of its state are worked out once."""
+
     @property
     def weight_decay(self) -> float:
         """L2 penalty added to the gradient."""
