@@ -11,15 +11,15 @@ import torch
 from commands import save
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
-from silograph.experiment.setup import Setup, prepare
-from silograph.graph.block import ClientBlock, make_block
+from silograph.experiment.run.setup import Setup, prepare
+from silograph.graph.block.block import ClientBlock, make_block
+from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.halo import Route
-from silograph.graph.partition import Partition, make_partition
-from silograph.graph.split import make_split
+from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.split import make_split
 from silograph.methods.base import Method
-from silograph.nn.module import Make
+from silograph.nn.own_module import Make
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -123,7 +123,7 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
         seen.append(prepare(config, graph, make, method))
         return seen[-1]
 
-    monkeypatch.setattr("silograph.experiment.run.prepare", spy)
+    monkeypatch.setattr("silograph.experiment.run.run.prepare", spy)
     return seen
 
 

@@ -13,15 +13,15 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.methods.base import MethodConfig, NoOptions
+from silograph.nn.backends import Kernels
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, stacked_copies
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import Adam, Optimizer
-from silograph.nn.tiers import Kernels
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]

@@ -37,8 +37,8 @@ from silograph.federation.check import check_fields, run_op
 from silograph.federation.fold import Fold
 from silograph.federation.frame import DTYPES, Envelope, decode, encode
 from silograph.federation.session.names import own_ops, qualified
-from silograph.graph.block import ClientBlock
-from silograph.nn.tiers import why_not_compiled
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.backends import why_not_compiled
 
 ROOM = 3 * 2**29  # bytes that fuzzing may take beyond what is there at its start
 OUT_OF_BOUNDS = "index is out of bounds"  # how numba says it; torch says more

@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from silograph.core.payload import Payload
-from silograph.experiment.setup import Setup
+from silograph.experiment.run.setup import Setup
 from silograph.federation.frame import Envelope
 from silograph.federation.in_process import InProcess
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"^\| `(\w+)` \| ([\w, ]+) \|$", re.MULTILINE)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from silograph.graph.block import ClientBlock, SparseRows
+from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 
 Change = Callable[[str, Tensor, Tensor], Tensor]  # name, gradient, weight

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from silograph.experiment.result import Result
-from silograph.experiment.run import run
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph
 from silograph.nn.conv import Params
 
@@ -98,7 +98,7 @@ def run_until(
     monkeypatch: pytest.MonkeyPatch, graph: Graph | str, last: int, out: Path, **options: Any
 ) -> None:
     """Run, and die in round `last`, after training and before its checkpoint."""
-    from silograph.experiment.judging import judge as real
+    from silograph.experiment.run.round_scores import judge as real
 
     def dying(setup: Any, state: Any, t: int, key: Any) -> Any:
         if t == last:
@@ -106,6 +106,6 @@ def run_until(
         return real(setup, state, t, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.loop.judge", dying)
+        patch.setattr("silograph.experiment.run.loop.judge", dying)
         with pytest.raises(DiedError):
             run(graph, **options, out=str(out))

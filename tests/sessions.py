@@ -13,17 +13,17 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
-from silograph.federation.joining import Disagreement, Hello
+from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import qualified
 from silograph.federation.session.peer import Arrived, LostError, Peer
-from silograph.federation.session.states import StateStore
-from silograph.federation.session.worker import Prepared, Worker
-from silograph.graph.block import ClientBlock
-from silograph.graph.halo import Route
+from silograph.federation.session.responder import Prepared, Responder
+from silograph.federation.session.state_store import StateStore
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 
 TOKEN = b"0123456789abcdef"
 Change = Callable[[bytes], bytes | None]
@@ -35,7 +35,7 @@ class DirectLink:
     `change` may change or swallow what the worker answers; `requests` and `answers` are what went.
     """
 
-    def __init__(self, worker: Worker, change: Change = lambda data: data) -> None:
+    def __init__(self, worker: Responder, change: Change = lambda data: data) -> None:
         self.worker = worker
         self.change = change
         self.requests: list[bytes] = []
@@ -115,10 +115,10 @@ def worker_of(
     ops: Mapping[str, Op],
     store: StateStore | None = None,
     program: Program | None = None,
-) -> Worker:
+) -> Responder:
     """Return a silo's worker; without a program it does whatever it is asked."""
     holder = BlockHolder(Prepared(cfg, block, torch.device("cpu"), course_of(program)))
-    return Worker(TOKEN, ops, holder, StateStore() if store is None else store)
+    return Responder(TOKEN, ops, holder, StateStore() if store is None else store)
 
 
 def session(

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from silograph.experiment.silo import Attendance, attend
+from silograph.deploy.silo import Attendance, attend
 from silograph.federation.frame import decode
 from silograph.federation.session.events import Event, What, log_event
 from silograph.federation.session.message import Type, read_call, unpack
-from silograph.federation.session.worker import Worker
-from silograph.graph.silo_files import read_silo
+from silograph.federation.session.responder import Responder
+from silograph.graph.silos.read import read_silo
 
 
 def main() -> None:
@@ -47,21 +47,21 @@ def attached(event: Event) -> None:
 
 def hang(number: int) -> None:
     """Let the first op of a round not end before SIGUSR1."""
-    answer, came = Worker.answer, list[int]()
+    answer, came = Responder.answer, list[int]()
     signal.signal(signal.SIGUSR1, lambda sent, _: came.append(sent))
 
-    def hanging(self: Worker, data: bytes) -> bytes:
+    def hanging(self: Responder, data: bytes) -> bytes:
         message = unpack(data)
         if message.type is Type.CALL:
             envelope, _ = decode(read_call(message.body).frame)
             if envelope.round == number:
-                Worker.answer = answer  # type: ignore[method-assign] # once only
+                Responder.answer = answer  # type: ignore[method-assign] # once only
                 say("working")
                 while not came:  # which may have been sent already: `pause` would miss it
                     time.sleep(0.01)
         return answer(self, data)
 
-    Worker.answer = hanging  # type: ignore[method-assign]
+    Responder.answer = hanging  # type: ignore[method-assign]
 
 
 def say(line: str) -> None:

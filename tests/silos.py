@@ -10,14 +10,14 @@ from typing import Any
 
 from silograph.core.config import RunConfig, make_config, resolve_seeds
 from silograph.core.errors import SilographError
-from silograph.experiment.cutting import cut_graph
-from silograph.experiment.result import Result
-from silograph.experiment.server import Venue, serve
-from silograph.experiment.silo import Attendance, attend
+from silograph.deploy.server import Venue, serve
+from silograph.deploy.silo import Attendance, attend
+from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.run.result import Result
 from silograph.federation.session.events import Event, What, log_event
 from silograph.graph.graph import Graph
-from silograph.graph.silo_export import write_silos
-from silograph.graph.silo_files import read_silo
+from silograph.graph.silos.export import write_silos
+from silograph.graph.silos.read import read_silo
 
 ALLOW = ("label_guided", "bns", "cagnet", "collect")  # all that silos do not do unasked
 

@@ -8,14 +8,7 @@ import grpc
 from sessions import TOKEN
 from silograph.federation.session.hub import Hub, Joined
 from silograph.federation.session.identity import SiloKey, signed_text
-from silograph.federation.session.message import (
-    NO_TOKEN,
-    Message,
-    Type,
-    facts_body,
-    pack,
-    unpack,
-)
+from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.wire import OPTIONS, PATH
 
 

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.federation.in_process import InProcess
-from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
-from silograph.graph.partition import Partition, make_partition
-from silograph.graph.split import make_split
+from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.split import make_split
 from silograph.methods.base import Method, MethodConfig
-from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, forward, init_weights
+from silograph.task.loss import node_loss
 
 KEY = Key.of(5)
 STEPS = 50

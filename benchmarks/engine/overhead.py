@@ -22,10 +22,10 @@ import torch
 
 from silograph.core.config import make_config, resolve_seeds
 from silograph.core.work import Meter
-from silograph.experiment import loop
-from silograph.experiment.folder import ResultFolder
-from silograph.experiment.setup import Setup, prepare
-from silograph.experiment.snapshot import best_apart, to_checkpoint
+from silograph.experiment.run import loop
+from silograph.experiment.run.result_folder import ResultFolder
+from silograph.experiment.run.setup import Setup, prepare
+from silograph.experiment.run.snapshot import best_apart, to_checkpoint
 from silograph.graph.datasets import load
 
 VARIANTS = ("neither", "ledger", "ledger + checkpoint")

@@ -28,7 +28,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
 from silograph.federation.field_specs import FieldSpec
-from silograph.federation.joining import Disagreement, Hello
+from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.certificates import make_certificates
@@ -38,12 +38,12 @@ from silograph.federation.session.identity import Register, SiloKey
 from silograph.federation.session.message import Type
 from silograph.federation.session.names import qualified
 from silograph.federation.session.peer import Peer
-from silograph.federation.session.states import StateStore
-from silograph.federation.session.worker import Prepared, Worker
-from silograph.graph.arrays import from_arrays
-from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.federation.session.responder import Prepared, Responder
+from silograph.federation.session.state_store import StateStore
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Split
-from silograph.graph.halo import Route
+from silograph.graph.read.arrays import from_arrays
 
 SIZES = (1_000, 1_000_000)  # bytes, each way
 TRIALS = 40
@@ -108,8 +108,8 @@ def be_silo(server: str, name: str, ca: str) -> None:
     """Take part as one silo."""
     roots = Path(ca).read_bytes() if ca else None
 
-    def make_worker(token: bytes) -> Worker:
-        return Worker(token, OPS, Echoing(name), StateStore())
+    def make_worker(token: bytes) -> Responder:
+        return Responder(token, OPS, Echoing(name), StateStore())
 
     take_part(Attaching(name, SiloKey.new(), {}, server, roots, make_worker, 60.0, lambda _: None))
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from processes import Command
 from proxy import Proxy
 from silograph.core.config import RunConfig, make_config, write_toml
-from silograph.experiment.export import export_silos
+from silograph.deploy.export_silos import export_silos
 from silograph.federation.session.certificates import make_certificates
 
 METHODS: dict[str, dict[str, Any]] = {

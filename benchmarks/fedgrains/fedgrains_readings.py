@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.spatial.distance import pdist, squareform
 
-from silograph.graph.measures import label_distances
-from silograph.graph.statistics import CutStatistics
+from silograph.graph.measure.heterogeneity import label_distances
+from silograph.graph.measure.statistics import CutStatistics
 
 BINS = (10, 20, 40, 50, 60, 100)
 PAIRS: dict[str, Callable[[np.ndarray], float]] = {

@@ -33,10 +33,10 @@ from fedgrains_tables import (
 import silograph as sg
 from silograph.core.key import Key
 from silograph.graph.graph import Graph, largest_component
-from silograph.graph.held import held_edges
+from silograph.graph.measure.statistics import describe
 from silograph.graph.node_key import key_order
-from silograph.graph.partition import Partition, make_partition
-from silograph.graph.statistics import describe
+from silograph.graph.partition.held_edges import held_edges
+from silograph.graph.partition.partition import Partition, make_partition
 
 HERE = Path(__file__).parent
 CELLS, PAGE, CHART = (HERE / f"partitions.{end}" for end in ("jsonl", "md", "svg"))

@@ -27,15 +27,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 
+from recipe_pubmed import ALL, DRAWN, PROTOCOL, VARIANTS
 from side import Ours, Row, add_line, latest, machine, write_page
 from timing import Plan, medians, ratios, take_turns
 from training_overhead_page import plots, text
 
 from silograph.core.config import make_config, resolve_seeds
-from silograph.experiment.setup import prepare
+from silograph.experiment.run.setup import prepare
 from silograph.graph.datasets import is_generated, load
 from silograph.graph.graph import Graph
-from silograph.recipes.local_bias_pubmed import ALL, DRAWN, PROTOCOL, VARIANTS
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "overhead.jsonl", HERE / "overhead.md"

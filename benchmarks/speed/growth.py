@@ -19,8 +19,8 @@ import torch
 
 import silograph as sg
 from silograph.core.config import make_config, resolve_seeds
-from silograph.experiment import loop
-from silograph.experiment.setup import prepare
+from silograph.experiment.run import loop
+from silograph.experiment.run.setup import prepare
 
 HERE = Path(__file__).parent
 PAGE, PLOT = HERE / "growth.md", HERE / "growth.svg"

@@ -24,9 +24,9 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from silograph.core.config import RunConfig
-from silograph.experiment.cutting import Cut
-from silograph.experiment.setup import DTYPES
-from silograph.graph.block import SparseRows, make_block
+from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.run.setup import DTYPES
+from silograph.graph.block.block import SparseRows, make_block
 from silograph.nn.conv import Params
 
 # Features as a torch user may hold them; which is fastest depends on their width and density.

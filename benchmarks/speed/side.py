@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from silograph.experiment import loop as rounds
-from silograph.experiment.programs import training_key
-from silograph.experiment.run import torch_threads
-from silograph.experiment.setup import Setup, versions
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.run import loop as rounds
+from silograph.experiment.run.run import torch_threads
+from silograph.experiment.run.setup import Setup, versions
 from silograph.nn.conv import Params
 
 HERE = Path(__file__).parent

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
         SilographError,
         TrainingError,
     )
-    from silograph.experiment.compare import compare
-    from silograph.experiment.comparison import Comparison
-    from silograph.experiment.result import Result
-    from silograph.experiment.run import resume, run
-    from silograph.experiment.trained import TrainedModel, load_model
-    from silograph.experiment.tune import tune
-    from silograph.experiment.tuned import Tuned
-    from silograph.graph.arrays import from_arrays, from_networkx, from_pyg
+    from silograph.experiment.run.result import Result
+    from silograph.experiment.run.run import resume, run
+    from silograph.experiment.run.trained_model import TrainedModel, load_model
     from silograph.graph.datasets import load
-    from silograph.graph.files import from_csv
-    from silograph.graph.generate import generate
+    from silograph.graph.generated.generate import generate
     from silograph.graph.graph import Graph, Split
-    from silograph.graph.options import CutOptions
-    from silograph.graph.partition import Partition, make_partition
-    from silograph.graph.silo import Silo, Silos
-    from silograph.graph.silo_export import write_silos
-    from silograph.graph.silo_files import read_silo, read_silos
+    from silograph.graph.partition.options import CutOptions
+    from silograph.graph.partition.partition import Partition, make_partition
+    from silograph.graph.read.arrays import from_arrays, from_networkx, from_pyg
+    from silograph.graph.read.csv import from_csv
+    from silograph.graph.silos.data import Silo, Silos
+    from silograph.graph.silos.export import write_silos
+    from silograph.graph.silos.read import read_silo, read_silos
+    from silograph.study.compare.compare import compare
+    from silograph.study.compare.comparison import Comparison
+    from silograph.study.tune.outcome import Tuned
+    from silograph.study.tune.tune import tune
 
 _HOME = {
     "RunConfig": "core.config",
@@ -53,29 +53,29 @@ _HOME = {
     "ProtocolError": "core.errors",
     "Graph": "graph.graph",
     "Split": "graph.graph",
-    "CutOptions": "graph.options",
-    "Partition": "graph.partition",
-    "make_partition": "graph.partition",
+    "CutOptions": "graph.partition.options",
+    "Partition": "graph.partition.partition",
+    "make_partition": "graph.partition.partition",
     "load": "graph.datasets",
-    "from_arrays": "graph.arrays",
-    "from_networkx": "graph.arrays",
-    "from_pyg": "graph.arrays",
-    "from_csv": "graph.files",
-    "generate": "graph.generate",
-    "Silo": "graph.silo",
-    "Silos": "graph.silo",
-    "read_silo": "graph.silo_files",
-    "read_silos": "graph.silo_files",
-    "write_silos": "graph.silo_export",
-    "compare": "experiment.compare",
-    "Comparison": "experiment.comparison",
-    "tune": "experiment.tune",
-    "Tuned": "experiment.tuned",
-    "run": "experiment.run",
-    "resume": "experiment.run",
-    "TrainedModel": "experiment.trained",
-    "load_model": "experiment.trained",
-    "Result": "experiment.result",
+    "from_arrays": "graph.read.arrays",
+    "from_networkx": "graph.read.arrays",
+    "from_pyg": "graph.read.arrays",
+    "from_csv": "graph.read.csv",
+    "generate": "graph.generated.generate",
+    "Silo": "graph.silos.data",
+    "Silos": "graph.silos.data",
+    "read_silo": "graph.silos.read",
+    "read_silos": "graph.silos.read",
+    "write_silos": "graph.silos.export",
+    "compare": "study.compare.compare",
+    "Comparison": "study.compare.comparison",
+    "tune": "study.tune.tune",
+    "Tuned": "study.tune.outcome",
+    "run": "experiment.run.run",
+    "resume": "experiment.run.run",
+    "TrainedModel": "experiment.run.trained_model",
+    "load_model": "experiment.run.trained_model",
+    "Result": "experiment.run.result",
 }
 
 __version__ = "0.1.0.dev0"

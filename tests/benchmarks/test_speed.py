@@ -17,8 +17,8 @@ from page import tables
 
 from conftest import MakeGraph
 from silograph.core.config import RunConfig, make_config, resolve_seeds
-from silograph.experiment.cutting import Cut
-from silograph.experiment.setup import prepare
+from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph, Split
 
 SHORT = timing.Plan(data_dir=None, turns=2, seconds=0.0)

@@ -26,9 +26,9 @@ from silograph.core.payload import (
 )
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 
 LAW = settings(deadline=None)
 ENVELOPE = Envelope("train", Kind.WEIGHTS, 3, 7)

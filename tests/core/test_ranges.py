@@ -7,7 +7,7 @@ import pytest
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.ranges import Range, choice, declared, lin, log, parse_range
-from silograph.experiment.setup import choose_method
+from silograph.experiment.run.setup import choose_method
 from silograph.methods import METHODS
 
 

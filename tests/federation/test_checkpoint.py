@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silograph.core.errors import CheckpointError
-from silograph.federation.checkpoint import (
-    Checkpoint,
-    CheckpointFolder,
-    from_bytes,
-    to_bytes,
-)
+from silograph.federation.checkpoint import Checkpoint, CheckpointFolder, from_bytes, to_bytes
 
 TENSORS = {
     "w": torch.tensor([[1.0, float("nan")], [float("inf"), -0.0]]),

@@ -12,8 +12,8 @@ from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.federation.base import Sum, WeightedMean, positions_of
 from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
-from silograph.federation.lift import per_client
-from silograph.graph.block import ClientBlock
+from silograph.federation.per_client import per_client
+from silograph.graph.block.block import ClientBlock
 
 KEY = Key.of(0)
 IDS = tuple(f"client_{i}" for i in range(5))

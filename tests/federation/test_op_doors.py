@@ -11,21 +11,21 @@ from torch import Tensor
 from doors import KEY, C, Case, CutBlock, F, H, K, MakeGraph, case_of, refused
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State
-from silograph.evaluation.counts import judged_rows, judges_of, tally
-from silograph.evaluation.judge import bin_own, judge_own
+from silograph.evaluation.evaluate import bin_own, judge_own
+from silograph.exchange.collect import ROWS, SLOT, choose, local_graph, serve
+from silograph.exchange.stages import begin, contribute
 from silograph.federation.base import Sum, WeightedMean
 from silograph.federation.checkpoint import state_from
-from silograph.federation.collect import ROWS, SLOT, choose, local_graph, serve
 from silograph.federation.fold import Fold
-from silograph.federation.stages import begin, contribute
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.methods import bns, cagnet
 from silograph.methods.base import MethodConfig
+from silograph.nn.backends import Kernels
 from silograph.nn.doors import check_places
 from silograph.nn.fit import stacked_copies
 from silograph.nn.reach import boundary_reach, partial_reach
-from silograph.nn.tiers import Kernels
 from silograph.sampling.label_guided import draw, learn
+from silograph.task.counts import judged_rows, judges_of, tally
 
 pytest.importorskip("numba")
 

@@ -15,12 +15,12 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
-from silograph.experiment.loop import first_snapshot, train
-from silograph.experiment.programs import program_of
-from silograph.experiment.progress import Silent
-from silograph.experiment.setup import Setup, prepare
-from silograph.experiment.silos import clients_of
-from silograph.experiment.trackers import Watched
+from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.run.loop import first_snapshot, train
+from silograph.experiment.run.progress import Silent
+from silograph.experiment.run.setup import Setup, prepare
+from silograph.experiment.run.trackers import Watched
 from silograph.federation.field_specs import (
     BOUNDARY,
     SLOTS,
@@ -52,7 +52,7 @@ from silograph.federation.session.message import (
     unpack,
 )
 from silograph.federation.session.names import own_ops
-from silograph.federation.session.worker import Worker
+from silograph.federation.session.responder import Responder
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 
@@ -93,7 +93,7 @@ class Recorded:
     """A run by its program: what each silo was asked, and a worker that has done nothing yet."""
 
     asked: dict[str, list[bytes]]
-    fresh: Callable[[str], Worker]
+    fresh: Callable[[str], Responder]
 
 
 def record(setup: Setup) -> Recorded:
@@ -114,7 +114,7 @@ def record(setup: Setup) -> Recorded:
     )
     train(started, None, Silent(), first_snapshot(started), [], Watched(()))
 
-    def fresh(name: str) -> Worker:
+    def fresh(name: str) -> Responder:
         worker = worker_of(blocks[name], setup.method_config, own_ops(), program=agreed)
         answer(worker, pack(Message(Type.START, TOKEN, 1, b"{}")))
         return worker
@@ -122,7 +122,7 @@ def record(setup: Setup) -> Recorded:
     return Recorded({name: link.requests[1:] for name, link in links.items()}, fresh)
 
 
-def answer(worker: Worker, data: bytes) -> Message:
+def answer(worker: Responder, data: bytes) -> Message:
     return unpack(worker.answer(data))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import silograph as sg
-from silograph.experiment.result import Result
+from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 

@@ -11,11 +11,11 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
-from silograph.experiment.imported import is_spec
-from silograph.experiment.run import given_config
-from silograph.experiment.setup import choose_method, with_optimizer
-from silograph.experiment.space import chosen_ranges, given_keys
+from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.run.run import given_config
+from silograph.experiment.run.setup import choose_method, with_optimizer
 from silograph.graph.datasets import DATASETS
+from silograph.study.tune.space import chosen_ranges, given_keys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -111,19 +111,19 @@ def test_commands_are_understood(
             choose_method(replace(config, method=method, options=own))
         seen.append(config)
 
-    monkeypatch.setattr("silograph.experiment.run.run", lambda **given: look(**given))
-    monkeypatch.setattr("silograph.experiment.compare.compare", look_at_all)
-    monkeypatch.setattr("silograph.cli.studies.print_comparison", lambda *_: 0)
-    monkeypatch.setattr("silograph.experiment.tune.tune", look_at_ranges)
-    monkeypatch.setattr("silograph.cli.studies.print_search", lambda *_: 0)
+    monkeypatch.setattr("silograph.experiment.run.run.run", lambda **given: look(**given))
+    monkeypatch.setattr("silograph.study.compare.compare.compare", look_at_all)
+    monkeypatch.setattr("silograph.cli.compare_tune.print_comparison", lambda *_: 0)
+    monkeypatch.setattr("silograph.study.tune.tune.tune", look_at_ranges)
+    monkeypatch.setattr("silograph.cli.compare_tune.print_search", lambda *_: 0)
 
     def look_at_export(config: RunConfig, *_: Any) -> list[Path]:
         look(config)
         return []
 
-    monkeypatch.setattr("silograph.experiment.export.export_silos", look_at_export)
-    monkeypatch.setattr("silograph.experiment.tables.print_cut", look)
-    monkeypatch.setattr("silograph.experiment.tables.print_result", lambda _: None)
+    monkeypatch.setattr("silograph.deploy.export_silos.export_silos", look_at_export)
+    monkeypatch.setattr("silograph.cli.printing.print_cut", look)
+    monkeypatch.setattr("silograph.cli.printing.print_result", lambda _: None)
     assert run_app(words) == 0
     assert len(seen) == 1
     dataset = seen[0].dataset

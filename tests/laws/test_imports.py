@@ -1,60 +1,152 @@
-"""Imports run one way, and importing costs nothing that is not used."""
+"""Imports run one way, names are told apart, and importing costs nothing that is not used."""
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import silograph
 
 ROOT = Path(silograph.__file__).parent
-LAYERS = [
+# Rooms, or single modules, in the order in which they build on each other; the longest name counts.
+# Those in one set do not import each other.
+ROOMS = [
     {"core"},
     {"graph"},
-    {"nn"},
-    {"federation"},
-    {"sampling", "selection", "aggregation", "evaluation", "recommendation"},
+    {"graph.read"},
+    {"graph.partition"},
+    {"graph.block"},
+    {"graph.silos", "graph.generated", "graph.measure"},
+    {"graph.datasets"},
+    {"task"},
+    {"nn", "federation"},
+    {"federation.joining"},
+    {"federation.session"},
+    {"exchange"},
+    {"sampling", "selection", "aggregation"},
+    {"evaluation"},
     {"methods"},
     {"experiment"},
-    {"recipes"},
+    {"experiment.resolve", "experiment.report"},
+    {"experiment.run"},
+    {"study"},
+    {"study.compare"},
+    {"study.tune", "study.reproduce"},
+    {"deploy"},
     {"cli", "__init__"},
     {"__main__"},
 ]
 
 
-def layer_of(room: str) -> int:
-    return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
+def room_of(module: str) -> str:
+    """The room of a module, both without `silograph.`."""
+    parts = module.split(".")
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next(name for name in names for rooms in ROOMS if name in rooms)
 
 
-def imported_rooms(source: str) -> set[str]:
-    """Rooms of silograph that a file imports, wherever in the file."""
-    modules = [
-        name
-        for node in ast.walk(ast.parse(source))
-        for name in (
-            [node.module]
-            if isinstance(node, ast.ImportFrom) and node.module
-            else [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
-    ]
-    return {m.split(".")[1] for m in modules if m.startswith("silograph.")}
+def place_of(module: str) -> int:
+    room = room_of(module)
+    return next(place for place, rooms in enumerate(ROOMS) if room in rooms)
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file, without `silograph.`; that of a package for its __init__.py."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+FILES = {module_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imported_modules(source: str, modules: Iterable[str] = FILES) -> set[str]:
+    """Modules of silograph that a file imports, wherever in the file."""
+    modules = set(modules)
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            for name in inner.values():
+                is_module = name.removeprefix("silograph.") in modules
+                names.append(name if is_module else node.module)
+    return {name.removeprefix("silograph.") for name in names if name.startswith("silograph.")}
+
+
+def imports() -> dict[str, set[str]]:
+    return {name: imported_modules(path.read_text()) for name, path in FILES.items()}
 
 
 def test_the_check_sees_imports_inside_functions() -> None:
-    assert imported_rooms("def f():\n    from silograph.nn.conv import GCN") == {"nn"}
+    source = "def f():\n    from silograph.nn.conv import GCN\n    from silograph.nn import fit, x"
+    assert imported_modules(source, ["nn.conv", "nn.fit"]) == {"nn.conv", "nn.fit", "nn"}
 
 
 def test_imports_run_one_way() -> None:
-    backwards = []
-    for path in ROOT.rglob("*.py"):
-        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        for other in imported_rooms(path.read_text()):
-            same_room = room == other
-            if not same_room and layer_of(other) >= layer_of(room):
-                backwards.append(f"{path.relative_to(ROOT)} imports {other}")
+    backwards = [
+        f"{module} imports {other}"
+        for module, others in imports().items()
+        for other in others
+        if room_of(module) != room_of(other) and place_of(other) >= place_of(module)
+    ]
     assert not backwards
+
+
+def in_circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """Nodes that lead back to themselves, or lie between such nodes."""
+    left = {name: others & graph.keys() for name, others in graph.items()}
+    while ends := {name for name, others in left.items() if not others}:
+        left = {name: others - ends for name, others in left.items() if name not in ends}
+    return sorted(left)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) == ["a", "b", "c"]
+    assert in_circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert not in_circles(imports())
+
+
+def singular(name: str) -> str:
+    """A name without the ending of a plural."""
+    if name.endswith("ies"):
+        return name.removesuffix("ies") + "y"
+    return name if name.endswith("ss") else name.removesuffix("s")
+
+
+def test_no_names_of_modules_differ_by_a_plural() -> None:
+    """Of files anywhere, and of all that is in one room."""
+    groups = defaultdict(set)
+    for name, path in FILES.items():
+        room, _, leaf = name.rpartition(".")
+        groups[room, singular(leaf)].add(leaf)
+        if path.name != "__init__.py":
+            groups["", singular(leaf)].add(leaf)
+    assert not [sorted(names) for names in groups.values() if len(names) > 1]
+
+
+def types_of(source: str) -> list[str]:
+    """Names of the classes and of the aliases of types that a file defines."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            found += [name for name in names if name[0].isupper() and not name.isupper()]
+    return found
+
+
+def test_no_two_types_have_one_name() -> None:
+    assert types_of("class A: ...\nRow = dict[str, int]\nMOST = 4\nx = 1") == ["A", "Row"]
+    where = defaultdict(list)
+    for module, path in FILES.items():
+        for name in types_of(path.read_text()):
+            where[name].append(module)
+    assert not {name: modules for name, modules in where.items() if len(modules) > 1}
 
 
 def test_help_does_not_import_torch() -> None:

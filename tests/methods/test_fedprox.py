@@ -13,17 +13,17 @@ from plain import dense_client, sgd_steps
 from runs import MakeGraph, go, of, outcome, rows_of, same_bits
 from silograph.core.key import Key
 from silograph.federation.in_process import InProcess
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.methods.base import MethodConfig
 from silograph.methods.fedprox import FEDPROX, FedProxOptions, corrections
+from silograph.nn.backends import Kernels
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD
-from silograph.nn.tiers import Kernels
 
 Built = tuple[ClientBlock, Route]
 HAVE_NUMBA = importlib.util.find_spec("numba") is not None

@@ -14,20 +14,20 @@ from runs import files_of, run_until
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.experiment.setup import Setup
+from silograph.exchange.passes import gradients
+from silograph.experiment.run.setup import Setup
 from silograph.federation.in_process import InProcess
-from silograph.federation.passes import gradients
-from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
-from silograph.graph.split import make_split
+from silograph.graph.partition.split import make_split
 from silograph.methods.base import MethodConfig
 from silograph.methods.graphsaint import GRAPHSAINT, GraphSAINTOptions
 from silograph.nn.fit import Schedule
-from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, forward, init_weights
 from silograph.nn.optim import Adam
 from silograph.sampling.graphsaint import draw, presample, subgraph
+from silograph.task.loss import node_loss
 
 KEY = Key.of(5)
 STEPS = 20

@@ -15,21 +15,21 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared
-from silograph.experiment.setup import Setup
+from silograph.exchange.passes import gradients
+from silograph.experiment.run.setup import Setup
 from silograph.federation.frame import frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.federation.passes import gradients
-from silograph.graph.block import make_block
+from silograph.graph.block.block import make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.graph.partition import make_partition
+from silograph.graph.partition.partition import make_partition
 from silograph.methods.base import MethodConfig
 from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions, step
 from silograph.nn.fit import Schedule
-from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, forward, init_weights
 from silograph.nn.optim import Adam
 from silograph.sampling.label_guided import draw
+from silograph.task.loss import node_loss
 from together import KEY, SHARED, cut_of, model_of, train, train_centrally
 
 RUN: dict[str, Any] = {

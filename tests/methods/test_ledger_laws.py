@@ -11,13 +11,13 @@ from layers import model_of
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.work import metered
-from silograph.evaluation.judge import own_counts, server_counts
+from silograph.evaluation.evaluate import own_counts, server_counts
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Record
-from silograph.graph.block import ClientBlock, SparseRows
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, fit

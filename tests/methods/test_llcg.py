@@ -13,16 +13,16 @@ from runs import files_of, run_until
 from silograph.core.config import make_config, resolve_seeds
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
-from silograph.experiment.cutting import held_block
-from silograph.experiment.loop import first_snapshot
-from silograph.experiment.programs import training_key
-from silograph.experiment.setup import Setup, prepare
+from silograph.experiment.resolve.cutting import held_block
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Graph, Split
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.llcg import LLCG, corrected
-from silograph.nn.loss import node_loss
 from silograph.nn.model import forward
+from silograph.task.loss import node_loss
 
 MakeGraph = Callable[..., Graph]
 RUN: dict[str, Any] = {

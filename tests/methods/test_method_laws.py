@@ -11,14 +11,14 @@ import torch
 from layers import MODELS_WITH_SKIPS, model_of, reference_model
 from silograph.core.key import Key
 from silograph.core.payload import Stacked, take_all
-from silograph.evaluation.judge import own_counts, server_counts
+from silograph.evaluation.evaluate import own_counts, server_counts
 from silograph.federation.in_process import InProcess
-from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.graph.halo import Route
-from silograph.graph.partition import Partition, make_partition
-from silograph.graph.split import make_split
+from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.split import make_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions

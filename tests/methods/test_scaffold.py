@@ -15,9 +15,9 @@ from silograph.core.key import Key
 from silograph.core.payload import under
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.scaffold import SCAFFOLD, ScaffoldOptions

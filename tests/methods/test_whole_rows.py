@@ -16,16 +16,16 @@ from runs import files_of, run_until
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared
-from silograph.experiment.setup import Setup
+from silograph.exchange.passes import forward
+from silograph.exchange.stages import logits_of
+from silograph.experiment.run.setup import Setup
 from silograph.federation.frame import frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.federation.passes import forward
-from silograph.federation.stages import logits_of
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
-from silograph.graph.partition import Partition
+from silograph.graph.partition.partition import Partition
 from silograph.methods import bns
 from silograph.methods.base import Method, MethodConfig, NoOptions
 from silograph.methods.bns import BNS, BNSOptions
@@ -33,10 +33,10 @@ from silograph.methods.cagnet import CAGNET
 from silograph.methods.cagnet import step as broadcast_step
 from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
 from silograph.nn.fit import Schedule
-from silograph.nn.loss import node_loss
 from silograph.nn.model import Model, init_weights
 from silograph.nn.model import forward as forward_uncut
 from silograph.nn.optim import Adam
+from silograph.task.loss import node_loss
 from together import KEY, SHARED, cut_by, cut_of, model_of, train, train_centrally
 
 WHOLE: list[tuple[Method, object]] = [(BNS, BNSOptions(1.0)), (CAGNET, NoOptions())]

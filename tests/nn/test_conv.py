@@ -9,10 +9,10 @@ from torch import Tensor
 
 from layers import CONVS, model_of, reference
 from silograph.core.key import Key
-from silograph.graph.block import ClientBlock, Rows, SparseRows, make_block, whole
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, subgraph
-from silograph.graph.halo import Route
 from silograph.nn.conv import (
     GAT,
     GCN,
@@ -272,7 +272,7 @@ def test_no_model_has_two_sums_in_a_stage() -> None:
 
 
 def test_operators_of_one_block_do_not_mix(make_graph: MakeGraph) -> None:
-    """Steps with another restart have another matrix; equal ones share it."""
+    """StepRule with another restart have another matrix; equal ones share it."""
     messages = internal_messages(uncut(make_graph(20)), torch.float64)
     one, two = (operator(Propagation(t), messages) for t in (0.1, 0.5))
     assert operator(Propagation(0.1), messages) is one

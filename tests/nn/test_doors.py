@@ -15,14 +15,14 @@ import silograph
 from doors import KEY, C, Case, CutBlock, F, H, K, MakeGraph, case_of, refused
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.graph.block import SparseRows
+from silograph.graph.block.block import SparseRows
+from silograph.nn.backends import Kernels, fit, predict, rest
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import Model, init_weights
-from silograph.nn.module import ModuleModel
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.own_module import ModuleModel
 from silograph.nn.segment import sparse_product
-from silograph.nn.tiers import Kernels, fit, predict, rest
 
 pytest.importorskip("numba")
 
@@ -281,7 +281,7 @@ def test_compiled_kernels_have_one_door() -> None:
                 continue
             if "silograph.nn.compiled" in names:
                 found.add(str(path.relative_to(root)))
-    assert found == {"nn/tiers.py"}
+    assert found == {"nn/backends.py"}
 
 
 @pytest.mark.parametrize("optimizer", [Adam(0.1), SGD(0.1, momentum=0.9)])

@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 
 import silograph
 from silograph.core.key import Key, hash_text, keep_probability, mix, mix_words, signed
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.nn.fit import Schedule
-from silograph.nn.loss import node_loss
+from silograph.nn.mini_batches import batches, draw_edges
 from silograph.nn.model import Model
-from silograph.nn.sampling import batches, draw_edges
+from silograph.task.loss import node_loss
 
 pytest.importorskip("numba")
 
 from silograph.nn import compiled
-from silograph.nn.kernels import arrays, draws, layers, losses, training
+from silograph.nn.kernels import arrays, draws, layers, training
+from silograph.nn.kernels import loss as loss_kernels
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -70,7 +71,7 @@ def test_purposes_are_those_of_the_torch_form(name: str) -> None:
 
 def tables(
     block: ClientBlock, width: int = 6, fanout: tuple[int, ...] = (), drop: float = 0.0
-) -> tuple[arrays.Rows, arrays.Shape, arrays.Scratch]:
+) -> tuple[arrays.RowArrays, arrays.ModelShape, arrays.Scratch]:
     """The arrays of a block, of a two-layer model of this hidden width, and a thread's memory."""
     model = Model("gcn", block.num_features, width, 3, 2, drop, "multiclass")
     data = compiled._prepared(model, block, compact=False)
@@ -197,7 +198,7 @@ def test_softmax_gradient_is_that_of_autograd(
     loss = node_loss(leaf, torch.tensor([y]), "multiclass")
     (grad,) = torch.autograd.grad(weight * loss.sum(), leaf)
     out = np.array([logits])
-    found = losses.softmax_gradient(out, 0, y, weight)
+    found = loss_kernels.softmax_gradient(out, 0, y, weight)
     assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
     np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
 
@@ -213,7 +214,7 @@ def test_gradient_of_bits_is_that_of_autograd(bits: list[tuple[float, int]], wei
     loss = node_loss(leaf, torch.from_numpy(y)[None], "multilabel")
     (grad,) = torch.autograd.grad(weight * loss.sum(), leaf)
     out = np.array([logits])
-    found = losses.bits_gradient(out, 0, y, weight)
+    found = loss_kernels.bits_gradient(out, 0, y, weight)
     assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
     np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
 
@@ -227,8 +228,8 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
     code = (
         "import numpy as np\n"
         "from silograph.nn.kernels.optim import rest\n"
-        "from silograph.nn.kernels.arrays import Steps\n"
-        "rest(np.ones((1, 1)), Steps(False, 0.1, 0.5, 0.0, 0.0, 0.0, 0.0), 1)\n"
+        "from silograph.nn.kernels.arrays import StepRule\n"
+        "rest(np.ones((1, 1)), StepRule(False, 0.1, 0.5, 0.0, 0.0, 0.0, 0.0), 1)\n"
         "print(sum(rest.stats.cache_misses.values()))\n"
     )
 
@@ -241,6 +242,6 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
         return done.stdout.strip() or done.stderr
 
     assert [misses(), misses()] == ["1", "0"]
-    losses = package / "nn" / "kernels" / "losses.py"
-    losses.write_text(losses.read_text() + "\n# changed\n")
+    loss = package / "nn" / "kernels" / "loss.py"
+    loss.write_text(loss.read_text() + "\n# changed\n")
     assert [misses(), misses()] == ["1", "0"]

@@ -10,9 +10,9 @@ from torch import Tensor
 from layers import MODELS_WITH_SKIPS, model_of, reference_model
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key, keep_probability
-from silograph.graph.block import ClientBlock, SparseRows
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model, dropout, forward, init_weights, stages
 

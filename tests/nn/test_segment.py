@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.payload import offsets
-from silograph.graph.block import SparseRows
+from silograph.graph.block.block import SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.segment import segment_bias, segment_linear, segment_sum, sparse_product
 

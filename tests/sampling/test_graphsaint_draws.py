@@ -15,13 +15,13 @@ from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
+from silograph.exchange.passes import forward, gradients
+from silograph.exchange.stages import end, logits_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.passes import forward, gradients
-from silograph.federation.stages import end, logits_of
-from silograph.graph.block import ClientBlock, make_block, whole
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.graph.halo import Route
 from silograph.nn.model import Model, init_weights
 from silograph.nn.reach import entries_among
 from silograph.sampling.graphsaint import (

@@ -14,13 +14,13 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, State
-from silograph.federation.exchange import pull
+from silograph.exchange.passes import forward, gradients, predict
+from silograph.exchange.rows import pull
+from silograph.exchange.stages import end, logits_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.passes import forward, gradients, predict
-from silograph.federation.stages import end, logits_of
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.halo import Route
 from silograph.nn.model import Model, init_weights
 from silograph.sampling.label_guided import (
     Normalize,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from silograph.nn.conv import Params
 
-Step = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Params], tuple[Params, Params]]
+ServerStep = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Params], tuple[Params, Params]]
 
 
 def replace(

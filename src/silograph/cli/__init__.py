@@ -13,14 +13,14 @@ import click
 import typer
 
 from silograph.cli import federation, reproduce  # noqa: F401 - registers their commands
+from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
-from silograph.cli.studies import print_comparison, print_search
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.text import printable
 
 if TYPE_CHECKING:
-    from silograph.experiment.result import Result
+    from silograph.experiment.run.result import Result
 
 
 @command(
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 )
 def run_command(given: Given, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
-    from silograph.experiment.cutting import check_cut_options
-    from silograph.experiment.folder import default_folder
-    from silograph.experiment.progress import best_mode
-    from silograph.experiment.run import run
+    from silograph.experiment.resolve.cutting import check_cut_options
+    from silograph.experiment.run.progress import best_mode
+    from silograph.experiment.run.result_folder import default_folder
+    from silograph.experiment.run.run import run
 
     check_cut_options(given.flags, [given.config.partition])
     config = given.config
@@ -59,10 +59,10 @@ def resume_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> int:
     """Go on with an interrupted run, comparison or search as if it had not been."""
-    from silograph.experiment.compare import is_comparison, resume_comparison
-    from silograph.experiment.progress import best_mode
-    from silograph.experiment.run import resume
-    from silograph.experiment.tune import is_search, resume_search
+    from silograph.experiment.run.progress import best_mode
+    from silograph.experiment.run.run import resume
+    from silograph.study.compare.compare import is_comparison, resume_comparison
+    from silograph.study.tune.tune import is_search, resume_search
 
     progress = "none" if quiet else best_mode()
     with resume_hint(str(folder)):
@@ -101,7 +101,7 @@ def _print(result: "Result", json: bool) -> None:
     if json:
         typer.echo(result.to_json())
         return
-    from silograph.experiment.tables import print_result
+    from silograph.cli.printing import print_result
 
     print_result(result)
 
@@ -124,8 +124,8 @@ def _print(result: "Result", json: bool) -> None:
 )
 def partition_command(given: Given, json: bool, quick: bool) -> None:
     """Cut a graph and print what the cut did."""
-    from silograph.experiment.cutting import check_cut_options
-    from silograph.experiment.tables import print_cut
+    from silograph.cli.printing import print_cut
+    from silograph.experiment.resolve.cutting import check_cut_options
 
     check_cut_options(given.flags, [given.config.partition])
     print_cut(given.config, as_json=json, quick=quick)
@@ -147,8 +147,8 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
 )
 def export_command(given: Given, out: Path, format: str) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
-    from silograph.experiment.cutting import check_cut_options
-    from silograph.experiment.export import export_silos
+    from silograph.deploy.export_silos import export_silos
+    from silograph.experiment.resolve.cutting import check_cut_options
 
     check_cut_options(given.flags, [given.config.partition])
     folders = export_silos(given.config, out, format)
@@ -179,7 +179,7 @@ def top(
 @app.command("methods")
 def methods_command() -> None:
     """List the methods and their options."""
-    from silograph.experiment.tables import print_methods
+    from silograph.cli.printing import print_methods
 
     print_methods()
 
@@ -187,7 +187,7 @@ def methods_command() -> None:
 @app.command("datasets")
 def datasets_command() -> None:
     """List the datasets that are known by name."""
-    from silograph.experiment.tables import print_datasets
+    from silograph.cli.printing import print_datasets
 
     print_datasets()
 

@@ -115,11 +115,11 @@ def server_command(
     quiet: bool,
 ) -> None:
     """Wait for silos, train with them, and write a result folder."""
-    from silograph.experiment.folder import default_folder
-    from silograph.experiment.logs import logging_to
-    from silograph.experiment.progress import best_mode
-    from silograph.experiment.server import Venue, serve, serve_again
-    from silograph.experiment.tables import print_result
+    from silograph.cli.printing import print_result
+    from silograph.deploy.logs import logging_to
+    from silograph.deploy.server import Venue, serve, serve_again
+    from silograph.experiment.run.progress import best_mode
+    from silograph.experiment.run.result_folder import default_folder
 
     words = _words()
     if resume is not None:
@@ -229,12 +229,12 @@ def silo_command(
     log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info",
 ) -> int:
     """Take part in one run with the data of a folder, which stay here."""
-    from silograph.experiment.logs import logging_to
-    from silograph.experiment.progress import best_mode
-    from silograph.experiment.silo import Attendance, attend, read_allowed
-    from silograph.experiment.silo_progress import show_silo
-    from silograph.graph.silo_files import read_silo
-    from silograph.graph.silo_spec import SECRET
+    from silograph.deploy.logs import logging_to
+    from silograph.deploy.silo import Attendance, attend, read_allowed
+    from silograph.deploy.silo_display import show_silo
+    from silograph.experiment.run.progress import best_mode
+    from silograph.graph.silos.read import read_silo
+    from silograph.graph.silos.spec import SECRET
 
     silo = read_silo(data)
     if name is not None and name != silo.name:
@@ -292,7 +292,7 @@ def certs_command(
 )
 def demo_command(given: Given, quiet: bool) -> int:
     """Run server and silos as processes on this machine, and compare with a simulation."""
-    from silograph.experiment.demo import demonstrate
+    from silograph.deploy.demo import demonstrate
 
     found = demonstrate(given.config, tell=(lambda _: None) if quiet else _tell)
     for line in found.lines():

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from silograph.cli.compare_tune import FAILED, words
 from silograph.cli.flags import app
 from silograph.cli.hints import going_on
-from silograph.cli.studies import FAILED, words
 from silograph.core.errors import ConfigError
+
+RECIPES = Path("benchmarks")
 
 
 def only_of(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
@@ -46,9 +48,8 @@ def reproduce_command(
         list[str] | None,
         typer.Option("--only", help="run only cells with KEY=VALUE,VALUE (repeatable)"),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = Path(
-        "benchmarks"
-    ),
+    recipes: Annotated[Path, typer.Option("--recipes", help="folder of recipes by name")] = RECIPES,
+    out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = RECIPES,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", help="folder in which datasets are looked for first")
     ] = None,
@@ -63,21 +64,22 @@ def reproduce_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> int:
     """Run what a recipe lacks and write its page, ours beside the paper's."""
-    from silograph.experiment.progress import best_mode
-    from silograph.experiment.reproduce import reproduce
-    from silograph.recipes import find_recipe
+    from silograph.experiment.run.progress import best_mode
+    from silograph.study.reproduce.find import find_recipe
+    from silograph.study.reproduce.reproduce import reproduce
 
     if recipe is None:
-        list_recipes(out)
+        list_recipes(recipes, out)
         return 0
     chosen = only_of(only or [], datasets)
     arguments = ["reproduce", recipe, "--out", str(out)]
+    arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
     arguments += [f"--only={key}={','.join(values)}" for key, values in chosen.items()]
     arguments += ["--data-dir", data_dir] if data_dir is not None else []
     arguments += ["--processes", str(processes)] if processes is not None else []
     with going_on(f"silograph {shlex.join(arguments)}"):
         made = reproduce(
-            find_recipe(recipe),
+            find_recipe(recipe, recipes),
             name=recipe,
             out=out,
             data_dir=data_dir,
@@ -91,11 +93,11 @@ def reproduce_command(
     return FAILED if made.failed else 0
 
 
-def list_recipes(out: Path) -> None:
-    """Print the recipes that ship with silograph, and how far their files are."""
-    from silograph.experiment.reproduce import listing
-    from silograph.experiment.tables import print_table
-    from silograph.recipes import RECIPES, find_recipe
+def list_recipes(folder: Path, out: Path) -> None:
+    """Print the recipes of a folder, and how far their files are."""
+    from silograph.cli.printing import print_table
+    from silograph.study.reproduce.find import find_recipe, recipes_in
+    from silograph.study.reproduce.reproduce import listing
 
-    rows = listing(out, [find_recipe(name) for name in RECIPES])
+    rows = listing(out, [find_recipe(name, folder) for name in recipes_in(folder)])
     print_table(["recipe", "cells", "what it is"], rows)

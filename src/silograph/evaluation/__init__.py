@@ -1,1 +1,1 @@
-"""Counts that clients may return, and the scores made of them."""
+"""Programs that score models, in views."""

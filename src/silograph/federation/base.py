@@ -21,8 +21,8 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
 from silograph.federation.ledger import Ledger, Record
-from silograph.graph.block import ClientBlock
-from silograph.graph.halo import Route
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 
 
 class AwayError(ProtocolError):
@@ -111,7 +111,7 @@ class Federation(Protocol):
             to: ids, in the federation's order.
             reduce: how the replies are folded; the result then has `Shared` fields.
             rows: whether replies may be `Ragged`. What has a row for each node crosses clients
-                through `silograph.federation.exchange` only, which says so here.
+                through `silograph.exchange.rows` only, which says so here.
 
         Raises:
             ProtocolError: unknown, repeated or unordered ids, or a reply that breaks the rules.

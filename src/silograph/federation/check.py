@@ -12,7 +12,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State
 from silograph.federation.base import Op
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 
 
 def check_fields(

@@ -15,8 +15,8 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Ragged, Shared, Stacked
-from silograph.graph.block import ClientBlock
-from silograph.graph.halo import Route
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 
 NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"
 

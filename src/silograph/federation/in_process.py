@@ -29,9 +29,9 @@ from silograph.federation.check import check_fields, run_op
 from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
 from silograph.federation.ledger import Ledger, Record
-from silograph.federation.lift import per_client
-from silograph.graph.block import ClientBlock
-from silograph.graph.halo import Route
+from silograph.federation.per_client import per_client
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 
 
 class InProcess:

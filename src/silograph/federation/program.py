@@ -2,7 +2,7 @@
 
 A silo derives the program from the config that it has agreed to and does nothing else, whoever asks
 (`Course.find`). The server derives the same one and holds replies to it. A method declares its part
-as `Calls`; `silograph.experiment.programs` puts the program of a run together.
+as `Calls`; `silograph.experiment.resolve.run_program` puts the program of a run together.
 """
 
 from collections import Counter

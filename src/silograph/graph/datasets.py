@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from silograph.core.errors import ConfigError, DataError, unknown
-from silograph.graph.archive import load_npz
-from silograph.graph.arrays import from_arrays
-from silograph.graph.files import from_csv
-from silograph.graph.generate import PREFIX, Report, generate, parse
+from silograph.graph.cache import VARIABLE, cache_folder, data_folders
+from silograph.graph.generated.generate import PREFIX, ProgressCallback, generate, parse
 from silograph.graph.graph import Graph
-from silograph.graph.ogb import FOLDERS, is_ogb, load_ogb
-from silograph.graph.pyg import LOADERS, load_pyg
-from silograph.graph.silo_files import is_silo, is_silos
+from silograph.graph.read.arrays import from_arrays
+from silograph.graph.read.csv import from_csv
+from silograph.graph.read.npz import load_npz
+from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
+from silograph.graph.read.pyg import LOADERS, load_pyg
+from silograph.graph.silos.read import is_silo, is_silos
 
 DATASETS = {
     "amazon_computers": "co-purchases of computers: 13,752 nodes, 10 classes",
@@ -50,7 +51,6 @@ ALIASES = {
     "photo": "amazon_photo",
     "physics": "coauthor_physics",
 }
-_VARIABLE = "SILOGRAPH_DATA"
 
 
 def load(
@@ -58,7 +58,7 @@ def load(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     scale: float = 1.0,
-    report: Report | None = None,
+    report: ProgressCallback | None = None,
 ) -> Graph:
     """Return a graph by name or path.
 
@@ -70,7 +70,7 @@ def load(
             `data_dir`, $SILOGRAPH_DATA and ../shared/data, there too as a raw folder of the Open
             Graph Benchmark (`ogbn_arxiv`), then with torch_geometric, which may download; any
             other <name>.npz in those folders; the path of an .npz file, or of a folder with
-            nodes.csv and edges.csv, or with raw and split (see `silograph.graph.ogb`). Or
+            nodes.csv and edges.csv, or with raw and split (see `silograph.graph.read.ogb`). Or
             `generated:NAME` or `generated:NAME@SEED`: see `generate`.
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
@@ -88,7 +88,7 @@ def load(
     path = locate(name, data_dir=data_dir)
     if path is not None:
         return _load_path(path)
-    name, folders = os.fspath(name), _folders(data_dir)
+    name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
     if plain == "digits":
         return _digits()
@@ -98,7 +98,7 @@ def load(
         file = f"{plain}.npz" + (f" or {FOLDERS[plain]}/raw" if plain in FOLDERS else "")
         raise DataError(
             f"expected {file} in one of {', '.join(map(str, folders))}, got no such file: "
-            f"put it there, or give its folder as data_dir or ${_VARIABLE}"
+            f"put it there, or give its folder as data_dir or ${VARIABLE}"
         )
     raise unknown("dataset", name, DATASETS | ALIASES)
 
@@ -113,7 +113,7 @@ def locate(
     """
     if not isinstance(name, str | os.PathLike):
         raise DataError(f"expected the name or path of a graph, got {type(name).__name__}")
-    folders = _folders(data_dir)
+    folders = data_folders(data_dir)
     if isinstance(name, str) and is_generated(name):
         return None
     if isinstance(name, os.PathLike) or is_path(name):
@@ -137,28 +137,6 @@ def check_scale(name: object, scale: float) -> None:
             f"expected scale 1 with {name}, got {scale}: only generated graphs have another, such "
             f"as {PREFIX}reddit"
         )
-
-
-def cache_folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Return where graphs are kept that were downloaded or generated.
-
-    Raises:
-        DataError: a folder that was given is absent.
-    """
-    given = data_dir is not None or os.environ.get(_VARIABLE)
-    return _folders(data_dir)[0] if given else Path.home() / ".cache" / "silograph"
-
-
-def _folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """Return the folders to search, first to last."""
-    given = {"data_dir": data_dir, f"${_VARIABLE}": os.environ.get(_VARIABLE) or None}
-    folders = []
-    for what, folder in given.items():
-        if folder is not None:
-            folders.append(Path(folder).expanduser())
-            if not folders[-1].is_dir():
-                raise DataError(f"expected a folder as {what}, got {folder}: no such folder")
-    return [*folders, Path("../shared/data")]
 
 
 def is_path(name: str) -> bool:

@@ -5,8 +5,8 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
 from silograph.federation.base import Federation, Op, Sum, WeightedMean
-from silograph.federation.lift import per_client
-from silograph.graph.block import ClientBlock
+from silograph.federation.per_client import per_client
+from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET

@@ -7,13 +7,13 @@ from typing import Any, Literal
 from silograph.core.key import Key
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.backends import Kernels
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import AnyModel
 from silograph.nn.optim import Optimizer
-from silograph.nn.tiers import Kernels
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,7 @@ from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State
-from silograph.federation.base import Federation
-from silograph.federation.exchange import pull, pull_steps
-from silograph.federation.field_specs import FieldSpecs
-from silograph.federation.passes import (
+from silograph.exchange.passes import (
     Crossing,
     cotangents_steps,
     divisible,
@@ -37,15 +34,18 @@ from silograph.federation.passes import (
     gradients,
     share_cotangents,
 )
+from silograph.exchange.rows import pull, pull_steps
+from silograph.exchange.stages import finish, inputs_of, reach_of, stage_of
+from silograph.federation.base import Federation
+from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Call, Steps
-from silograph.federation.stages import finish, inputs_of, reach_of, stage_of
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places
-from silograph.nn.halves import before, plain
 from silograph.nn.reach import gathered, messages_out
+from silograph.nn.stage_halves import before, plain
 
 
 @dataclass(frozen=True, config=STRICT)

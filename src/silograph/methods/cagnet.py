@@ -25,26 +25,20 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
+from silograph.exchange.passes import Crossing, divisible, gradient_steps, gradients
+from silograph.exchange.rows import broadcast, broadcast_steps, pull, pull_steps
+from silograph.exchange.stages import back_to_sum, finish, finish_back, inputs_of, stage_of
 from silograph.federation.base import Federation
-from silograph.federation.exchange import broadcast, broadcast_steps, pull, pull_steps
 from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
-from silograph.federation.passes import Crossing, divisible, gradient_steps, gradients
 from silograph.federation.program import Call, Steps
-from silograph.federation.stages import back_to_sum, finish, finish_back, inputs_of, stage_of
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.methods.base import (
-    Method,
-    MethodConfig,
-    NoOptions,
-    RoundReport,
-    ServerState,
-)
+from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like
-from silograph.nn.halves import before, plain
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out
+from silograph.nn.stage_halves import before, plain
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

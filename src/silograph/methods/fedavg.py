@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from silograph.aggregation.server_step import ServerAdam, ServerMomentum, Step, replace
+from silograph.aggregation.server_step import ServerAdam, ServerMomentum, ServerStep, replace
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -28,14 +28,7 @@ from silograph.core.payload import under
 from silograph.core.ranges import log
 from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
-from silograph.methods.local_training import (
-    TRAIN_CALLS,
-    begin,
-    local_round,
-    rests,
-    shared,
-    train,
-)
+from silograph.methods.local_training import TRAIN_CALLS, begin, local_round, rests, shared, train
 from silograph.nn.conv import Params
 
 
@@ -71,7 +64,7 @@ class FedOptOptions:
     )
 
 
-def server_step(options: object) -> Step:
+def server_step(options: object) -> ServerStep:
     """Return what the server does with the mean; without options of FedOpt, it takes it."""
     match options:
         case FedOptOptions(server_optimizer="momentum"):

@@ -14,18 +14,20 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
-from silograph.evaluation.judge import logits_specs, no_logits
-from silograph.federation.agreement import agree_on_edges, agreement_steps
+from silograph.evaluation.evaluate import logits_specs, no_logits
+from silograph.exchange.agreement import agree_on_edges, agreement_steps
+from silograph.exchange.passes import divisible
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
-from silograph.federation.passes import divisible
 from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.nn.conv import Params
 
 # Gradients by name at given weights, those that are 0 left out, and the loss if there is one.
-Step = Callable[[Federation, MethodConfig, Mapping[str, Tensor], Key], tuple[Params, float | None]]
+GlobalStep = Callable[
+    [Federation, MethodConfig, Mapping[str, Tensor], Key], tuple[Params, float | None]
+]
 
 
 def start_together(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
@@ -66,7 +68,7 @@ def steps_together(
     state: ServerState,
     t: int,
     key: Key,
-    step: Step,
+    step: GlobalStep,
     *,
     batches: int = 1,
 ) -> tuple[ServerState, RoundReport]:

@@ -22,8 +22,8 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
+from silograph.exchange.passes import divisible, gradients
 from silograph.federation.base import Federation
-from silograph.federation.passes import divisible, gradients
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together
 from silograph.nn.conv import Params

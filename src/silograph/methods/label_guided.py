@@ -2,7 +2,7 @@
 
 Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021
 (algorithm 1). In every step all silos together run a forward and a backward pass through the model;
-sums over neighbors reach other silos as partial sums (`silograph.federation.stages`). Gradients of
+sums over neighbors reach other silos as partial sums (`silograph.exchange.stages`). Gradients of
 the weights are summed, and the server takes one step, so that there is one model.
 
 Without sampling this is centralized training, to rounding. With `sample` every silo draws nodes by
@@ -24,14 +24,8 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.exchange.passes import BY_NAMED_SUMS, BY_SUMS, divisible, gradient_steps, gradients
 from silograph.federation.base import Federation
-from silograph.federation.passes import (
-    BY_NAMED_SUMS,
-    BY_SUMS,
-    divisible,
-    gradient_steps,
-    gradients,
-)
 from silograph.federation.program import Steps
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together

@@ -29,10 +29,10 @@ from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.fedavg import init
 from silograph.methods.local_training import local_round, rests, shared, train
+from silograph.nn.backends import fit
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.tiers import fit
 
 
 @dataclass(frozen=True, config=STRICT)

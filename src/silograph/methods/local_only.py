@@ -8,12 +8,12 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
 from silograph.core.work import work_for
-from silograph.evaluation.judge import remembered
+from silograph.evaluation.evaluate import remembered
+from silograph.exchange.collect import local_graph
+from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation
-from silograph.federation.collect import local_graph
-from silograph.federation.passes import weight_specs
 from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
@@ -25,9 +25,9 @@ from silograph.methods.local_training import (
     state_specs,
     train_from,
 )
+from silograph.nn.backends import predict
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
-from silograph.nn.tiers import predict
 
 
 def begin_own(

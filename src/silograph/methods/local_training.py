@@ -7,7 +7,7 @@ McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient le
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate).
 
 State of a client: `optimizer/*` if kept between rounds, and what judging keeps (see
-`silograph.evaluation.judge`). C: clients.
+`silograph.evaluation.evaluate`). C: clients.
 """
 
 from collections.abc import Mapping
@@ -18,23 +18,18 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State, named, under
-from silograph.evaluation.judge import logits_specs, no_logits, remembered
+from silograph.evaluation.evaluate import logits_specs, no_logits, remembered
+from silograph.exchange.collect import local_graph
+from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Op, WeightedMean
-from silograph.federation.collect import local_graph
-from silograph.federation.field_specs import (
-    COUNT,
-    LOSS,
-    FieldSpec,
-    FieldSpecs,
-)
-from silograph.federation.passes import weight_specs
+from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
+from silograph.nn.backends import fit, rest
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
 from silograph.nn.model import AnyModel, first_maps, weight_shapes
-from silograph.nn.tiers import fit, rest
 from silograph.selection.uniform import select_uniform
 
 

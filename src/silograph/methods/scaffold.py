@@ -51,11 +51,11 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, named, under
 from silograph.core.ranges import log
 from silograph.core.work import report_clients
+from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import COUNT
-from silograph.federation.passes import weight_specs
 from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,

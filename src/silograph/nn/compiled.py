@@ -21,16 +21,16 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
 from silograph.core.payload import Patched, Stacked, offsets
-from silograph.graph.block import ClientBlock, SparseRows
+from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import GAT, Conv, Params
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, patched
+from silograph.nn.kernel_work import report_pass, report_training
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.model import Model, first_maps, stages, weight_shapes
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.work import report_pass, report_training
 
 NO_DRAW = np.empty(0, np.int64)
 UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
@@ -40,8 +40,8 @@ UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
 class _Prepared:
     """A block as the kernels want it."""
 
-    rows: arrays.Rows
-    inputs: arrays.Inputs  # columns: used rows of the client
+    rows: arrays.RowArrays
+    inputs: arrays.InputArrays  # columns: used rows of the client
     features: np.ndarray  # feature of every sparse entry; empty if dense
 
 
@@ -158,7 +158,7 @@ def _conv(model: Model) -> Conv:
     return conv
 
 
-def _rows(model: Model, block: ClientBlock) -> arrays.Rows:
+def _rows(model: Model, block: ClientBlock) -> arrays.RowArrays:
     conv, adj, values = _conv(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
     degree = adj.degree.to(values.dtype)[:, None]
@@ -169,7 +169,7 @@ def _rows(model: Model, block: ClientBlock) -> arrays.Rows:
     train = block.split.train.nonzero()[:, 0]
     first = block.off[block.client]
     own = conv.own(degree)
-    return arrays.Rows(
+    return arrays.RowArrays(
         off=_array(block.off, np.int64),
         row_key=_array(block.row_key, np.int64).view(np.uint64),
         ptr=_array(adj.indptr * conv.sums, np.int64),
@@ -188,7 +188,7 @@ def _array(t: Tensor, dtype: "np.typing.DTypeLike | None" = None) -> np.ndarray:
     return np.ascontiguousarray(t.numpy(), dtype=dtype)
 
 
-def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.Inputs, np.ndarray]:
+def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, np.ndarray]:
     """Return features; `compact`: weights of a client are its used rows, else all F."""
     clients, width = block.num_clients, block.num_features
     if isinstance(block.x, Tensor) or not compact:
@@ -199,13 +199,13 @@ def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.Inputs, np.nda
     if isinstance(block.x, Tensor):
         dense = _array(block.x)
         ptr, col, value = np.empty(0, np.int64), np.empty(0, np.int32), dense.reshape(-1)[:0]
-        return arrays.Inputs(dense, ptr, col, value, ptr, col, value, **numbers), col
+        return arrays.InputArrays(dense, ptr, col, value, ptr, col, value, **numbers), col
     csr = block.x.csr
     columns = block.x.used.csr if compact else block.x.stacked
     back, first = columns.transposed, block.off[block.client]
     assert csr.values is not None  # features carry values
     assert back.values is not None
-    inputs = arrays.Inputs(
+    inputs = arrays.InputArrays(
         dense=np.empty((0, 0), csr.values.numpy().dtype),
         ptr=_array(csr.indptr, np.int64),
         col=_array(columns.indices.long() - off[block.client[csr.row]], np.int32),
@@ -223,12 +223,12 @@ def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
     return np.array([min(count, max(most, 1)) for count in fanout[::-1]], np.int64)
 
 
-def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.Shape:
+def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
     fanout = schedule.drawn(model.layers)
     if fanout is not None and (len(fanout) != model.layers or min(fanout) < 0):
         raise ConfigError(f"expected a fanout for each of {model.layers} layers, got {fanout}")
     keep = keep_probability(model.dropout)
-    return arrays.Shape(
+    return arrays.ModelShape(
         layers=model.layers,
         hidden=model.hidden,
         outputs=model.outputs,
@@ -242,13 +242,13 @@ def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arra
     )
 
 
-def _steps(training: Training) -> arrays.Steps:
+def _steps(training: Training) -> arrays.StepRule:
     mu = sum(c.mu for c in training.corrections if isinstance(c, Proximal))
     match training.optimizer:
         case Adam(lr, decay, beta1, beta2, eps):
-            return arrays.Steps(True, lr, decay, beta1, beta2, eps, float(mu))
+            return arrays.StepRule(True, lr, decay, beta1, beta2, eps, float(mu))
         case SGD(lr, decay, momentum):
-            return arrays.Steps(False, lr, decay, momentum, 0.0, 0.0, float(mu))
+            return arrays.StepRule(False, lr, decay, momentum, 0.0, 0.0, float(mu))
     raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 
@@ -290,7 +290,7 @@ def _params(
     *,
     used: int,
     shared: bool,
-) -> arrays.Params:
+) -> arrays.ParamArrays:
     clients, maps = block.num_clients, first_maps(model)
     like = start[maps[0]].numpy()
     none3, none2 = np.empty((0, 0, 0), like.dtype), np.empty((0, 0), like.dtype)
@@ -310,7 +310,9 @@ def _params(
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
     first_rows, second_rows, first_flat, second_flat = moments
-    return arrays.Params(given, rows, flat, first_rows, second_rows, first_flat, second_flat, steps)
+    return arrays.ParamArrays(
+        given, rows, flat, first_rows, second_rows, first_flat, second_flat, steps
+    )
 
 
 def _moments(
@@ -328,7 +330,7 @@ def _moments(
     return by_rows + by_flat
 
 
-def _memory(training: Training, block: ClientBlock, params: arrays.Params) -> Params:
+def _memory(training: Training, block: ClientBlock, params: arrays.ParamArrays) -> Params:
     """Return the optimizer's state after training, as `Optimizer.init` names it."""
     model, optimizer = training.layered, training.optimizer
     moments = {
@@ -359,7 +361,7 @@ def _weights(
     training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
-    params: arrays.Params,
+    params: arrays.ParamArrays,
     before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Ragged, owners
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.nn.fit import Training
 from silograph.nn.model import AnyModel, weight_shapes
 from silograph.nn.optim import Optimizer

@@ -15,21 +15,12 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import (
-    Patched,
-    Ragged,
-    Stacked,
-    join,
-    offsets,
-    put,
-    state_of,
-    take_all,
-)
+from silograph.core.payload import Patched, Ragged, Stacked, join, offsets, put, state_of, take_all
 from silograph.core.work import report_each, report_rows, work_for, work_of
-from silograph.graph.block import ClientBlock, Rows, SparseRows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.loss import node_loss
+from silograph.nn.mini_batches import batches, sampled_pass
 from silograph.nn.model import (
     AnyModel,
     Model,
@@ -42,8 +33,8 @@ from silograph.nn.model import (
     whole_pass,
 )
 from silograph.nn.optim import Optimizer
-from silograph.nn.sampling import batches, sampled_pass
 from silograph.nn.segment import segment_sum
+from silograph.task.loss import node_loss
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
 Held = dict[str, Stacked | Ragged]

@@ -9,11 +9,12 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked
 from silograph.core.work import report_each, work_for
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.nn.conv import Params
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, own_copy
-from silograph.nn.loss import node_loss
-from silograph.nn.module import (
+from silograph.nn.mini_batches import batches
+from silograph.nn.operation_counter import OperationCounter
+from silograph.nn.own_module import (
     Client,
     ModuleModel,
     call,
@@ -22,8 +23,7 @@ from silograph.nn.module import (
     module_for,
     weight_shapes,
 )
-from silograph.nn.sampling import batches
-from silograph.nn.tally import Tally
+from silograph.task.loss import node_loss
 
 
 def fit(
@@ -77,7 +77,7 @@ def _loss(
     key: Key,
 ) -> tuple[Tensor, Params]:
     """Return the mean loss of rows `seeds` (s,), and its gradients."""
-    with Tally() as tally:
+    with OperationCounter() as tally:
         logits = call(model, module, leaves, client, key)
     known = logits.detach().requires_grad_()
     loss = node_loss(known[seeds], y[seeds], model.task).mean()

@@ -15,9 +15,9 @@ from torch import Tensor
 from silograph.core.errors import lookup
 from silograph.core.key import Key, keep_probability
 from silograph.core.work import report_rows
-from silograph.graph.block import ClientBlock, Rows
+from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.graph import Task
-from silograph.nn import module
+from silograph.nn import own_module
 from silograph.nn.conv import (
     GAT,
     GCN,
@@ -32,7 +32,7 @@ from silograph.nn.conv import (
     convolve,
     internal_messages,
 )
-from silograph.nn.module import ModuleModel
+from silograph.nn.own_module import ModuleModel
 from silograph.nn.segment import gradients
 
 
@@ -161,7 +161,7 @@ AnyModel = Model | ModuleModel
 def init_weights(model: AnyModel, key: Key, dtype: torch.dtype) -> Params:
     """Return initial weights; drawn in float64, so that dtypes start from the same numbers."""
     if isinstance(model, ModuleModel):
-        return module.init_weights(model, key, dtype)
+        return own_module.init_weights(model, key, dtype)
     return {
         f"{number}.{name}": value.to(dtype)
         for number, stage in enumerate(stages(model))
@@ -180,7 +180,7 @@ def first_maps(model: AnyModel) -> tuple[str, ...]:
 def weight_shapes(model: AnyModel) -> Mapping[str, tuple[int, ...]]:
     """Return the shape of every weight, shared form."""
     if isinstance(model, ModuleModel):
-        return module.weight_shapes(model)
+        return own_module.weight_shapes(model)
     weights = init_weights(model, Key.of(0), torch.float32)
     return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
@@ -225,7 +225,7 @@ def forward(
     """
     if isinstance(model, ModuleModel):
         assert key is None  # its training is elsewhere: silograph.nn.fit_module
-        return module.forward(model, weights, block)
+        return own_module.forward(model, weights, block)
     dtype = next(iter(weights.values())).dtype
     return forward_pass(model, weights, whole_pass(model, block, dtype), key)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages
 from silograph.nn.conv.base import as_matrix

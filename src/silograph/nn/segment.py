@@ -13,7 +13,7 @@ from torch.nn.functional import embedding_bag
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import owners
 from silograph.core.work import report_entries, report_rows
-from silograph.graph.block import Rows, SparseRows
+from silograph.graph.block.block import Rows, SparseRows
 from silograph.graph.csr import CSR
 
 WIDE = 64  # columns

@@ -23,7 +23,7 @@ A~ has self loops, so that nodes without edges are drawn, too; the edge sampler 
 Subgraphs are of all nodes: those that are not for training send messages and have no loss.
 
 State: `saint/nodes` (n,) int32 C_v, `saint/edges` (nnz,) int32 C_{u,v} by entry of the adjacency,
-`saint/subgraphs` (C,) int64 N, and for a step what `silograph.federation.stages` reads. Clients
+`saint/subgraphs` (C,) int64 N, and for a step what `silograph.exchange.stages` reads. Clients
 draw from their own graphs; edges to other clients take no part.
 
 C: clients. n: rows. r: drawn rows. nnz: entries of the adjacency.
@@ -37,8 +37,8 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words
 from silograph.core.payload import Payload, Ragged, Stacked, State
-from silograph.federation.lift import per_client
-from silograph.graph.block import ClientBlock
+from silograph.federation.per_client import per_client
+from silograph.graph.block.block import ClientBlock
 from silograph.nn.reach import entries_among
 from silograph.sampling.urn import Urn, fill
 

@@ -16,7 +16,7 @@ u = v, p(u, v) / p(v) in one silo, with p(u, v) = 1 - (1 - Q_u)^s - (1 - Q_v)^s 
 and p(u) across silos.
 
 State: `sampler/share` (n,) float64 Q, `sampler/draws` (C,) int64 s_i, and for a step what
-`silograph.federation.stages` reads. C: clients. n: rows. r: drawn rows. K: classes.
+`silograph.exchange.stages` reads. C: clients. n: rows. r: drawn rows. K: classes.
 """
 
 import logging
@@ -30,11 +30,11 @@ from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
+from silograph.exchange.rows import pull, pull_steps
 from silograph.federation.base import Federation, Sum
-from silograph.federation.exchange import pull, pull_steps
 from silograph.federation.field_specs import COUNT, NODES, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
-from silograph.graph.block import ClientBlock
+from silograph.graph.block.block import ClientBlock
 from silograph.nn.reach import edges_among
 from silograph.sampling.urn import fill
 

@@ -14,17 +14,17 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.core.work import report_each, report_rows, work_for
+from silograph.exchange.rows import relay_sum
 from silograph.federation.base import AwayError, Reduce, Sum, WeightedMean
-from silograph.federation.exchange import relay_sum
 from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.engine import TRIES, Session, say_goodbye
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
 from silograph.federation.session.peer import Arrived, LostError, Peer
-from silograph.federation.session.worker import Worker
-from silograph.graph.block import ClientBlock
-from silograph.graph.halo import Route
+from silograph.federation.session.responder import Responder
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
 
 Built = tuple[ClientBlock, Route]
 KEY = Key.of(3)
@@ -329,7 +329,7 @@ class Returning:
     """Gives silos back when it is asked, with the workers that they had or with new ones."""
 
     def __init__(self) -> None:
-        self.back: dict[str, Worker] = {}
+        self.back: dict[str, Responder] = {}
 
     def __call__(self) -> Mapping[str, Peer]:
         found = {}

@@ -33,9 +33,9 @@ from silograph.federation.session.message import (  # noqa: E402
 )
 from silograph.federation.session.names import qualified  # noqa: E402
 from silograph.federation.session.peer import Arrived, LostError, Peer, one_line  # noqa: E402
-from silograph.federation.session.worker import Worker  # noqa: E402
-from silograph.graph.block import ClientBlock  # noqa: E402
-from silograph.graph.halo import Route  # noqa: E402
+from silograph.federation.session.responder import Responder  # noqa: E402
+from silograph.graph.block.block import ClientBlock  # noqa: E402
+from silograph.graph.block.halo import Route  # noqa: E402
 from silos import running  # noqa: E402
 from streams import Raw, joined  # noqa: E402
 
@@ -93,7 +93,7 @@ CHANGES: dict[str, Make] = {
 class Fuzzer:
     """Attaches as a silo, again and again, and spoils its answers to calls while it is told to."""
 
-    def __init__(self, hub: Hub, worker: Worker) -> None:
+    def __init__(self, hub: Hub, worker: Responder) -> None:
         self.change: Callable[[bytes], list[bytes]] = lambda data: [data]
         self._hub, self._worker, self._key = hub, worker, SiloKey.new()
         self.over = False
@@ -131,8 +131,8 @@ def peer_of(hub: Hub) -> Peer:
     return peer
 
 
-def holding(hub: Hub, name: str, worker: Worker) -> Attaching:
-    def make(token: bytes) -> Worker:
+def holding(hub: Hub, name: str, worker: Responder) -> Attaching:
+    def make(token: bytes) -> Responder:
         assert token == TOKEN
         return worker
 

@@ -5,15 +5,15 @@ import logging
 import pytest
 
 from silograph.federation.session.events import FIELDS, Cause, Event, What, log_event, told_of
-from silograph.federation.session.status import Board, Standing, State, after, counts
+from silograph.federation.session.status import Board, SiloState, Standing, after, counts
 
-A = Standing(State.WAITING, 0.0)
+A = Standing(SiloState.WAITING, 0.0)
 CALL = Event(What.ASKED, "a", 3, op="train")
 LATE = Event(What.DROPPED, "a", 3, op="train", cause=Cause.LATE, reason="too slow")
 GONE = Event(What.DROPPED, "a", 3, cause=Cause.GONE, reason="gone")
 
 
-def states(*events: Event, start: Standing = A) -> list[State]:
+def states(*events: Event, start: Standing = A) -> list[SiloState]:
     """The states that a silo goes through, one second an event."""
     found = []
     for now, event in enumerate(events, start=1):
@@ -44,11 +44,11 @@ def test_what_events_make_of_a_silo(whats: list[Event], expected: list[str]) -> 
 
 def test_a_standing_says_since_when_and_why() -> None:
     asked = after(A, CALL, 5.0)
-    assert asked == Standing(State.WORKING, 5.0, 3, "train")
+    assert asked == Standing(SiloState.WORKING, 5.0, 3, "train")
     assert after(asked, Event(What.ANSWERED, "a"), 6.0) == Standing(
-        State.CONNECTED, 6.0, 3, "train"
+        SiloState.CONNECTED, 6.0, 3, "train"
     )
-    assert after(asked, GONE, 7.0) == Standing(State.DROPPED, 7.0, 3, "train", "gone")
+    assert after(asked, GONE, 7.0) == Standing(SiloState.DROPPED, 7.0, 3, "train", "gone")
     assert after(after(asked, LATE, 7.0), Event(What.ATTACHED), 8.0).reason == "too slow"
 
 

@@ -22,26 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
 from sessions import TOKEN
 from silograph.core.errors import ConfigError
 from silograph.federation.session.certificates import make_certificates
-from silograph.federation.session.hub import (
-    LONGEST_GREETING,
-    UNREAD,
-    Hub,
-    Joined,
-    StreamLink,
-)
-from silograph.federation.session.identity import (
-    Register,
-    SiloKey,
-    signed_text,
-)
-from silograph.federation.session.message import (
-    NO_TOKEN,
-    Message,
-    Type,
-    facts_body,
-    pack,
-    unpack,
-)
+from silograph.federation.session.hub import LONGEST_GREETING, UNREAD, Hub, Joined, StreamLink
+from silograph.federation.session.identity import Register, SiloKey, signed_text
+from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.peer import LostError
 from streams import joined, refusal
 

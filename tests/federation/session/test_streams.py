@@ -27,20 +27,15 @@ from silograph.federation.session.identity import (  # noqa: E402
     read_keys,
     signed_text,
 )
-from silograph.federation.session.message import (  # noqa: E402
-    NO_TOKEN,
-    Message,
-    Type,
-    pack,
-)
+from silograph.federation.session.message import NO_TOKEN, Message, Type, pack  # noqa: E402
 from silograph.federation.session.peer import LostError, one_line  # noqa: E402
+from silograph.federation.session.responder import Responder  # noqa: E402
 from silograph.federation.session.wire import (  # noqa: E402
     check_plaintext,
     is_loopback,
     need_packages,
     split_address,
 )
-from silograph.federation.session.worker import Worker  # noqa: E402
 from silos import running  # noqa: E402
 from streams import joined, refusal  # noqa: E402
 
@@ -170,7 +165,7 @@ def test_what_comes_after_the_end_is_told_as_late() -> None:
     assert told == [(3, False), (4, True)]
 
 
-def no_worker(token: bytes) -> Worker:
+def no_worker(token: bytes) -> Responder:
     raise AssertionError("the silo must not attach")
 
 
@@ -354,7 +349,7 @@ def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
     tokens = [TOKEN, bytes(16)]
     workers = []
 
-    def make(token: bytes) -> Worker:
+    def make(token: bytes) -> Responder:
         worker = worker_of(block, None, {})
         workers.append(worker)
         return worker
@@ -370,7 +365,7 @@ def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
                 raise ConfigError("the server refused: it is over")
             return tokens.pop(0)
 
-        def answer(self, worker: Worker, silo: Attaching) -> None:
+        def answer(self, worker: Responder, silo: Attaching) -> None:
             if agreed:
                 worker.answer(pack(Message(Type.START, TOKEN, 1, b"{}")))
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from silograph.core.errors import ConfigError
-from silograph.experiment.files import REPORT, RESULT, write_atomic
 from silograph.experiment.report.reading import read_run
+from silograph.experiment.result_files import REPORT, RESULT, write_atomic
 
 LOG = logging.getLogger("silograph")
 MARK = "<!-- silograph report -->"
@@ -44,7 +44,7 @@ def write_comparison(
         DataError: there is no run in one of the folders, or a file of it is damaged.
         ConfigError: no folder is given, or `out` is there already and is no report.
     """
-    from silograph.experiment.report.comparison import comparison_page
+    from silograph.experiment.report.several_runs import comparison_page
 
     if not folders:
         raise ConfigError("expected at least one result folder, got none")

@@ -10,7 +10,7 @@ from silograph.experiment.report.reading import RunRecord
 
 MOST_SHOWN = 60  # clients shown one by one
 MOST_CELLS = 1500  # of a table of label counts
-Counts = list[list[int]]
+CountTable = list[list[int]]
 PARTS = ("train", "val", "test")
 
 
@@ -60,7 +60,7 @@ def shares(counts: list[int], nodes: int, *, multilabel: bool) -> list[float]:
     return [count / total if total else 0.0 for count in counts]
 
 
-def label_mix(run: RunRecord, labels: Counts, names: list[Any]) -> dict[str, Any]:
+def label_mix(run: RunRecord, labels: CountTable, names: list[Any]) -> dict[str, Any]:
     """Return the heat map of clients by classes."""
     multilabel = run.about["model"]["task"] == "multilabel"
     nodes = [int(row["nodes"]) for row in run.clients]
@@ -77,7 +77,7 @@ def label_mix(run: RunRecord, labels: Counts, names: list[Any]) -> dict[str, Any
     }
 
 
-def between(run: RunRecord, counts: Counts | None) -> dict[str, Any] | None:
+def between(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
     """Return the heat map of cross-client edges; None for one client or without such edges."""
     most = max((n for row in counts or () for n in row), default=0)
     if counts is None or not most:
@@ -92,7 +92,7 @@ def between(run: RunRecord, counts: Counts | None) -> dict[str, Any] | None:
     }
 
 
-def sorted_bars(run: RunRecord, labels: Counts) -> list[dict[str, Any]]:
+def sorted_bars(run: RunRecord, labels: CountTable) -> list[dict[str, Any]]:
     """Return sizes, the share of the largest class, and cross-client edges, largest first."""
     multilabel = run.about["model"]["task"] == "multilabel"
     nodes = [int(row["nodes"]) for row in run.clients]

@@ -7,19 +7,13 @@ from typing import Any
 
 import jinja2
 
-from silograph.experiment.files import Row
+from silograph.evaluation.views import means_of
 from silograph.experiment.report.clients import client_figure
-from silograph.experiment.report.configs import commands, settings
+from silograph.experiment.report.config_table import commands, settings
 from silograph.experiment.report.cut import cut_figures
-from silograph.experiment.report.figures import (
-    AXES,
-    Curve,
-    curves,
-    size_text,
-    thinned,
-)
+from silograph.experiment.report.figures import AXES, Curve, curves, size_text, thinned
 from silograph.experiment.report.reading import VIEWS, RunRecord
-from silograph.experiment.views import means_of
+from silograph.experiment.result_files import Row
 
 MOST_ROWS = 200  # of the table of rounds
 SCORES = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from silograph.core.config import make_config, read_toml
 from silograph.core.errors import DataError, SilographError
-from silograph.experiment.files import (
+from silograph.evaluation.views import heard
+from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     CONFIG,
@@ -22,7 +23,6 @@ from silograph.experiment.files import (
     read_csv,
     read_rounds,
 )
-from silograph.experiment.views import heard
 
 VIEWS = ("server", "uncut", "personalised")
 NEEDED = ("config", "method", "versions", "model", "dataset", "partition_hash")  # of run.json

@@ -12,20 +12,13 @@ from typing import Any
 import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
-from silograph.federation.session.events import Event, Report, What
+from silograph.federation.session.events import Event, EventCallback, What
 from silograph.federation.session.hub import PROTOCOL
 from silograph.federation.session.identity import SiloKey, signed_text
-from silograph.federation.session.message import (
-    NO_TOKEN,
-    Message,
-    Type,
-    facts_body,
-    pack,
-    unpack,
-)
+from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.peer import one_line
+from silograph.federation.session.responder import Responder
 from silograph.federation.session.wire import OPTIONS, PATH, check_plaintext, split_address
-from silograph.federation.session.worker import Worker
 
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer certificate")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
@@ -52,9 +45,9 @@ class Attaching:
     facts: Mapping[str, Any]
     server: str
     roots: bytes | None
-    make_worker: Callable[[bytes], Worker]
+    make_worker: Callable[[bytes], Responder]
     patience: float
-    report: Report
+    report: EventCallback
 
 
 def take_part(silo: Attaching) -> str:
@@ -63,7 +56,7 @@ def take_part(silo: Attaching) -> str:
     Raises:
         ConfigError: the server refused the silo, or could not be reached for too long.
     """
-    worker: Worker | None = None
+    worker: Responder | None = None
     token = NO_TOKEN
     pause, since = SHORTEST_PAUSE, time.monotonic()
     while True:
@@ -133,7 +126,7 @@ class _Stream:
         self._take(Type.WELCOME)
         return challenge.token
 
-    def answer(self, worker: Worker, silo: Attaching) -> None:
+    def answer(self, worker: Responder, silo: Attaching) -> None:
         """Answer messages until the stream ends."""
         for data in self._call:
             answer = worker.answer(data)

@@ -30,16 +30,11 @@ from silograph.federation.frame import Envelope, encode
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
 from silograph.federation.session.answers import Answer, joined, read_answer, unusable
-from silograph.federation.session.events import Cause, Event, Report, What, log_event
-from silograph.federation.session.message import (
-    CallBody,
-    Type,
-    call_body,
-    facts_body,
-)
+from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
+from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
-from silograph.graph.halo import Route
+from silograph.graph.block.halo import Route
 
 GOODBYE_SECONDS = 10.0
 PAUSE = 0.1  # seconds between two looks at who is back
@@ -80,7 +75,7 @@ class Session:
         seconds: float | None = None,
         compiled: bool = False,
         returned: Returned = dict,
-        report: Report = log_event,
+        report: EventCallback = log_event,
         patience: float = 0.0,
     ) -> None:
         self._ids = tuple(ids)
@@ -368,7 +363,7 @@ class Session:
             self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
 
 
-def say_goodbye(peers: Mapping[str, Peer], reason: str, report: Report = log_event) -> None:
+def say_goodbye(peers: Mapping[str, Peer], reason: str, report: EventCallback = log_event) -> None:
     """Tell silos that the run is over and why it failed, if it did; end their streams."""
     for peer in peers.values():
         peer.send(Type.END, facts_body({"reason": reason}))

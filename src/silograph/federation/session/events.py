@@ -100,7 +100,7 @@ class Event:
         return LEVELS.get(self.what, logging.INFO)
 
 
-Report = Callable[[Event], None]
+EventCallback = Callable[[Event], None]
 FIELDS = tuple(f.name for f in fields(Event) if f.name != "what")
 LEVELS = {
     **dict.fromkeys((What.ASKED, What.ANSWERED), logging.DEBUG),
@@ -131,7 +131,7 @@ def log_event(event: Event) -> None:
         LOG.log(event.level, "%s", event, extra=told, exc_info=event.what is What.FAILED)
 
 
-def both(first: Report, second: Report) -> Report:
+def both(first: EventCallback, second: EventCallback) -> EventCallback:
     """Return what reports to two."""
 
     def report(event: Event) -> None:

@@ -20,7 +20,7 @@ import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
 from silograph.federation.session.certificates import check_pair
-from silograph.federation.session.events import Cause, Event, Report, What, log_event
+from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
 from silograph.federation.session.identity import NAME, Register, is_signed, signed_text
 from silograph.federation.session.message import (
     HEADER,
@@ -144,7 +144,7 @@ class Hub:
         token: bytes,
         credentials: tuple[bytes, bytes] | None,
         room: int,
-        report: Report = log_event,
+        report: EventCallback = log_event,
     ) -> None:
         host, port = split_address(address)
         self._register = register

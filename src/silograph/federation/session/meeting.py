@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from silograph.core.errors import DataError, ProtocolError
 from silograph.federation.frame import decode
-from silograph.federation.joining import (
+from silograph.federation.joining.matching import (
     NONCE_BYTES,
     Agreement,
     Disagreement,
@@ -16,8 +16,8 @@ from silograph.federation.joining import (
 )
 from silograph.federation.session.message import Type, explain_body, facts_body
 from silograph.federation.session.peer import LostError, Peer
-from silograph.federation.session.worker import HELLO
-from silograph.graph.halo import Route
+from silograph.federation.session.responder import HELLO
+from silograph.graph.block.halo import Route
 
 
 def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:

@@ -23,8 +23,8 @@ from silograph.core.errors import FrameError
 from silograph.core.key import MASK, Key
 from silograph.core.kinds import Kind
 from silograph.core.work import Meter
-from silograph.federation.edge_tags import TAG_BYTES
 from silograph.federation.frame import KINDS
+from silograph.federation.joining.edge_tags import TAG_BYTES
 
 MAGIC = b"SGM1"
 HEADER = struct.Struct("<4sB16sQ")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from silograph.federation.session.events import Cause, Event, Report, What
+from silograph.federation.session.events import Cause, Event, EventCallback, What
 
 
-class State(StrEnum):
+class SiloState(StrEnum):
     """What a silo does."""
 
     CONNECTED = "connected"  # has nothing to do
@@ -19,7 +19,7 @@ class State(StrEnum):
     DROPPED = "dropped"  # failed in another way: the round goes on without it
 
 
-AWAY = (State.LATE, State.DROPPED)
+AWAY = (SiloState.LATE, SiloState.DROPPED)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Standing:
         reason: why it is away.
     """
 
-    state: State
+    state: SiloState
     since: float
     round: int | None = None
     op: str | None = None
@@ -45,21 +45,21 @@ def after(before: Standing, event: Event, now: float) -> Standing:
     """Return where a silo stands after an event that is about it."""
     match event.what:
         case What.ATTACHED if before.state in AWAY:
-            return replace(before, state=State.WAITING, since=now)
-        case What.ATTACHED if before.state is State.WAITING:
-            return Standing(State.CONNECTED, now)
+            return replace(before, state=SiloState.WAITING, since=now)
+        case What.ATTACHED if before.state is SiloState.WAITING:
+            return Standing(SiloState.CONNECTED, now)
         case What.RETURNED:
-            return Standing(State.CONNECTED, now, event.round)
+            return Standing(SiloState.CONNECTED, now, event.round)
         case What.ASKED:
-            return Standing(State.WORKING, now, event.round, event.op)
-        case What.ANSWERED if before.state is State.WORKING:
-            return replace(before, state=State.CONNECTED, since=now)
+            return Standing(SiloState.WORKING, now, event.round, event.op)
+        case What.ANSWERED if before.state is SiloState.WORKING:
+            return replace(before, state=SiloState.CONNECTED, since=now)
         case What.DROPPED:
-            state = State.LATE if event.cause is Cause.LATE else State.DROPPED
+            state = SiloState.LATE if event.cause is Cause.LATE else SiloState.DROPPED
             op = event.op or before.op
             return Standing(state, now, event.round, op, event.reason)
         case What.UNFIT:
-            return replace(before, state=State.DROPPED, since=now, reason=event.reason)
+            return replace(before, state=SiloState.DROPPED, since=now, reason=event.reason)
         case _:
             return before
 
@@ -78,21 +78,21 @@ class Board:
         self,
         names: Sequence[str],
         room: int,
-        report: Report,
+        report: EventCallback,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.room = room
         self.clock = clock
         self._report = report
         self._lock = threading.Lock()
-        self._standings = {name: Standing(State.WAITING, clock()) for name in names}
+        self._standings = {name: Standing(SiloState.WAITING, clock()) for name in names}
 
     def take(self, event: Event) -> None:
         """Take in an event, and report it."""
         now = self.clock()
         if event.silo is not None and event.what not in (What.REFUSED, What.NOTE):
             with self._lock:
-                before = self._standings.get(event.silo, Standing(State.WAITING, now))
+                before = self._standings.get(event.silo, Standing(SiloState.WAITING, now))
                 self._standings[event.silo] = after(before, event, now)
                 event = self._known(before, event, now)
         self._report(event)
@@ -107,18 +107,18 @@ class Board:
         if event.what is What.ATTACHED:
             if before.state in AWAY:
                 return event
-            there = sum(s.state is not State.WAITING for s in self._standings.values())
+            there = sum(s.state is not SiloState.WAITING for s in self._standings.values())
             return replace(event, silos=there, room=self.room)
-        if event.what is What.ANSWERED and before.state is State.WORKING:
+        if event.what is What.ANSWERED and before.state is SiloState.WORKING:
             seconds = round(now - before.since, 6)
             return replace(event, op=before.op, round=before.round, seconds=seconds)
         return event
 
 
-def counts(standings: Mapping[str, Standing], room: int) -> dict[State, int]:
+def counts(standings: Mapping[str, Standing], room: int) -> dict[SiloState, int]:
     """Return how many silos do what; those without a name yet are waited for."""
-    found = dict.fromkeys(State, 0)
+    found = dict.fromkeys(SiloState, 0)
     for standing in standings.values():
         found[standing.state] += 1
-    found[State.WAITING] += max(0, room - len(standings))
+    found[SiloState.WAITING] += max(0, room - len(standings))
     return found

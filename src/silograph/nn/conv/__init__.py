@@ -1,16 +1,16 @@
-"""Convolutions: one file for each operator, `base` for what they share, `messages` for edges."""
+"""Convolutions: one file for each operator, `base` for what they share, `edges` for messages."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from silograph.graph.block import Rows
+from silograph.graph.block.block import Rows
 from silograph.nn.conv.base import Conv, Params, operator, propagate
+from silograph.nn.conv.edges import Messages, internal_messages
 from silograph.nn.conv.gat import GAT
 from silograph.nn.conv.gcn import GCN
 from silograph.nn.conv.gin import GIN
 from silograph.nn.conv.graphconv import GraphConv
-from silograph.nn.conv.messages import Messages, internal_messages
 from silograph.nn.conv.mlp import MLP
 from silograph.nn.conv.propagation import Propagation
 from silograph.nn.conv.sage import SAGE

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.work import report_entries, report_rows
-from silograph.graph.block import Rows
+from silograph.graph.block.block import Rows
 from silograph.graph.csr import CSR
-from silograph.nn.conv.messages import Messages
+from silograph.nn.conv.edges import Messages
 from silograph.nn.segment import gradients, segment_bias, segment_linear, sparse_product
 
 Params = dict[str, Tensor]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.graph.block import Rows
+from silograph.graph.block.block import Rows
 from silograph.nn.conv.base import Params, glorot
-from silograph.nn.conv.messages import Messages
+from silograph.nn.conv.edges import Messages
 from silograph.nn.segment import segment_bias, segment_linear
 
 

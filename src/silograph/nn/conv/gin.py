@@ -8,9 +8,9 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.work import report_rows
-from silograph.graph.block import Rows
+from silograph.graph.block.block import Rows
 from silograph.nn.conv.base import Params, uniform, uniform_bias
-from silograph.nn.conv.messages import Messages
+from silograph.nn.conv.edges import Messages
 from silograph.nn.segment import gradients, segment_bias, segment_linear
 
 

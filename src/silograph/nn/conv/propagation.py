@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.graph.block import Rows
+from silograph.graph.block.block import Rows
 from silograph.nn.conv.base import Params
+from silograph.nn.conv.edges import Messages
 from silograph.nn.conv.gcn import GCN
-from silograph.nn.conv.messages import Messages
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.graph.block import Rows
+from silograph.graph.block.block import Rows
 from silograph.nn.conv.base import Params, add_root, rooted_init
-from silograph.nn.conv.messages import Messages
+from silograph.nn.conv.edges import Messages
 from silograph.nn.segment import segment_linear
 
 

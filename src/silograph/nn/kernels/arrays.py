@@ -37,7 +37,7 @@ def compiled(function: Function) -> Function:
     return cast(Function, made)
 
 
-class Rows(NamedTuple):
+class RowArrays(NamedTuple):
     """The rows of a block; columns and rows within a client are numbered from 0."""
 
     off: Array  # (C + 1,)
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
     y: Array  # labels, (n, 1) or (n, K)
 
 
-class Inputs(NamedTuple):
+class InputArrays(NamedTuple):
     """Features: `dense` (n, F); or sparse, and `dense` is empty."""
 
     dense: Array
@@ -66,7 +66,7 @@ class Inputs(NamedTuple):
     used: Array  # (U,) which row of the shared first matrices it is
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """Model and schedule."""
 
     layers: int
@@ -81,7 +81,7 @@ class Shape(NamedTuple):
     fanout: Array  # (L,) neighbors drawn by layer, 0 for all; empty: no sampling
 
 
-class Steps(NamedTuple):
+class StepRule(NamedTuple):
     """The optimizer: Adam, or SGD with momentum `beta1`; and how hard the start pulls."""
 
     adam: bool
@@ -93,7 +93,7 @@ class Steps(NamedTuple):
     mu: float  # of the proximal term, 0 for none
 
 
-class Params(NamedTuple):
+class ParamArrays(NamedTuple):
     """Weights and moments of all clients, changed in place."""
 
     start: Array  # (M, F, D) what `rows` start from; empty if they hold their start already

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from silograph.core.key import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, hash_text
-from silograph.nn.kernels.arrays import Array, Rows, Scratch, Shape, compiled
+from silograph.nn.kernels.arrays import Array, ModelShape, RowArrays, Scratch, compiled
 
 # Constants must be uint64: numba makes a float of a sum of int64 and uint64.
 _30, _27, _31, _1 = (np.uint64(number) for number in (30, 27, 31, 1))
@@ -28,7 +28,7 @@ def fold(key: Any, number: Any) -> Any:
 
 
 @compiled
-def drop(h: Array, i: int, row_key: Any, key: Any, shape: Shape, s: Scratch) -> None:
+def drop(h: Array, i: int, row_key: Any, key: Any, shape: ModelShape, s: Scratch) -> None:
     """Drop entries of row i of h (m, D) by `Key.keep`, and scale the others."""
     factor, zero = h.dtype.type(shape.scale), h.dtype.type(0)
     base = mix(row_key ^ key)
@@ -49,7 +49,7 @@ def shuffled(train: Array, row_key: Array, key: Any) -> Array:
 
 
 @compiled
-def whole(rows: Rows, k: int, s: Scratch) -> None:
+def whole(rows: RowArrays, k: int, s: Scratch) -> None:
     """Let all rows of client k take part in every layer."""
     n = rows.off[k + 1] - rows.off[k]
     for i in range(n):
@@ -79,7 +79,7 @@ def smallest(
 
 
 @compiled
-def sample(rows: Rows, k: int, shape: Shape, seeds: Array, key: Any, s: Scratch) -> None:
+def sample(rows: RowArrays, k: int, shape: ModelShape, seeds: Array, key: Any, s: Scratch) -> None:
     """Draw neighbors, from the last layer's rows (the seeds) down to the inputs.
 
     Rows that enter a layer begin with those that leave it. A drawn edge counts degree / drawn

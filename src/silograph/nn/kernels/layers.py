@@ -7,11 +7,11 @@ import numpy as np
 from silograph.core.key import hash_text
 from silograph.nn.kernels.arrays import (
     Array,
-    Inputs,
-    Rows,
+    InputArrays,
+    ModelShape,
+    RowArrays,
     Scratch,
-    Shape,
-    Steps,
+    StepRule,
     Weights,
     compiled,
 )
@@ -80,7 +80,7 @@ def add_columns(g: Array, total: Array) -> None:
 
 
 @compiled
-def place_of(shape: Shape, layer: int) -> tuple[int, int, int, int]:
+def place_of(shape: ModelShape, layer: int) -> tuple[int, int, int, int]:
     """Return the width of a layer, and where its matrix, second matrix and bias are in `flat`."""
     last, copies = shape.layers - 1, 2 if shape.sage else 1
     width = shape.outputs if layer == last else shape.hidden
@@ -93,7 +93,14 @@ def place_of(shape: Shape, layer: int) -> tuple[int, int, int, int]:
 
 @compiled
 def map_first(
-    rows: Rows, x: Inputs, k: int, drawn: bool, col: Array, w: Array, out: Array, s: Scratch
+    rows: RowArrays,
+    x: InputArrays,
+    k: int,
+    drawn: bool,
+    col: Array,
+    w: Array,
+    out: Array,
+    s: Scratch,
 ) -> None:
     """Fill `out` with the features of the first rows that take part, times w."""
     a, m = rows.off[k], out.shape[0]
@@ -105,7 +112,7 @@ def map_first(
 
 
 @compiled
-def gather(rows: Rows, x: Inputs, k: int, drawn: bool, s: Scratch) -> None:
+def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> None:
     """Look up the features of the rows that take part."""
     a = rows.off[k]
     if x.dense.shape[0] == 0:
@@ -119,9 +126,9 @@ def gather(rows: Rows, x: Inputs, k: int, drawn: bool, s: Scratch) -> None:
 
 @compiled
 def forward(
-    rows: Rows,
-    x: Inputs,
-    shape: Shape,
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
     k: int,
     drawn: bool,
     x_col: Array,
@@ -182,8 +189,8 @@ def forward(
 
 @compiled
 def step_first(
-    rows: Rows,
-    x: Inputs,
+    rows: RowArrays,
+    x: InputArrays,
     k: int,
     drawn: bool,
     gz: Array,
@@ -191,7 +198,7 @@ def step_first(
     start: Array,
     m: Array,
     v: Array,
-    steps: Steps,
+    steps: StepRule,
     t: int,
     s: Scratch,
 ) -> None:
@@ -218,16 +225,16 @@ def step_first(
 
 @compiled
 def backward_step(
-    rows: Rows,
-    x: Inputs,
-    shape: Shape,
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
     k: int,
     drawn: bool,
     w: Weights,
     start: Weights,
     m1: Weights,
     m2: Weights,
-    steps: Steps,
+    steps: StepRule,
     t: int,
     s: Scratch,
 ) -> None:

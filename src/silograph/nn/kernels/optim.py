@@ -1,12 +1,12 @@
-"""Steps of the optimizers on vectors, as torch's fused kernels take them."""
+"""StepRule of the optimizers on vectors, as torch's fused kernels take them."""
 
 import numpy as np
 
-from silograph.nn.kernels.arrays import Array, Steps, compiled
+from silograph.nn.kernels.arrays import Array, StepRule, compiled
 
 
 @compiled
-def adam(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
+def adam(p: Array, g: Array, m: Array, v: Array, steps: StepRule, t: int) -> None:
     """Take step number t of Adam."""
     b1, b2 = p.dtype.type(steps.beta1), p.dtype.type(steps.beta2)
     # Worked out in float64: in float32 1 - 0.999 is 5e-5 off, and float32 results with it.
@@ -32,7 +32,7 @@ def adam(p: Array, g: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
 
 
 @compiled
-def sgd(p: Array, g: Array, m: Array, steps: Steps, t: int) -> None:
+def sgd(p: Array, g: Array, m: Array, steps: StepRule, t: int) -> None:
     """Take step number t of SGD: v = mu v + g, at first v = g."""
     lr, decay = p.dtype.type(steps.lr), p.dtype.type(steps.decay)
     if steps.beta1 == 0:
@@ -48,7 +48,7 @@ def sgd(p: Array, g: Array, m: Array, steps: Steps, t: int) -> None:
 
 
 @compiled
-def pull(p: Array, g: Array, start: Array, steps: Steps) -> None:
+def pull(p: Array, g: Array, start: Array, steps: StepRule) -> None:
     """Add to g the gradient of mu/2 |p - start|^2."""
     mu = p.dtype.type(steps.mu)
     for h in range(p.shape[0]):
@@ -56,7 +56,7 @@ def pull(p: Array, g: Array, start: Array, steps: Steps) -> None:
 
 
 @compiled
-def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: Steps, t: int) -> None:
+def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, t: int) -> None:
     """Take step number t along g, which it may change.
 
     Before the first, moments may hold anything; `start` is read only where there is a pull.
@@ -70,7 +70,7 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: Steps, t: 
 
 
 @compiled
-def rest(p: Array, steps: Steps, count: int) -> None:
+def rest(p: Array, steps: StepRule, count: int) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
     grad, moments = np.empty(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)
     start = np.empty(p.shape[1], p.dtype)

@@ -7,25 +7,32 @@ import numpy as np
 from silograph.core.key import hash_text
 from silograph.nn.kernels.arrays import (
     Array,
-    Inputs,
-    Params,
-    Rows,
+    InputArrays,
+    ModelShape,
+    ParamArrays,
+    RowArrays,
     Scratch,
-    Shape,
-    Steps,
+    StepRule,
     Weights,
     compiled,
 )
 from silograph.nn.kernels.draws import fold, sample, shuffled, whole
 from silograph.nn.kernels.layers import backward_step, forward
-from silograph.nn.kernels.losses import loss_gradient
+from silograph.nn.kernels.loss import loss_gradient
 
 _EPOCH, _BATCH = np.uint64(hash_text("epoch")), np.uint64(hash_text("batch"))
 
 
 @compiled
 def scratch(
-    rows: Rows, x: Inputs, shape: Shape, k0: int, k1: int, like: Array, flat: int, first: int
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    k0: int,
+    k1: int,
+    like: Array,
+    flat: int,
+    first: int,
 ) -> Scratch:
     """Return memory for clients k0 to k1, in the dtype of `like`; P = `flat`, D = `first`."""
     n, u, edges, sampled = 1, 1, 1, shape.fanout.shape[0] > 0
@@ -69,7 +76,7 @@ def scratch(
 
 @compiled
 def count(
-    rows: Rows, x: Inputs, shape: Shape, k: int, drawn: bool, s: Scratch, work: Array
+    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, drawn: bool, s: Scratch, work: Array
 ) -> None:
     """Add to `work`: rows of each layer (L + 1), edges (L), feature entries (2), one step."""
     a, layers = rows.off[k], shape.layers
@@ -91,16 +98,16 @@ def count(
 
 @compiled
 def train_client(
-    rows: Rows,
-    x: Inputs,
-    shape: Shape,
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
     k: int,
     w: Weights,
     start: Weights,
     m1: Weights,
     m2: Weights,
     taken: int,
-    steps: Steps,
+    steps: StepRule,
     key: Any,
     s: Scratch,
     work: Array,
@@ -134,11 +141,11 @@ def train_client(
 def train(
     k0: int,
     k1: int,
-    rows: Rows,
-    x: Inputs,
-    shape: Shape,
-    steps: Steps,
-    params: Params,
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    steps: StepRule,
+    params: ParamArrays,
     key: Any,
     loss: Array,
     logits: Array,
@@ -201,10 +208,10 @@ def train(
 def predict(
     k0: int,
     k1: int,
-    rows: Rows,
-    x: Inputs,
+    rows: RowArrays,
+    x: InputArrays,
     x_col: Array,
-    shape: Shape,
+    shape: ModelShape,
     w: Weights,
     logits: Array,
 ) -> None:

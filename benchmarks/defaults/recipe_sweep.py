@@ -1,0 +1,231 @@
+"""Where the defaults come from: tables and curves of the cells in `sweep_cells`."""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from silograph.experiment.markdown import markdown_table
+from silograph.study.cells import Line
+from silograph.study.reproduce.plots import Curves
+from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sweep_cells import (
+    BY_NAME,
+    CLIENTS,
+    DATASETS,
+    DEFAULT,
+    FULL,
+    GRAPHS,
+    MODELS,
+    NAIVE,
+    NO_DECAY,
+    PAIRS,
+    ROBUST,
+    ROBUST_SEEDS,
+    SEEDS,
+    SERVERS,
+    THIRD,
+    VARIANTS,
+    best_value,
+    cells,
+    lines_of,
+    ranked,
+    robust_cell,
+    value_of,
+)
+
+DRAWN = (DEFAULT, NO_DECAY, NAIVE)
+
+
+def round_95(line: Line) -> int:
+    """Return the first round at 95 % of the best validation accuracy of the run."""
+    if "round_95" in line:  # written down before whole curves were
+        return int(line["round_95"])
+    values = [value or 0.0 for value in line["curve"]["val"]]
+    where = next(t for t, value in enumerate(values) if value >= 0.95 * max(values))
+    return int(line["curve"]["round"][where])
+
+
+def judged(line: Line, view: str = "server") -> float | None:
+    """Return the test accuracy of a view, None where there is none: training may have diverged."""
+    scores = line.get("test", {}).get(view)
+    accuracy: float | None = None if scores is None else scores["accuracy"]
+    return accuracy
+
+
+def last_of(line: Line) -> float | None:
+    """Return the test accuracy of the last round."""
+    accuracy: float | None = line["last"]["test_server_accuracy"]
+    return accuracy
+
+
+def three(values: Sequence[float | None]) -> str:
+    """Return a mean in percent, its spread only where there are as many values as seeds."""
+    known = [value for value in values if value is not None]
+    return spread(known if len(known) == len(SEEDS) else known[:1], 1)
+
+
+def entry(lines: Sequence[Line]) -> str:
+    """Return test accuracy at the best validation round, and that validation accuracy."""
+    if not lines:
+        return "-"
+    if any("error" in line for line in lines):
+        return "diverged"
+    lines = lines if len(lines) == len(SEEDS) else lines[:1]
+    val = 100 * statistics.mean(value_of(line) for line in lines)
+    return f"{three([judged(line) for line in lines])} ({val:.1f})"
+
+
+def label(name: str) -> str:
+    """Return a setting's name, in bold where it is the default or the naive one."""
+    return f"**{name}**" if BY_NAME[name] in (NAIVE, DEFAULT) else name
+
+
+def dataset_table(found: Found, dataset: str) -> str:
+    """Return the table of a dataset: settings by number of clients, in the order of SERVERS."""
+    rows, order = [], list(SERVERS)
+    for name in sorted(BY_NAME, key=lambda n: (order.index(BY_NAME[n].server), n)):
+        texts = [entry(lines_of(found, (dataset, k), BY_NAME[name])) for k in CLIENTS]
+        if set(texts) != {"-"}:
+            rows.append([label(name), *texts])
+    return markdown_table(["local / server", *(f"{k} clients" for k in CLIENTS)], rows)
+
+
+def mean_over(found: Found, name: str, seeds: Sequence[int], *, test: bool) -> str:
+    """Return the mean over all nine pairs and these seeds in percent, - if a cell is missing."""
+    lines = [line for pair in PAIRS for line in lines_of(found, pair, BY_NAME[name], seeds)]
+    if len(lines) < len(PAIRS) * len(seeds):
+        return "-"
+    values = [(judged(line) or 0.0) if test else value_of(line) for line in lines]
+    return f"{100 * statistics.mean(values):.2f}"
+
+
+def means_table(found: Found) -> str:
+    """Return means over the cells, and how far a setting stays behind the best, at the worst."""
+    best = {pair: best_value(found, pair) for pair in PAIRS}
+    rows = []
+    for name in ranked(found, FULL + THIRD):
+        first = {p: lines_of(found, p, BY_NAME[name], SEEDS[:1]) for p in PAIRS}
+        ran = {p: lines[0] for p, lines in first.items() if lines}
+        gaps = [best[pair] - value_of(line) for pair, line in ran.items()]
+        mean = statistics.mean(value_of(ran[pair]) for pair in FULL + THIRD)
+        texts = [f"{100 * mean:.2f}", mean_over(found, name, SEEDS[:1], test=False)]
+        texts += [mean_over(found, name, SEEDS, test=test) for test in (False, True)]
+        texts.append(f"{100 * max(gaps):.1f}" + ("" if len(ran) == len(PAIRS) else " *"))
+        rounds = [round_95(line) for line in ran.values() if "error" not in line]
+        rows.append([label(name), *texts, f"{statistics.mean(rounds):.0f}" if rounds else "-"])
+    head = ["local / server", "3 cells", "9 cells", "9 cells, 3 seeds", "test, 9 cells, 3 seeds"]
+    return markdown_table([*head, "worst gap", "rounds to 95 %"], rows)
+
+
+def pair_table(found: Found) -> str:
+    """Return the default beside the naive setting, in all cells."""
+    rows = []
+    for pair, setting in product(product(DATASETS, CLIENTS), (DEFAULT, NAIVE)):
+        lines = [line for line in lines_of(found, pair, setting) if "error" not in line]
+        if lines:
+            by_view = [[judged(line, view) for line in lines] for view in ("uncut", "personalised")]
+            columns = [[judged(line) for line in lines], [last_of(line) for line in lines]]
+            rounds = statistics.mean(round_95(line) for line in lines)
+            which = "default" if setting is DEFAULT else "naive"
+            texts = [three(values) for values in (*columns, *by_view)]
+            rows.append([pair[0], str(pair[1]), which, *texts, f"{rounds:.0f}"])
+    head = ["dataset", "clients", "setting", "by validation", "last round", "uncut view"]
+    return markdown_table([*head, "personalised", "rounds to 95 %"], rows)
+
+
+def variant_table(found: Found) -> str:
+    """Return default and naive setting under changes of the protocol, first pair, seed 0."""
+    rows = [
+        [
+            variant or "as in the tables",
+            *(
+                entry(lines_of(found, FULL[0], setting, SEEDS[:1], variant))
+                for setting in (DEFAULT, NAIVE)
+            ),
+        ]
+        for variant in VARIANTS
+    ]
+    return markdown_table(["Cora, 100 clients, seed 0", "default", "naive"], rows)
+
+
+def range_of(lines: Sequence[Line | None]) -> str:
+    """Return mean, least and greatest test accuracy in percent, or what went wrong."""
+    known = [line for line in lines if line is not None]
+    if not known:
+        return "-"
+    if any("error" in line for line in known):
+        return "diverged"
+    tests = [100 * (judged(line) or 0.0) for line in known]
+    return f"{statistics.mean(tests):.1f} ({min(tests):.1f} to {max(tests):.1f})"
+
+
+def robust_table(found: Found) -> str:
+    """Return test accuracies on other graphs."""
+    columns = list(product(GRAPHS, MODELS))
+    rows = [
+        [
+            setting.name,
+            *(
+                range_of([found.any(robust_cell(*column, setting, s)) for s in ROBUST_SEEDS])
+                for column in columns
+            ),
+        ]
+        for setting in ROBUST
+    ]
+    return markdown_table(["local / server", *(f"{g}, {m}" for g, m in columns)], rows)
+
+
+def curves(found: Found) -> Curves:
+    """Return validation accuracy by round of the settings that tell the story."""
+    first = {s.name: lines_of(found, FULL[0], s, SEEDS[:1]) for s in DRAWN}
+    drawn = {
+        name: (lines[0]["curve"]["round"], [100 * (v or 0.0) for v in lines[0]["curve"]["val"]])
+        for name, lines in first.items()
+        if lines and "error" not in lines[0]
+    }
+    title = "Cora, METIS, 100 clients: validation accuracy"
+    return Curves(title, "round", "%", drawn)
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    sections = {dataset: dataset_table(found, dataset) for dataset in DATASETS}
+    sections |= {"means": means_table(found), "default and naive": pair_table(found)}
+    sections |= {"variants": variant_table(found), "robust": robust_table(found)}
+    return Page(sections, {"curves.svg": curves(found)})
+
+
+RECIPE = Recipe(
+    name="defaults/sweep",
+    title="local optimizer by server step, 10 to 300 clients: where the defaults come from",
+    cells=cells,
+    page=page,
+    text="""\
+# Defaults that learn: local optimizer by server step
+
+Accuracy in percent of the server's model over all clients' nodes, at the best round by validation;
+in parentheses that validation accuracy. Settings are chosen by validation alone.
+
+![Validation accuracy by round, Cora, 100 clients.](curves.svg)
+
+<!-- again -->
+<!-- again -->
+
+<!-- means -->
+<!-- means -->
+
+<!-- default and naive -->
+<!-- default and naive -->
+
+<!-- variants -->
+<!-- variants -->
+
+<!-- robust -->
+<!-- robust -->
+""",
+)

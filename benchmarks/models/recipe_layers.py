@@ -1,0 +1,126 @@
+"""What silograph's layers reach with one setting for all, and where sums over neighbors fail.
+
+One seed: no ranking of layers, but what a first run of each looks like.
+"""
+
+from functools import cache
+from typing import Any
+
+from silograph.core.config import Scalar
+from silograph.experiment.markdown import markdown_table
+from silograph.study.cells import Cell
+from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, spread
+
+DATASETS = ("cora", "citeseer", "pubmed")
+LAYERS = ("gcn", "graphconv", "gin", "gat", "appnp")
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "clients": 10,
+    "partition": "metis",
+    "split": "0.2/0.4/0.4",
+    "largest_component": False,
+    "participation": 1.0,
+    "layers": 2,
+    "hidden": 128,
+    "dropout": 0.5,
+    "method": "fedopt",
+    "local_epochs": 1,
+    "optimizer": "sgd",
+    "weight_decay": 5e-4,
+    "momentum": 0.0,
+    "keep_optimizer": False,
+    "seed": 0,
+}
+SERVER: dict[str, Scalar] = {
+    "server_optimizer": "adam",
+    "server_lr": 0.005,
+    "server_tau": 1e-5,
+    "server_beta1": 0.9,
+    "server_beta2": 0.99,
+}
+DEFAULT: dict[str, Any] = {"rounds": 100, "normalize": "none", "lr": 0.1, "options": SERVER}
+PHOTO = DEFAULT | {"rounds": 50}
+# Amazon Photo: rows of many ones, and a node with 1,434 neighbors.
+SMALLER: dict[str, dict[str, Any]] = {
+    "defaults": PHOTO,
+    "`--normalize row`": PHOTO | {"normalize": "row"},
+    "`--option server_lr=0.001`": PHOTO | {"options": SERVER | {"server_lr": 0.001}},
+    "`--lr 0.01`": PHOTO | {"lr": 0.01},
+}
+SUMS = ("gin", "graphconv")
+
+
+@cache
+def cell_of(dataset: str, model: str, setting: str = "") -> Cell:
+    """Return a cell; a setting is one of `SMALLER`."""
+    labels: dict[str, Scalar] = {"dataset": dataset, "model": model}
+    labels |= {"setting": setting} if setting else {}
+    own = SMALLER[setting] if setting else DEFAULT
+    return cell(labels, **PROTOCOL | own, dataset=dataset, model=model)
+
+
+def cells(found: Found) -> list[Cell]:
+    """Return all cells."""
+    del found
+    plain = [cell_of(dataset, model) for dataset in DATASETS for model in LAYERS]
+    sums = [cell_of("amazon_photo", model, setting) for setting in SMALLER for model in SUMS]
+    return [*plain, cell_of("amazon_photo", "gcn", "defaults"), *sums]
+
+
+def accuracy(found: Found, *place: str) -> str:
+    """Return the test accuracy of the server's model in percent."""
+    lines = found.scored([cell_of(*place)])
+    return spread([line["test"]["server"]["accuracy"] for line in lines], 1)
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    plain = [[f"`{m}`", *(accuracy(found, d, m) for d in DATASETS)] for m in LAYERS]
+    sums = [[f"`{m}`", *(accuracy(found, "amazon_photo", m, s) for s in SMALLER)] for m in SUMS]
+    gcn = accuracy(found, "amazon_photo", "gcn", "defaults")
+    return Page(
+        {
+            "layers": markdown_table(["", "Cora", "CiteSeer", "PubMed"], plain),
+            "gcn": f"For comparison, `gcn` with the defaults: {gcn}.",
+            "sums": markdown_table(["Amazon Photo", *SMALLER], sums),
+        }
+    )
+
+
+RECIPE = Recipe(
+    name="models/layers",
+    title="every layer with the defaults; sums over many neighbors",
+    cells=cells,
+    page=page,
+    text="""\
+# What the layers reach
+
+Test accuracy in percent of the server's model, each node through its own client's graph, at the
+round that validation picks: 10 clients cut by METIS, FedOpt, 100 rounds, hidden 128, dropout .5,
+seed 0. One seed, and one setting for all: no ranking of layers.
+
+<!-- layers -->
+<!-- layers -->
+
+## Where sums do not learn
+
+`gin` and `graphconv` add neighbors up without dividing by their number, so activations grow with
+the degree. Amazon Photo has nodes of up to 1,434 neighbors and rows of features of many ones (50
+rounds, else as above).
+
+<!-- sums -->
+<!-- sums -->
+
+<!-- gcn -->
+<!-- gcn -->
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+
+<!-- machine -->
+<!-- machine -->
+""",
+)

@@ -1,0 +1,137 @@
+"""What commands print: tables for people on standard output, or JSON for programs."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+
+from rich.console import Console
+
+from silograph.core.config import RunConfig, resolve_seeds
+from silograph.evaluation.views import heard, means_of
+from silograph.experiment.report.figures import size_text
+from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.run.progress import best_mode, generating
+from silograph.experiment.run.result import REPORTED, VIEWS, Result, reported
+from silograph.experiment.run.setup import choose_method
+from silograph.experiment.terminal_table import table_of
+from silograph.graph.datasets import DATASETS, load
+from silograph.graph.measure.statistics import describe
+from silograph.methods import METHODS
+
+MOST_ROWS = 40  # clients shown one by one
+
+
+def _console() -> Console:
+    """Return standard output; names of files and clients are text, whatever signs they hold."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def print_result(result: Result) -> None:
+    """Print the scores by view, and where the rest stands."""
+    console, config = _console(), result.config
+    rows = []
+    for view in VIEWS:
+        if view == "uncut" and result.cut is None:  # nobody has that graph
+            continue
+        scores = reported(getattr(result.test, view))
+        values = [None if scores is None else scores[name] for name in REPORTED]
+        rows.append([view, *("-" if value is None else f"{value:.4f}" for value in values)])
+    columns = ["test", "accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
+    about = f"{config.method}, {config.clients} clients ({config.partition})"
+    title = f"{Path(config.dataset).stem}, {about}"
+    console.print(table_of(columns, rows, title))
+    console.print()
+    method, options = choose_method(config)
+    seen = heard(exchange=method.exchange, uncut=method.uncut, collect=config.collect)
+    means = means_of([seen])
+    for view in VIEWS:
+        if getattr(result.test, view) is not None:
+            console.print(f"{view}: {means[view]}", style="dim")
+    if away := result.judged_without:
+        console.print(f"judged without the nodes of {', '.join(away)}: away in that round")
+    chosen = any(getattr(result.val, view) is not None for view in VIEWS)
+    kinds = result.ledger.bytes_by_kind
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
+    console.print(f"bytes: {size_text(result.bytes)} ({parts})")
+    console.print(f"work: {result.flops / 1e9:,.2f} GFLOP at the clients")
+    if result.local_bias is not None:
+        console.print(
+            f"local bias: {result.local_bias:.4g}, mean distance of logits to a centralized model's"
+        )
+    if method.holds is not None:
+        share = method.holds(options)
+        console.print(f"held by the server: features, labels and edges of {share:.0%} of the nodes")
+    console.print(f"stopped: {result.stopped}")
+    console.print(
+        f"best round {result.best_round} of {config.rounds} "
+        f"({'by validation' if chosen else 'the last one: no validation nodes'}), "
+        f"{result.seconds:.1f} s, peak memory {result.peak_memory_bytes / 1e6:,.0f} MB"
+    )
+    if result.result_dir is not None:
+        console.print(f"written to {result.result_dir}", soft_wrap=True)
+
+
+def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
+    """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
+    config, report = resolve_seeds(config), generating(best_mode())
+    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
+    cut = cut_graph(config, graph)
+    statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
+    rows = statistics.client_rows()
+    totals = statistics.totals()
+    about = {
+        "dataset": cut.graph.name,
+        "partition": config.partition,
+        "clients": len(rows),
+        "hash": cut.partition.hash,
+    }
+    if as_json:
+        print(json.dumps({**about, **totals, "by_client": rows}))  # noqa: T201
+        return
+    console = _console()
+    shown = rows[:MOST_ROWS]
+    title = f"{cut.graph.name} cut by {config.partition} into {len(rows)} clients"
+    names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
+    columns = [name.replace("_", " ") for name in names]
+    console.print(table_of(columns, [[row[name] for name in names] for row in shown], title))
+    console.print()
+    if len(rows) > len(shown):
+        console.print(f"... and {len(rows) - len(shown)} more clients (all of them: --json)")
+    for name, value in totals.items():
+        text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+        console.print(f"{name.replace('_', ' ')}: {text}")
+    console.print(f"partition hash: {cut.partition.hash}")
+
+
+def print_methods() -> None:
+    """Print every method with its options and their defaults."""
+    console = _console()
+    for method in METHODS.values():
+        _print_hanging(console, f"{method.name}: {method.title}", style="bold")
+        _print_hanging(console, f"  {method.reference}")
+        for f in dataclasses.fields(method.options):
+            default = str(f.default).lower()
+            _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
+
+
+def _print_hanging(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line; what does not fit stands indented below it."""
+    lines = wrap(text, console.width, subsequent_indent=" " * 6, break_on_hyphens=False)
+    console.print("\n".join(lines), style=style, soft_wrap=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table of words."""
+    table = table_of(columns, rows)
+    for column in table.columns:
+        column.justify = "left"
+    _console().print(table)
+
+
+def print_datasets() -> None:
+    """Print every dataset that is known by name."""
+    table = table_of(["dataset", "what it is"], list(DATASETS.items()))
+    table.columns[1].justify = "left"
+    _console().print(table)

@@ -1,0 +1,203 @@
+"""A federation on one machine: silos' folders, a server and a process for each silo, compared.
+
+Everything is in a temporary folder and on a port that the system chose; nothing is left of it.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from silograph.core.config import RunConfig, write_toml
+from silograph.core.errors import SilographError
+from silograph.deploy.export_silos import export_silos
+from silograph.deploy.silo import check_deployable
+from silograph.experiment.resolve.run_program import COLLECT
+from silograph.experiment.result_files import LEDGER
+from silograph.experiment.run.run import run
+from silograph.federation.session.wire import need_packages
+
+LISTENING = "listening on "
+SECONDS_TO_STOP = 10
+DEFAULT_SILOS = 3
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What came of it.
+
+    Attributes:
+        silos: how many processes.
+        weights: whether both runs gave the same model, bit for bit.
+        ledger: whether both counted the same bytes and work in every call.
+        size: bytes exchanged.
+        accuracy: of the server's model on test nodes, if there is one.
+        federated_seconds: of training with processes.
+        simulated_seconds: of training in one process.
+    """
+
+    silos: int
+    weights: bool
+    ledger: bool
+    size: int
+    accuracy: float | None
+    federated_seconds: float
+    simulated_seconds: float
+
+    @property
+    def same(self) -> bool:
+        """Whether both runs are the same."""
+        return self.weights and self.ledger
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person wants to know."""
+        answer = {True: "the same, bit for bit", False: "NOT THE SAME"}
+        yield f"{self.silos} silos and a server, each a process of its own, over TLS on 127.0.0.1"
+        yield f"model         {answer[self.weights]} as in the simulation"
+        yield f"ledger        {answer[self.ledger]}: {self.size:,} bytes"
+        if self.accuracy is not None:
+            yield f"accuracy      {self.accuracy:.4f} (server's model, test nodes)"
+        yield (
+            f"training      {self.federated_seconds:.2f} s with processes, "
+            f"{self.simulated_seconds:.2f} s in one"
+        )
+
+
+def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None) -> Demonstration:
+    """Run a federation of processes and the same simulation, and compare them.
+
+    Args:
+        config: of the run; 3 clients unless it says otherwise.
+        tell: told of what happens, a line each.
+
+    Raises:
+        SilographError: the config cannot be used by silos, or a process failed.
+    """
+    need_packages()
+    from silograph.federation.session.certificates import make_certificates
+
+    if config.clients is None and config.partition != "silo":
+        config = dataclasses.replace(config, clients=DEFAULT_SILOS)
+    config = dataclasses.replace(config, out=None, tracker=None)
+    check_deployable(config)
+    with tempfile.TemporaryDirectory(prefix="silograph-") as name:
+        folder = Path(name)
+        silos = export_silos(config, folder / "silos", "npz")
+        tell(f"{len(silos)} silos written")
+        config = dataclasses.replace(config, clients=len(silos), block_size=1)
+        make_certificates(folder / "certs", ["127.0.0.1"], days=1)
+        (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")
+        _federate(folder, silos, config, tell)
+        tell("the same once more, in one process")
+        here = run(config=dataclasses.replace(config, out=str(folder / "simulated")))
+        return _compared(folder, len(silos), here.seconds)
+
+
+def _federate(
+    folder: Path, silos: Sequence[Path], config: RunConfig, tell: Callable[[str], None]
+) -> None:
+    """Start server and silos, wait until all have ended, and stop whatever is left."""
+    certs = folder / "certs"
+    with _processes() as start:
+        server = start(
+            subprocess.PIPE,
+            *("server", "--config", folder / "run.toml", "--listen", "127.0.0.1:0", "--json"),
+            *("--certs", certs, "--out", folder / "federated", "--quiet"),
+            *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
+        )
+        address = _address(server, tell)
+        allow = ",".join((config.method, COLLECT))
+        common = ("--server", address, "--ca", certs / "ca.pem", "--allow", allow)
+        logs = [folder / f"{silo.name}.log" for silo in silos]
+        members = []
+        for silo, log in zip(silos, logs, strict=True):
+            with log.open("w") as file:
+                members.append(start(file, "silo", "--data", silo, *common, "--wait", "60"))
+        tell(f"{len(members)} silos started; they wait for each other and train")
+        said = server.communicate()[1]
+        if server.returncode != 0:
+            raise SilographError(f"the server failed: {_last_line(said)}")
+        for member, log in zip(members, logs, strict=True):
+            if member.wait() != 0:
+                raise SilographError(f"a silo failed: {_last_line(log.read_text())}")
+
+
+def _address(server: "subprocess.Popen[str]", tell: Callable[[str], None]) -> str:
+    """Return where the server listens, which it says first."""
+    assert server.stderr is not None
+    said = ""
+    for line in server.stderr:
+        said = line.strip()
+        tell(said)
+        if LISTENING in said:
+            return said.rpartition(LISTENING)[2]
+    raise SilographError(f"the server failed: {said}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()] or ["it said nothing"]
+    return lines[-1].removeprefix("error: ")
+
+
+@contextmanager
+def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Give a way to start commands of silograph; none of them is left, even if this one dies."""
+    started: list[subprocess.Popen[str]] = []
+    tether, held = os.pipe()  # `held` closes with this process; they end when it does
+
+    def start(errors: int | IO[str], *words: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "silograph.cli.tethered", *map(str, words)]
+        started.append(
+            subprocess.Popen(
+                command,
+                stdin=tether,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.terminate()
+        until = time.monotonic() + SECONDS_TO_STOP
+        for process in started:
+            try:
+                process.wait(timeout=max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
+        os.close(tether)
+        os.close(held)
+
+
+def _compared(folder: Path, silos: int, seconds: float) -> Demonstration:
+    ours, theirs = folder / "federated", folder / "simulated"
+    model = "model.safetensors"
+    models = [path / model for path in (ours, theirs)]
+    weights = [path.read_bytes() if path.exists() else b"" for path in models]
+    result = json.loads((ours / "result.json").read_text(encoding="utf-8"))
+    server = result["test"]["server"]
+    return Demonstration(
+        silos=silos,
+        weights=weights[0] == weights[1],
+        ledger=(ours / LEDGER).read_bytes() == (theirs / LEDGER).read_bytes(),
+        size=result["bytes"]["total"],
+        accuracy=None if server is None else server["accuracy"],
+        federated_seconds=result["seconds"],
+        simulated_seconds=seconds,
+    )

@@ -1,0 +1,33 @@
+"""A graph cut as a run would cut it, written as folders of silos."""
+
+import os
+import secrets
+from pathlib import Path
+
+from silograph.core.config import RunConfig, resolve_seeds
+from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.run.progress import best_mode, generating
+from silograph.graph.datasets import load
+from silograph.graph.silos.export import check_target, write_silos
+
+
+def export_silos(
+    config: RunConfig, out: str | os.PathLike[str], format: str = "csv"
+) -> tuple[Path, ...]:
+    """Cut and split the graph of a config, and write one folder a client.
+
+    All get the same new secret, by which they agree on the edges between them.
+
+    Returns:
+        The silos' folders, in client order.
+
+    Raises:
+        SilographError: something about the config, the graph or the cut cannot be used, or there
+            is something at `out`.
+    """
+    check_target(Path(out), format)  # before a minute of loading
+    config, report = resolve_seeds(config), generating(best_mode())
+    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
+    cut = cut_graph(config, graph)
+    secret = secrets.token_bytes(32)
+    return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)

@@ -1,0 +1,395 @@
+"""The server of a real federation: waits for its silos, and runs the loop of every run on them."""
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
+from silograph.core.errors import ConfigError, SilographError
+from silograph.deploy.metrics import Figures
+from silograph.deploy.monitoring import Watch, watching
+from silograph.deploy.session_file import Known, read_known, write_known
+from silograph.deploy.silo import check_deployable, read_file, read_versions, start_facts
+from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.progress import Progress
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.result_folder import ResultFolder, check_free
+from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
+from silograph.experiment.run.setup import (
+    DTYPES,
+    Setup,
+    choose_method,
+    configure,
+    versions,
+    write_out,
+)
+from silograph.experiment.run.snapshot import NUMERIC, check_identity, identity
+from silograph.experiment.run.trackers import Tracker
+from silograph.federation.program import Course
+from silograph.federation.session.engine import Session, say_goodbye
+from silograph.federation.session.events import Event, EventCallback, What, both, log_event
+from silograph.federation.session.meeting import agree
+from silograph.federation.session.message import Type, facts_body
+from silograph.federation.session.names import own_ops
+from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.status import Board
+from silograph.federation.session.wire import need_packages
+from silograph.graph.graph import Schema
+
+if TYPE_CHECKING:
+    from silograph.federation.session.hub import Joined
+
+LOG = logging.getLogger("silograph")
+
+
+@dataclass(frozen=True)
+class Venue:
+    """How a server meets its silos; nothing of it decides a number.
+
+    Attributes:
+        listen: HOST:PORT; port 0 takes a free one.
+        silos: their names, in the order of every sum; None: as many as `clients` of the config,
+            in the order of their names.
+        certificate: files of the server's certificate chain and key; None with `insecure`.
+        insecure: without TLS, on this machine only.
+        keys: folder of the silos' public keys, NAME.pub; None: the first key that takes a name
+            keeps it for the run.
+        least: silos without which a round fails; None: all of them.
+        seconds: how long a silo may take over its answers of a round, and over each before the
+            first; None: as long as its stream is there.
+        patience: seconds for which the server waits for its silos.
+        rejoin: seconds for which a round that cannot go on without silos waits until they attach
+            again; it is then done again.
+        metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
+    """
+
+    listen: str
+    silos: tuple[str, ...] | None = None
+    certificate: tuple[Path, Path] | None = None
+    insecure: bool = False
+    keys: Path | None = None
+    least: int | None = None
+    seconds: float | None = None
+    patience: float = 600.0
+    rejoin: float = 60.0
+    metrics: str | None = None
+
+
+def serve(
+    config: RunConfig,
+    venue: Venue,
+    *,
+    progress: str | Progress = "none",
+    trackers: Sequence[Tracker] = (),
+    report: EventCallback = log_event,
+) -> Result:
+    """Train a federation of silos and return what came of it.
+
+    Args:
+        config: of the run; what it says of cuts is not used.
+        venue: where silos attach.
+        progress: as in `run`.
+        trackers: as in `run`.
+        report: told of what happens; the first event names the address.
+
+    Raises:
+        SilographError: the config cannot be used, silos do not come or do not fit, or too few
+            are left.
+    """
+    check_mode(progress)
+    need_packages()
+    check_deployable(config)
+    choose_method(config)
+    if config.out is not None:
+        check_free(config.out)
+    figures = Figures()
+    watched = watched_by(config, (figures, *trackers))
+    known = Known(secrets.token_bytes(16), {})
+    with _met(config, venue, known, progress, figures, report) as (meeting, watch):
+        setup = meeting.set_up()
+        start = first_snapshot(setup)
+        folder = None
+        if config.out is not None:
+            folder = ResultFolder.create(config.out, setup, config, None)
+            write_known(folder.path, meeting.known)
+        with closing(folder) if folder is not None else nullcontext():
+            watch.start(start.round)
+            return go_on(setup, folder, watch, start, [], watched, watch.say)
+
+
+def serve_again(
+    path: str | os.PathLike[str],
+    venue: Venue,
+    *,
+    progress: str | Progress = "none",
+    trackers: Sequence[Tracker] = (),
+    report: EventCallback = log_event,
+) -> Result:
+    """Go on with a run of silos whose server was interrupted, as if it had not been.
+
+    Args:
+        path: the run's result folder.
+        venue: where silos attach: the same ones, with their keys and their states.
+        progress: as in `run`.
+        trackers: as in `run`.
+        report: told of what happens; the first event names the address.
+
+    Raises:
+        SilographError: there is no such run, silos do not come, or have other data or no state.
+    """
+    check_mode(progress)
+    need_packages()
+    target = Path(path)
+    with closing(ResultFolder(target)) as folder:
+        if folder.is_complete:
+            raise ConfigError(
+                f"expected a run to go on with in {target}, got a complete one: its result is in "
+                "result.json"
+            )
+        about = folder.about()
+        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        known = read_known(target)
+        figures = Figures()
+        watched = watched_by(config, (figures, *trackers))
+        venue = replace(venue, silos=tuple(known.keys))
+        with _met(config, venue, known, progress, figures, report) as (meeting, watch):
+            setup = meeting.set_up()
+            check_identity(about["same"], identity(setup), config)
+            snapshot, rows = restored(setup, folder, about["same"])
+            watch.start(snapshot.round)
+            return go_on(setup, folder, watch, snapshot, rows, watched, watch.say)
+
+
+@contextmanager
+def _met(
+    config: RunConfig,
+    venue: Venue,
+    known: Known,
+    progress: str | Progress,
+    figures: Figures,
+    report: EventCallback,
+) -> Iterator[tuple["Meeting", Watch]]:
+    """Open the place where silos attach; when it closes, silos hear whether the run failed."""
+    names, room = expected_silos(config, venue)
+    board = Board(names or tuple(known.keys), room, both(figures.take, report))
+    shown = watching(config.rounds, board, progress, figures, venue.metrics)
+    with torch_threads(config.threads), shown as watch:
+        config = replace(resolve_seeds(config), clients=room, partition=CUT)
+        meeting = Meeting(config, venue, known, names, watch)
+        try:
+            yield meeting, watch
+        except BaseException as error:
+            meeting.close(reason_of(error))
+            raise
+        meeting.close("")
+
+
+def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
+    """Return the silos' names, if they are known, and their number.
+
+    Raises:
+        ConfigError: neither is known, or the venue cannot be used with them.
+    """
+    from silograph.federation.session.identity import check_name
+
+    names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
+    if names is not None and len(set(names)) < len(names):
+        raise ConfigError(f"expected every silo once, got {', '.join(names)}")
+    room = config.clients if names is None else len(names)
+    if room is None:
+        raise ConfigError("expected the silos' names or their number, got neither: --silos")
+    if venue.least is not None and not 1 <= venue.least <= room:
+        raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
+    return names, room
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what silos are told of a run that failed: nothing that only the server knows."""
+    if isinstance(error, KeyboardInterrupt):
+        return "the server was interrupted"
+    return str(error) if isinstance(error, SilographError) else type(error).__name__
+
+
+class Meeting:
+    """The server among its silos, from the first that attaches to the end of the run.
+
+    Args:
+        config: of the run; it has the number of silos.
+        venue: where they attach.
+        known: what is known of them from before.
+        names: of them; None: whoever comes first.
+        watch: told of what happens.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        venue: Venue,
+        known: Known,
+        names: tuple[str, ...] | None,
+        watch: Watch,
+    ) -> None:
+        from silograph.federation.session.hub import Hub
+        from silograph.federation.session.identity import Register, read_keys
+
+        room = config.clients
+        assert room is not None  # see `expected_silos`
+        keys = known.keys or (None if venue.keys is None else read_keys(venue.keys))
+        self._config = config
+        self._venue = venue
+        self._token = known.token
+        self._watch = watch
+        self._report = watch.report
+        self._room = room
+        self._session: Session | None = None
+        self._peers: dict[str, Peer] = {}
+        self._start: Mapping[str, object] = {}
+        self._register = Register(names, room, keys)
+        self._hub: Hub = Hub(
+            venue.listen, self._register, self._token, _credentials(venue), room, self._report
+        )
+        self._report(Event(What.LISTENING, address=self._hub.address))
+
+    def set_up(self) -> Setup:
+        """Wait for all silos, check that they fit together, and return the run.
+
+        Raises:
+            ConfigError: silos are missing or do not fit.
+        """
+        config, venue = self._config, self._venue
+        joined = self._all()
+        ids = venue.silos or tuple(sorted(joined, key=natural))
+        for name in ids:
+            check_versions(joined[name])
+        peers = {name: self._peers[name] for name in ids}
+        agreed, route = agree(peers, venue.seconds)
+        known = agreed.facts
+        schema = Schema(known.features, known.num_classes, known.task, known.class_names)
+        method, _ = choose_method(config)
+        given = write_out(replace(config, device="cpu"), method)  # where the server adds up
+        config, method_config = configure(given, schema, None)
+        config = replace(config, device=self._config.device)
+        self._start = start_facts(config, schema)
+        for peer in peers.values():
+            peer.send(Type.START, facts_body(self._start))
+        for name, peer in peers.items():
+            try:
+                peer.answer(Type.DONE, venue.seconds)
+            except LostError as error:
+                raise ConfigError(f"{name}: {error}") from None
+        self._session = Session(
+            ids,
+            peers,
+            route,
+            own_ops(),
+            Course(program_of(config, schema, method, method_config)),
+            dtype=DTYPES[config.dtype],
+            least=len(ids) if venue.least is None else venue.least,
+            seconds=venue.seconds,
+            compiled=config.kernels == "compiled",
+            returned=self._returned,
+            report=self._report,
+            patience=venue.rejoin,
+        )
+        session = self._session
+        self._watch.follow(lambda: session.ledger)
+        return Setup(config, schema, method, method_config, self._session, given.device)
+
+    @property
+    def known(self) -> Known:
+        """What a server that goes on must know, once all silos are there."""
+        assert self._session is not None  # set up
+        keys = self._register.keys
+        return Known(self._token, {name: keys[name] for name in self._session.ids})
+
+    def close(self, reason: str) -> None:
+        """Tell the silos that the run is over, and stop listening."""
+        peers = dict(self._peers if self._session is None else self._session.peers)
+        for joined in self._hub.returned():  # back, but not in a round yet
+            peers[joined.name] = Peer(joined.name, joined.link, self._token)
+        say_goodbye(peers, reason, self._report)
+        self._hub.close()
+        self._report(Event(What.ENDED, reason=reason or None))
+
+    def _all(self) -> dict[str, "Joined"]:
+        """Return all silos once they are there."""
+        found: dict[str, Joined] = {}
+        until = time.monotonic() + self._venue.patience
+        while True:
+            found = {name: joined for name, joined in found.items() if joined.link.alive}
+            if len(found) == self._room:
+                return found
+            joined = self._hub.next(max(0.0, until - time.monotonic()))
+            if joined is None:
+                there = ", ".join(sorted(found)) or "none"
+                raise ConfigError(
+                    f"expected {self._room} silos within {self._venue.patience:g} s, got "
+                    f"{len(found)} ({there}): start them with silograph silo"
+                )
+            found[joined.name] = joined
+            self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
+
+    def _returned(self) -> dict[str, Peer]:
+        """Return the silos that have attached again and are ready for calls."""
+        found = {}
+        for joined in self._hub.returned():
+            peer = Peer(joined.name, joined.link, self._token)
+            try:
+                check_versions(joined)
+                peer.ask(Type.START, self._start, self._venue.seconds)
+            except (ConfigError, LostError) as error:
+                self._report(Event(What.UNFIT, joined.name, reason=str(error)))
+                peer.dismiss(str(error))
+                continue
+            found[joined.name] = peer
+        return found
+
+
+def check_versions(silo: "Joined") -> None:
+    """Raise `ConfigError` unless a silo has the server's silograph; warn of other differences."""
+    theirs, ours = read_versions(silo.name, silo.facts), versions()
+    if theirs.get("silograph") != ours["silograph"]:
+        raise ConfigError(
+            f"expected silograph {ours['silograph']} at {silo.name}, as at the server, got "
+            f"{theirs.get('silograph')}: install the same version"
+        )
+    for name in NUMERIC:
+        if theirs.get(name) != ours.get(name):
+            LOG.warning(
+                "%s has %s %s, the server %s: numbers may differ in the last bits",
+                silo.name,
+                name,
+                theirs.get(name),
+                ours.get(name),
+            )
+
+
+def _credentials(venue: Venue) -> tuple[bytes, bytes] | None:
+    if venue.insecure:
+        return None
+    if venue.certificate is None:
+        raise ConfigError(
+            "expected the server's certificate and key, got none: give --certs DIR (silograph "
+            "certs makes one to try with), or --insecure on this machine"
+        )
+    chain, key = venue.certificate
+    return read_file(chain), read_file(key)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what names are sorted by: numbers in them by their value.
+
+    >>> sorted(["silo_10", "silo_9"], key=natural)
+    ['silo_9', 'silo_10']
+    """
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

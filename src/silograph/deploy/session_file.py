@@ -1,0 +1,43 @@
+"""What a server that goes on must know of its silos; it stands in the result folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from silograph.core.errors import CheckpointError
+from silograph.experiment.result_files import write_atomic
+
+SESSION = "session.json"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a server that goes on must know of its silos.
+
+    Attributes:
+        token: of the run, by which silos find their states.
+        keys: public keys by the silos' names, in the order of every sum.
+    """
+
+    token: bytes
+    keys: Mapping[str, bytes]
+
+
+def write_known(folder: Path, known: Known) -> None:
+    """Write what a server that goes on must know."""
+    silos = {name: key.hex() for name, key in known.keys.items()}
+    text = json.dumps({"token": known.token.hex(), "silos": silos}, indent=2)
+    write_atomic(folder / SESSION, text + "\n", private=True)  # a token lets others on
+
+
+def read_known(folder: Path) -> Known:
+    """Return what `write_known` wrote; raise `CheckpointError` where it is missing or damaged."""
+    try:
+        told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+        keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
+        return Known(bytes.fromhex(told["token"]), keys)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"
+        ) from None

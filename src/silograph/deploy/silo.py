@@ -1,0 +1,285 @@
+"""One silo of a real federation: its own data, a server to connect to, and nothing else."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from silograph.core.config import STRICT, RunConfig, checked, make_config
+from silograph.core.errors import ConfigError, SilographError, lookup
+from silograph.core.memory import keep_freed_memory
+from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
+from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.run.setup import DTYPES, configure, versions, write_out
+from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
+from silograph.federation.program import Course
+from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.names import own_ops
+from silograph.federation.session.own_folder import held
+from silograph.federation.session.peer import one_line
+from silograph.federation.session.responder import Prepared, Responder
+from silograph.federation.session.state_store import StateStore
+from silograph.federation.session.wire import need_packages
+from silograph.graph.graph import Schema, schema_of
+from silograph.graph.silos.data import Silo, silo_fingerprint
+from silograph.methods import METHODS
+from silograph.methods.base import Method, MethodConfig
+
+UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
+PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
+
+
+@checked_dataclass(frozen=True, config=STRICT)
+class Versions:
+    """What a silo tells when it attaches: versions of Python and packages, by name."""
+
+    versions: dict[str, str]
+
+
+def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return a silo's versions; raise `ConfigError` where it tells something else."""
+    own = {key: value for key, value in facts.items() if key not in ("protocol", "name", "key")}
+    told = checked(Versions, own, f"facts of {name}").versions
+    return {one_line(package): one_line(version) for package, version in told.items()}
+
+
+def check_deployable(config: RunConfig) -> None:
+    """Raise `ConfigError` for a run that silos cannot do on their own data."""
+    for what, name in (("model", config.model), ("method", config.method)):
+        if is_spec(name):
+            raise ConfigError(
+                f"expected one of silograph's own {what}s for a federation of silos, got {name}: "
+                "no code travels to silos"
+            )
+    method = lookup(METHODS, config.method, "method")
+    if method.uncut or method.holds is not None:
+        needs = "the uncut graph" if method.uncut else "nodes of its own"
+        raise ConfigError(
+            f"expected a method that trains at silos alone, got {config.method}, whose server "
+            f"needs {needs}"
+        )
+    for f in dataclasses.fields(config):
+        if f.name in UNCUT_ONLY and getattr(config, f.name) != f.default:
+            raise ConfigError(
+                f"expected silos' own data as they are, got {f.name}={getattr(config, f.name)}, "
+                "which needs the uncut graph: leave it out"
+            )
+
+
+def start_facts(config: RunConfig, schema: Schema) -> dict[str, Any]:
+    """Return what the server sends to silos before the first call."""
+    values = dataclasses.asdict(config)
+    told = {k: v for k, v in values.items() if k not in PRIVATE and v is not None}
+    return {"config": told, "schema": dataclasses.asdict(schema)}
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData:
+    """What a silo holds and does with it when the server asks.
+
+    Attributes:
+        silo: its data.
+        secrets: what it shares with each silo that its edges lead to.
+        device: where it computes; None is what the server's config says.
+        report: told of what concerns the silo's own people only.
+        allow: methods that the silo agrees to besides those that send weights and counts only, and
+            `collect`.
+    """
+
+    silo: Silo
+    secrets: Mapping[str, bytes]
+    device: str | None
+    report: EventCallback
+    allow: tuple[str, ...] = ()
+
+    def hello(self, run: bytes) -> Hello:
+        """Return what the silo shows of itself; see `Holder`."""
+        return hello(self.silo, self.secrets, run)
+
+    def explain(self, run: bytes, disagreement: Disagreement) -> None:
+        """Tell which edge the other silo does not list; see `Holder`."""
+        line = explain(self.silo, self.secrets, run, disagreement)
+        cross, other = self.silo.cross, disagreement.other
+        between = sum(cross.silo[slot] == other for slot in cross.slot.tolist())
+        if len(disagreement.tags) == between and not disagreement.absent:
+            line += f"; as these are all: see first whether {other} has the same secret"
+        self.report(Event(What.DISAGREED, self.silo.name, note=line))
+
+    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
+        """Return what a silo makes of the server's config; see `Holder`.
+
+        Raises:
+            SilographError: the config is none, or cannot be used here or with these data.
+        """
+        told = facts.get("config")
+        if not isinstance(told, dict):
+            raise ConfigError("expected the server's config, got none")
+        config = make_config({k: v for k, v in told.items() if k not in PRIVATE}, source="server")
+        check_deployable(config)
+        if self.device is not None:
+            config = dataclasses.replace(config, device=self.device)
+        method = lookup(METHODS, config.method, "method")
+        given, schema = write_out(config, method), schema_of(self.silo.graph)
+        dtype = DTYPES[config.dtype]
+        written, method_config = configure(given, schema, None)
+        program = program_of(written, schema, method, method_config)
+        check_allowed(self.allow, written, method, method_config)
+        block = client_block(self.silo, config, dtype)
+        torch.set_num_threads(config.threads)
+        keep_freed_memory()
+        note = (
+            f"agreed to {method.name}, {written.rounds} rounds: answers have "
+            f"{', '.join(kinds_sent(program))}"
+        )
+        block = block.to(given.device, dtype)
+        return Prepared(method_config, block, given.device, Course(program), note)
+
+
+def check_allowed(
+    allow: Sequence[str], config: RunConfig, method: Method, method_config: MethodConfig
+) -> None:
+    """Raise `ConfigError` for a run that a silo has not allowed by name."""
+    for name in beyond_weights(config, method, method_config):
+        if name not in allow:
+            raise ConfigError(
+                f"this silo has not agreed to {name}, which sends rows of single nodes through the "
+                f"server (docs/exchange.md): start it with --allow {name}, or leave the run"
+            )
+
+
+def read_allowed(text: str | None) -> tuple[str, ...]:
+    """Return the names of a list such as `label_guided,collect`.
+
+    Raises:
+        ConfigError: one of them is none of a method, nor `collect`.
+    """
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
+    known = {COLLECT: None, **dict.fromkeys(METHODS)}
+    for name in names:
+        lookup(known, name, "method to allow")
+    return names
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """How a silo meets its server; nothing of it decides a number.
+
+    Attributes:
+        server: HOST:PORT.
+        key: file of the silo's own key; it is made if there is none.
+        secret: what it shares with other silos: a file for all, or a folder with a file NAME for
+            each that its edges lead to; None where no edge leads anywhere.
+        ca: file of certificates that the server's must come from; None with `insecure`.
+        insecure: without TLS, to this machine only.
+        state: folder for the silo's state of the last two rounds; None keeps it in memory.
+        device: where it computes; None is what the server's config says.
+        patience: seconds for which it tries to reach the server.
+        allow: see `OwnData`.
+    """
+
+    server: str
+    key: Path
+    secret: Path | None = None
+    ca: Path | None = None
+    insecure: bool = False
+    state: Path | None = None
+    device: str | None = None
+    patience: float = 600.0
+    allow: tuple[str, ...] = ()
+
+
+def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
+    """Take part in one run; return None, or why the run failed.
+
+    Args:
+        data: what the silo holds.
+        how: where the server is.
+        report: told of what happens.
+
+    Raises:
+        ConfigError: the server refused the silo or cannot be reached, a file cannot be used, or
+            another process holds the folder for the state.
+    """
+    need_packages()
+    from silograph.federation.session.attach import Attaching, take_part
+    from silograph.federation.session.identity import SiloKey, check_name
+
+    ops = own_ops()
+    secrets = read_secrets(data, how.secret)
+    holder = OwnData(data, secrets, how.device, report, how.allow)
+
+    def make_worker(token: bytes) -> Responder:
+        folder = None if how.state is None else how.state / token.hex()
+        store = StateStore(folder, silo_fingerprint(data))
+        return Responder(token, ops, holder, store, report, data.name)
+
+    silo = Attaching(
+        name=check_name(data.name),
+        key=SiloKey.load(how.key),
+        facts={"versions": versions()},
+        server=how.server,
+        roots=_roots(how),
+        make_worker=make_worker,
+        patience=how.patience,
+        report=report,
+    )
+    try:
+        with nullcontext() if how.state is None else held(how.state):
+            reason = take_part(silo) or None
+    except SilographError as error:
+        report(Event(What.ENDED, data.name, reason=str(error)))
+        raise
+    report(Event(What.ENDED, data.name, reason=reason))
+    return reason
+
+
+def _roots(how: Attendance) -> bytes | None:
+    if how.insecure:
+        return None
+    if how.ca is None:
+        raise ConfigError(
+            "expected the certificate of the server's authority, got none: give --ca FILE, or "
+            "--insecure to try it on this machine"
+        )
+    return read_file(how.ca)
+
+
+def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
+    """Return what a silo shares with each silo that its edges lead to.
+
+    Raises:
+        ConfigError: a file is missing; `silograph.federation.joining.edge_tags` says more of the
+            length.
+    """
+    others = tuple(dict.fromkeys(silo.cross.silo))
+    if not others:
+        return {}
+    if path is None:
+        raise ConfigError(
+            f"expected the secret that {silo.name} shares with {others[0]}, which edges lead to, "
+            "got none: put it into the silo's folder as the file secret, or give --secret FILE"
+        )
+    if path.is_dir():
+        return {name: read_file(path / check_part(name)) for name in others}
+    return dict.fromkeys(others, read_file(path))
+
+
+def check_part(name: str) -> str:
+    """Return a silo's name as that of a file; raise `ConfigError` where it is none."""
+    if Path(name).name != name:
+        raise ConfigError(f"expected a silo's name that can name a file, got {name!r}")
+    return name
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds; raise `ConfigError` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"expected a file at {path}, got: {error.strerror}") from None

@@ -1,0 +1,236 @@
+"""Judging models at the clients: ops, and the server's two steps through them.
+
+A client keeps the logits of its judged rows as state; they never leave. `server/logits` are those
+of the server's model, `own/logits` those of the client's own model, which training leaves there
+(`remembered`).
+
+`cfg` is whatever the method's ops are given; it has `model` and `kernels`.
+
+C: clients. n: rows. j: judged rows.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
+from silograph.exchange.collect import local_graph
+from silograph.exchange.passes import divisible, predict_steps, weight_specs
+from silograph.exchange.passes import predict as predict_together
+from silograph.exchange.stages import end, logits_of
+from silograph.federation.base import Federation, Op, Sum
+from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
+from silograph.federation.program import Call, Steps
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.backends import Kernels, predict
+from silograph.nn.doors import dtype_of
+from silograph.nn.model import AnyModel
+from silograph.task.counts import (
+    BINS,
+    HITS,
+    LEAST_DEVIATION,
+    SCORE_SUMS,
+    JudgedRows,
+    histogram,
+    judged_mask,
+    judged_rows,
+    judges_of,
+    score_scale,
+    tally,
+)
+
+HISTOGRAM = "test.histogram"
+
+
+def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
+    """Return the state of clients that have no model yet: for them all classes are alike."""
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    counts = block.count(judged_mask(block))
+    zeros = block.adj.values.new_zeros(int(counts.sum()), model.outputs)
+    empty = Ragged(zeros, offsets(counts))
+    return {"server/logits": empty, "own/logits": empty}
+
+
+def logits_specs(model: AnyModel) -> FieldSpecs:
+    """Return what the state holds of judged rows."""
+    logits = FieldSpec(Ragged, (model.outputs,), rows=JUDGED)
+    return {"server/logits": logits, "own/logits": logits}
+
+
+def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
+    """Return the judged rows of logits (n, K)."""
+    judges = judges_of(block)
+    return Ragged(logits[judges.rows], judges.off)
+
+
+def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
+    """Return the state field that tells what clients' own models say of their rows (n, K)."""
+    return {"own/logits": _judged(logits, block)}
+
+
+def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
+    logits, compiled = state[f"{whose}/logits"].t, cfg.kernels == "compiled"
+    wanted, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
+    if logits.shape != wanted or logits.dtype is not dtype:
+        raise ProtocolError(
+            f"expected {whose}/logits of shape {wanted} in {dtype}, got {tuple(logits.shape)} in "
+            f"{logits.dtype}: this is the state of another model or silo"
+        )
+    return judged_rows(block, logits, block.client, block.num_clients, compiled=compiled)
+
+
+def judge_server(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge the server's model on own nodes. In: `weights/*`. Out: see `counts.tally`."""
+    del key
+    graph = local_graph(block, state)
+    logits = predict(cfg.kernels, cfg.model, under("weights", inbox), graph)
+    new = {**state, "server/logits": _judged(logits, graph)}
+    return new, _stacked(tally(_rows(cfg, block, new, "server")))
+
+
+def judge_own(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge each client's own model on its own nodes. In: nothing. Out: see `counts.tally`."""
+    del inbox, key
+    return state, _stacked(tally(_rows(cfg, block, state, "own")))
+
+
+def judge_exchanged(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge what a pass over all silos has left. In: nothing. Out: see `counts.tally`.
+
+    The server's model is every client's own.
+    """
+    del inbox, key
+    logits = _judged(logits_of(cfg.model, state), block)
+    new = {**end(state), "server/logits": logits, "own/logits": logits}
+    return new, _stacked(tally(_rows(cfg, block, new, "server")))
+
+
+def bin_server(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Sort the scores just judged into bins. In: `mean`, `deviation` (K,). Out: the histogram."""
+    del key
+    counts = histogram(_rows(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t)
+    return state, {HISTOGRAM: Stacked(counts)}
+
+
+def bin_own(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: the histogram."""
+    del key
+    counts = histogram(_rows(cfg, block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
+    return state, {HISTOGRAM: Stacked(counts)}
+
+
+def _stacked(fields: Mapping[str, Tensor]) -> dict[str, Stacked]:
+    return {name: Stacked(t) for name, t in fields.items()}
+
+
+def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
+    """Ask all clients for counts, then for histograms on the scale that the counts give."""
+    reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
+    fields = {name: field.t for name, field in reply.items()}
+    mean, deviation = score_scale(fields)
+    scale = {"mean": Shared(mean), "deviation": Shared(deviation)}
+    bins = fed.call(sort, scale, what=Kind.EVALUATION, key=key, reduce=Sum())
+    return {**fields, HISTOGRAM: bins[HISTOGRAM].t}
+
+
+def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
+    """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
+    inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+    return _ask(fed, judge_server, bin_server, inbox, key)
+
+
+def exchanged_counts(
+    fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """The same with sums over the neighbors in all silos."""
+    predict_together(fed, divisible(model), weights, key)
+    return _ask(fed, judge_exchanged, bin_server, {}, key)
+
+
+def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
+    """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
+    return _ask(fed, judge_own, bin_own, {}, key)
+
+
+def counts_here(
+    kernels: Kernels,
+    model: AnyModel,
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    group: Tensor,
+    groups: int,
+) -> dict[str, Tensor]:
+    """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
+    logits = predict(kernels, model, weights, block)
+    rows = judged_rows(
+        block, _judged(logits, block).t, group, groups, compiled=kernels == "compiled"
+    )
+    fields = tally(rows)
+    return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
+
+
+def server_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `server_counts`."""
+    weights = weight_specs(model, Shared)
+    return _ask_steps(judge_server, bin_server, weights, model, key)
+
+
+def exchanged_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `exchanged_counts`."""
+    predicted = predict_steps(divisible(model), key)
+    return predicted, _ask_steps(judge_exchanged, bin_server, {}, model, key)
+
+
+def own_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `own_counts`."""
+    return _ask_steps(judge_own, bin_own, {}, model, key)
+
+
+def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `_ask`."""
+    what = Kind.EVALUATION
+    scale, bins = _histogram_specs(model.outputs)
+    return (
+        Call(judge, what, key, takes, _tally_specs(model.outputs)),
+        Call(sort, what, key, scale, bins),
+    )
+
+
+@lru_cache(maxsize=16)  # programs ask for specs in every round
+def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
+    """Return the scale that histograms are made on, and what they are."""
+    scale = {
+        "mean": FieldSpec(Shared, (classes,), torch.float64),
+        "deviation": FieldSpec(Shared, (classes,), torch.float64, low=LEAST_DEVIATION),
+    }
+    bins = FieldSpec(Stacked, (classes, 2, BINS), torch.int32, low=0)
+    return MappingProxyType(scale), MappingProxyType({HISTOGRAM: bins})
+
+
+@lru_cache(maxsize=16)
+def _tally_specs(classes: int) -> FieldSpecs:
+    """Return what `counts.tally` gives."""
+    hits = FieldSpec(Stacked, (classes,), torch.int32, low=0)
+    specs = {name: FieldSpec(Stacked, (classes,), torch.float64) for name in SCORE_SUMS}
+    for part in ("val", "test"):
+        specs[f"{part}.nodes"] = FieldSpec(Stacked, (), torch.int32, low=0)
+        specs[f"{part}.loss"] = FieldSpec(Stacked, (), torch.float64)
+        specs |= {f"{part}.{name}": hits for name in HITS}
+    return MappingProxyType(specs)

@@ -1,0 +1,141 @@
+"""The page of several runs: curves over each other, final scores, and where the configs differ."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from silograph.evaluation.views import means_of
+from silograph.experiment.report.config_table import FIELDS, SEEDS, differences, text_of
+from silograph.experiment.report.figures import MOST_POINTS, Curve, curves, thinned
+from silograph.experiment.report.page import axis_of, environment
+from silograph.experiment.report.reading import VIEWS, RunRecord
+
+COLORS = 8  # of the style sheet
+DASHES = 3
+SPEAKING = ("dataset", "method", "partition", "model")  # settings whose values need no name
+MOST_OF_ALL = 6000  # points of a figure
+
+
+def comparison_page(runs: Sequence[RunRecord]) -> str:
+    """Return the HTML page that compares runs."""
+    different = differences([run.about["config"] for run in runs])
+    # What a method fills in goes without saying, and so does a default that is written out.
+    given = [name for name in differences([run.given for run in runs]) if name in different]
+    kinds = [label_of(run, [name for name in given if name not in SEEDS]) for run in runs]
+    groups = list(dict.fromkeys(kinds))
+    looks = [look_of(groups.index(kind)) for kind in kinds]
+    names = unique([label_of(run, given) for run in runs], runs)
+    figures = learning(runs, names, looks)
+    return (
+        environment()
+        .get_template("comparison.html")
+        .render(
+            runs=[row_of(*row) for row in zip(runs, names, looks, strict=True)],
+            groups=[{"name": group, "look": look_of(n)} for n, group in enumerate(groups)],
+            different=different,
+            help={name: FIELDS[name].metadata["help"] for name in different},
+            same={
+                name: text_of(value)
+                for name in ("dataset", "method", "partition", "clients", "model", "rounds")
+                if name not in different
+                and (value := runs[0].about["config"].get(name)) is not None
+            },
+            cuts=len({run.about["partition_hash"] for run in runs}),
+            graphs=len({run.about["same"]["graph"] for run in runs}),
+            judges=sorted({run.judge for run in runs}),
+            multilabel=any(run.about["model"]["task"] == "multilabel" for run in runs),
+            means=means_of(run.heard for run in runs),
+            views=VIEWS,
+            figures=figures,
+            figure_data={figure["key"]: figure["data"] for figure in figures},
+            axes=[axis_of(rows) for rows in kept(runs)],
+        )
+    )
+
+
+def label_of(run: RunRecord, names: Sequence[str]) -> str:
+    """Return what a run is called by the settings, as given, that tell it from others."""
+    texts = {name: text_of(run.given[name]) for name in names}
+    return ", ".join(v if name in SPEAKING else f"{name} {v}" for name, v in texts.items())
+
+
+def unique(labels: list[str], runs: Sequence[RunRecord]) -> list[str]:
+    """Return labels that no two runs share: their folders' names where settings do not do."""
+    if len(set(labels)) == len(labels) and all(labels):
+        return labels
+    folders = [Path(run.path).name for run in runs]
+    if len(set(folders)) < len(folders):
+        folders = [run.path for run in runs]
+    return folders
+
+
+def look_of(number: int) -> str:
+    """Return the color and the dashes of a group of runs."""
+    return f"color{number % COLORS} dash{number // COLORS % DASHES}"
+
+
+def kept(runs: Sequence[RunRecord]) -> list[list[Any]]:
+    """Return the rows of each run that its curves go through."""
+    most = min(MOST_POINTS, max(50, MOST_OF_ALL // len(runs)))
+    return [[run.rows[i] for i in thinned(len(run.rows), most=most)] for run in runs]
+
+
+def learning(
+    runs: Sequence[RunRecord], names: Sequence[str], looks: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the curves: accuracy by which rounds are chosen, training loss, test accuracy."""
+    tables = kept(runs)
+    axes = [axis_of(rows) for rows in tables]
+
+    def figure(key: str, columns: Sequence[str], title: str, says: str) -> dict[str, Any] | None:
+        lines = [
+            Curve(names[n], looks[n], [row.get(columns[n]) for row in rows], axis=n)
+            for n, rows in enumerate(tables)
+        ]
+        made = curves(key, lines, axes)
+        return None if made is None else made | {"title": title, "says": says}
+
+    view = "of the view that chooses the run's round"
+    found = [
+        figure(
+            "val",
+            [f"val_{run.judge}_accuracy" for run in runs],
+            "Validation accuracy",
+            f"Accuracy on validation nodes, {view}.",
+        ),
+        figure(
+            "train",
+            ["train_loss"] * len(runs),
+            "Training loss",
+            "Mean loss of a training node, of a round's participants.",
+        ),
+        figure(
+            "test",
+            [f"test_{run.judge}_accuracy" for run in runs],
+            "Test accuracy",
+            f"Accuracy on test nodes, {view}; nothing is chosen by it.",
+        ),
+    ]
+    return [made for made in found if made is not None]
+
+
+def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
+    """Return a run's row of the table of scores."""
+    best = run.best_row
+    return {
+        "name": name,
+        "look": look,
+        "path": run.path,
+        "config": {key: text_of(value) for key, value in run.about["config"].items()},
+        "judge": run.judge,
+        "best_round": None if best is None else best["round"],
+        "rounds": run.rows[-1]["round"] if run.rows else 0,
+        "over": run.result is not None,
+        "stopped": run.result["stopped"] if run.result else "not finished",
+        "test": {view: s["accuracy"] for view, s in run.scores("test").items()},
+        "client_mean": run.scores("test").get(run.judge, {}).get("accuracy_client_mean"),
+        "val": run.scores("val").get(run.judge, {}).get("accuracy"),
+        "bytes": run.total_bytes,
+        "seconds": run.seconds,
+        "hash": run.about["partition_hash"],
+    }

@@ -1,0 +1,1 @@
+"""From a config to all that a run is made of: data, clients, model, kernels."""

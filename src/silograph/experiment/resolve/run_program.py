@@ -1,0 +1,88 @@
+"""The program of a run: what its config, method and model call at every client, put together."""
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.evaluation.evaluate import exchanged_steps, own_steps, server_steps
+from silograph.exchange.collect import collect_steps, collected_specs
+from silograph.federation.program import Maybe, Program, Steps, calls_of
+from silograph.graph.graph import Schema
+from silograph.methods.base import Method, MethodConfig
+
+COLLECT = "collect"  # named beside methods where a silo says what it allows
+
+
+def training_key(config: RunConfig) -> Key:
+    """Return the key of everything random in training."""
+    return Key.of(config.seed).fold("training")
+
+
+def program_of(
+    config: RunConfig, schema: Schema, method: Method, method_config: MethodConfig
+) -> Program:
+    """Return what a run calls.
+
+    Args:
+        config: with every seed and default written out.
+        schema: features and classes.
+        method: the method.
+        method_config: what its ops read.
+
+    Raises:
+        ConfigError: the method does not say what it calls.
+    """
+    calls, key = method.calls, training_key(config)
+    if calls is None:
+        raise ConfigError(
+            f"expected a method that declares its calls (Method.calls), got {method.name}: silos "
+            "do nothing that they cannot check"
+        )
+    setup: tuple[Steps, ...] = (calls.setup(method_config, key.fold("init")),)
+    state = dict(calls.state(method_config))
+    if config.collect:
+        collected = collect_steps(config.collect, schema.num_features, key.fold("collect"))
+        setup = (collected, *setup)
+        state |= collected_specs(schema.num_features)
+
+    def round_steps(t: int) -> Steps:
+        trained = calls.round(method_config, t, key)
+        return trained, _evaluation_steps(config, method, method_config, t, key)
+
+    return Program(setup, round_steps, config.rounds, state)
+
+
+def _evaluation_steps(
+    config: RunConfig, method: Method, method_config: MethodConfig, t: int, key: Key
+) -> Steps:
+    """Return the calls that score a round."""
+    model = method_config.model
+    judging = key.fold("judge server", t)
+    server: Steps = ()
+    if method.calls is not None and method.calls.server_model:
+        steps = exchanged_steps if method.exchange else server_steps
+        server = steps(model, judging)
+    scored = server, own_steps(model, key.fold("judge own", t))
+    if t % config.eval_every == 0 or t == config.rounds:
+        return scored
+    # A limit that ends the run before its first evaluation has that round scored.
+    return Maybe(scored) if t < config.eval_every else ()
+
+
+def beyond_weights(
+    config: RunConfig, method: Method, method_config: MethodConfig
+) -> tuple[str, ...]:
+    """Return what a silo must allow by name: whatever sends rows of single nodes."""
+    calls, key, names = method.calls, training_key(config), []
+    assert calls is not None  # it has a program
+    steps = calls.setup(method_config, key), calls.round(method_config, 1, key)
+    if any(call.rows for call in calls_of(steps)):
+        names.append(method.name)
+    if config.collect:
+        names.append(COLLECT)
+    return tuple(names)
+
+
+def kinds_sent(program: Program) -> tuple[str, ...]:
+    """Return the kinds of what a client sends in a run, sorted."""
+    both = program.setup, program.round(1), program.round(program.rounds)
+    return tuple(sorted({call.what.value for steps in both for call in calls_of(steps)}))

@@ -1,0 +1,158 @@
+"""What a run leaves: scores by view, the table of rounds, the model, and how it came about."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.experiment.data_frame import frame_of
+from silograph.experiment.report import write_report
+from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.result_files import Row
+from silograph.experiment.run.trained_model import TrainedModel
+from silograph.federation.ledger import Ledger
+from silograph.task.scores import Scores, Views
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VIEWS = tuple(f.name for f in fields(Views))
+REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        config: the run's config, every default and seed written out.
+        test: scores on test nodes at the best round, by view.
+        val: scores on validation nodes at the best round, by view.
+        client_accuracy: test accuracy of each client at the best round, by the views that exist;
+            None for a client without test nodes.
+        judged_without: clients that were away when the best round was judged, whose nodes are in
+            no score; silos of a real federation only.
+        best_round: the round (from 1) that validation picked; the last one without validation
+            nodes.
+        rounds: one row for each judged round; bytes and flops are totals so far.
+        stopped: why the run ended.
+        model: the server's model at the best round; None where the server has none.
+        local_bias: mean distance of logits to those of a centralized model from the same initial
+            weights after as many epochs; None unless the config asked for it.
+        ledger: what every call cost.
+        partition_hash: hash of the cut.
+        cut: the graph as it was used, with the client and the part of every node; None where
+            silos held it.
+        seconds: wall-clock seconds of the rounds, evaluation included.
+        peak_memory_bytes: the process's peak resident memory in bytes.
+        result_dir: the result folder, or None.
+    """
+
+    config: RunConfig
+    test: Views
+    val: Views
+    client_accuracy: Mapping[str, tuple[float | None, ...]]
+    judged_without: tuple[str, ...]
+    best_round: int
+    rounds: tuple[Row, ...]
+    stopped: str
+    model: TrainedModel | None
+    local_bias: float | None
+    ledger: Ledger
+    partition_hash: str
+    cut: Cut | None
+    seconds: float
+    peak_memory_bytes: int
+    result_dir: str | None
+
+    def __repr__(self) -> str:
+        """Return method, dataset and scores; the fields hold thousands of numbers."""
+        about = f"{self.config.method} on {self.config.dataset}, best round {self.best_round}"
+        return f"Result({about})\n{self.summary()}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all messages, both directions, evaluation included."""
+        return self.ledger.bytes
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all clients."""
+        return self.ledger.flops
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the final result as plain values, as `--json` prints it."""
+        config = self.config
+        return {
+            "dataset": config.dataset,
+            "method": config.method,
+            "clients": config.clients,
+            "partition": config.partition,
+            "rounds": config.rounds,
+            "seed": config.seed,
+            "partition_hash": self.partition_hash,
+            "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
+            "val": asdict(self.val),
+            "local_bias": self.local_bias,
+            "judged_without": list(self.judged_without),
+            "best_round": self.best_round,
+            "stopped": self.stopped,
+            "bytes": {"total": self.bytes, "by_kind": self.ledger.bytes_by_kind},
+            "flops": self.flops,
+            "seconds": round(self.seconds, 3),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "result_dir": self.result_dir,
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict())
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return the table of rounds as a pandas DataFrame.
+
+        Raises:
+            SilographError: pandas is not installed.
+        """
+        return frame_of(self.rounds, "result.rounds")
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the page of this run and return its path.
+
+        Args:
+            path: the page's file; None is report.html in the result folder, which is there anyway.
+
+        Raises:
+            ConfigError: the run has no result folder (`out`), or `path` holds something else.
+        """
+        if self.result_dir is None:
+            raise ConfigError(
+                "expected a run with a result folder for report(), got one without: give out=DIR "
+                "to sg.run"
+            )
+        return write_report(self.result_dir, path)
+
+    def summary(self) -> str:
+        """Return the scores as a small text table."""
+        header = f"{'test':<14}" + "".join(f"{name.replace('_', ' '):>22}" for name in REPORTED)
+        lines = [header]
+        for view in VIEWS:
+            scores = reported(getattr(self.test, view))
+            cells = [scores[name] if scores else None for name in REPORTED]
+            texts = ["-" if value is None else f"{value:.4f}" for value in cells]
+            lines.append(f"{view:<14}" + "".join(f"{text:>22}" for text in texts))
+        if self.local_bias is not None:
+            lines.append(f"{'local bias':<14}{self.local_bias:>22.4g}")
+        return "\n".join(lines)
+
+
+def reported(scores: Scores | None) -> Mapping[str, float | None] | None:
+    """Return the scores that results print, None where a view does not exist."""
+    if scores is None:
+        return None
+    values = asdict(scores)
+    return {name: values[name] for name in REPORTED}

@@ -1,0 +1,298 @@
+"""Result folders: made once, never overwritten, files complete or absent.
+
+config.toml         the run as it was given, ready for `silograph run --config`
+run.json            everything as resolved: seeds, versions, source, hashes of graph and cut
+simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
+                    absent where silos hold the graph
+session.json        of a run whose graph silos hold: its token, and their public keys
+clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test accuracy when
+                    the run is over
+rounds.csv          one row a judged round, written as the run goes
+ledger.jsonl        one line for each direction of each call
+checkpoints/        the last two, for `silograph resume`
+model.safetensors   the server's model of the best round; when the run is over
+result.json         the final result; there only when the run is over
+report.html         the run as a page for people; written after everything else
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from silograph.core.config import RunConfig, write_toml
+from silograph.core.errors import CheckpointError, ConfigError
+from silograph.experiment.result_files import (
+    ABOUT,
+    CLIENTS,
+    CONFIG,
+    LEDGER,
+    RESULT,
+    ROUNDS,
+    SIMULATION,
+    Row,
+    read_csv,
+    read_rounds,
+    to_csv,
+    write_atomic,
+)
+from silograph.experiment.run.result import VIEWS, Result
+from silograph.experiment.run.setup import Setup, versions
+from silograph.experiment.run.snapshot import identity
+from silograph.experiment.run.trained_model import described
+from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
+from silograph.federation.ledger import Ledger, Record
+from silograph.graph.graph import Graph
+from silograph.graph.measure.statistics import CutStatistics, describe
+
+
+def default_folder(config: RunConfig) -> str:
+    """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists."""
+    dataset = Path(os.path.abspath(config.dataset)).stem
+    now = time.time()
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+    method = config.method.rpartition(":")[2]  # NAME of FILE.py:NAME
+    base = f"runs/{dataset}-{method}-{stamp}"
+    name, number = base, 2
+    while os.path.lexists(name):
+        name, number = f"{base}-{number}", number + 1
+    return name
+
+
+def check_free(path: str) -> None:
+    """Raise `ConfigError` if a result folder could not be made at `path`."""
+    if not path or "\0" in path:
+        raise ConfigError(f"expected the path of a result folder, got {path!r}")
+    if os.path.lexists(path):
+        raise ConfigError(
+            f"expected a result folder that does not exist yet, got {path}: choose another --out, "
+            "nothing was overwritten"
+        )
+
+
+class ResultFolder:
+    """Reads and writes one run's folder, and keeps others from writing to it."""
+
+    def __init__(self, path: Path) -> None:
+        """Take hold of a folder that `create` made.
+
+        Raises:
+            ConfigError: there is no run in it, or another process is writing to it.
+        """
+        self.path = path
+        self.run = ""  # digest of the run's identity, once it is known
+        self.checkpoints = CheckpointFolder(path / "checkpoints")
+        self._written = 0  # records of the ledger that are in its file
+        try:
+            self._lock: IO[str] = (path / CONFIG).open(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"expected a result folder with a config.toml at {path}, got: {error.strerror}"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ConfigError(
+                f"expected a run that nobody is writing, got {path}, which another process holds"
+            ) from None
+
+    @staticmethod
+    def create(
+        path: str, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
+    ) -> "ResultFolder":
+        """Make the folder with what is known before the first round, all at once.
+
+        Args:
+            path: the folder.
+            setup: the run.
+            given: the config as it was given; seeds and defaults are resolved in `setup`.
+            source: what `load` finds the graph by, or None for a graph in memory.
+
+        Raises:
+            ConfigError: the folder exists or cannot be made.
+        """
+        check_free(path)
+        target = Path(path)
+        making = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            making.mkdir()
+            try:
+                _write_start(making, setup, given, source)
+                making.rename(target)
+            except BaseException:
+                shutil.rmtree(making, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise ConfigError(
+                f"expected to make the result folder {path}, got: {error.strerror}"
+            ) from None
+        folder = ResultFolder(target)
+        folder.take(identity(setup))
+        return folder
+
+    def about(self) -> dict[str, Any]:
+        """Return what run.json says.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        try:
+            found: dict[str, Any] = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
+            known = {name: found[name] for name in ("same", "source")}
+            return {**known, "simulated": found.get("simulated", True)}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"expected what the run was in {self.path / 'run.json'}, got: {error}"
+            ) from None
+
+    def take(self, same: Mapping[str, str]) -> None:
+        """Say which run writes here from now on."""
+        text = json.dumps(same, sort_keys=True)
+        self.run = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def fits(self, checkpoint: Checkpoint) -> str | None:
+        """Return why a checkpoint is not of this folder as it is, or None.
+
+        Raises:
+            CheckpointError: the weights of its best round are missing or damaged.
+        """
+        if checkpoint.facts.get("run") != self.run:
+            return "it belongs to another run"
+        have = self.sizes()
+        for name, size in checkpoint.facts["sizes"].items():
+            if have[name] < size:
+                return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
+        if checkpoint.facts["best_apart"]:
+            self.checkpoints.best(checkpoint.facts["best_round"])  # raises where it is unusable
+        return None
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._lock.close()
+
+    def add_round(self, row: Row) -> None:
+        """Append a row to the table of rounds."""
+        path = self.path / ROUNDS
+        text = to_csv([row])
+        if path.exists() and path.stat().st_size:
+            text = text.partition("\n")[2]
+        with path.open("a", newline="", encoding="utf-8") as file:
+            file.write(text)
+
+    def add_records(self, ledger: Ledger) -> None:
+        """Append what the ledger's file does not have yet."""
+        new = ledger.since(self._written)
+        with (self.path / LEDGER).open("a", encoding="utf-8") as file:
+            file.writelines(record.to_line() + "\n" for record in new)
+        self._written += len(new)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of the growing files."""
+        paths = {name: self.path / name for name in (ROUNDS, LEDGER)}
+        return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
+
+    def cut_back(self, sizes: Mapping[str, int]) -> tuple[list[Row], list[Record]]:
+        """Cut the growing files to these bytes, and return the rows and records that are left.
+
+        Raises:
+            CheckpointError: a record of the ledger is unreadable.
+        """
+        for name, size in sizes.items():
+            if self.sizes()[name] > size:
+                os.truncate(self.path / name, size)
+        rows, records = [], []
+        if sizes.get(ROUNDS):
+            rows = read_rounds(self.path / ROUNDS)
+        if sizes.get(LEDGER):
+            lines = (self.path / LEDGER).read_text(encoding="utf-8").splitlines()
+            records = [Record.from_line(line) for line in lines]
+        self._written = len(records)
+        return rows, records
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run is over and its result written."""
+        return (self.path / RESULT).exists()
+
+    def finish(self, result: Result, setup: Setup) -> None:
+        """Write the final clients.csv, the model, and last result.json; once."""
+        if self.is_complete:
+            return
+        self.add_records(setup.federation.ledger)
+        sizes, flops = setup.federation.ledger.by_client()
+        columns: dict[str, Sequence[Any]] = {"bytes": sizes.tolist(), "flops": flops.tolist()}
+        for view in VIEWS:
+            columns[f"test_{view}_accuracy"] = result.client_accuracy.get(view, ())
+        rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
+        for name, values in columns.items():
+            # Others have no value, or one client that trained on the uncut graph.
+            known = values if len(values) == len(rows) else [None] * len(rows)
+            for row, value in zip(rows, known, strict=True):
+                row[name] = value
+        write_atomic(self.path / CLIENTS, to_csv(rows))
+        if result.model is not None:
+            result.model.save(self.path / "model.safetensors")
+        text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
+        write_atomic(self.path / RESULT, text + "\n")
+
+
+def _write_start(
+    folder: Path, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
+) -> None:
+    """Write what is known before the first round."""
+    write_atomic(folder / CONFIG, write_toml(replace(given, out=None)))
+    method, cut = setup.method, setup.simulated
+    about: dict[str, Any] = {
+        "versions": versions(),
+        "source": source,
+        "same": identity(setup),
+        "model": described(setup.method_config.model),
+        "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
+        "method": {
+            "title": method.title,
+            "reference": method.reference,
+            "judge": method.judge,
+            "exchange": method.exchange,
+            "uncut": method.uncut,
+            "held": None if method.holds is None else method.holds(setup.method_config.options),
+        },
+        "simulated": cut is not None,
+        "partition_hash": setup.partition_hash,
+        "dataset": _dataset(setup),
+    }
+    write_atomic(folder / ABOUT, json.dumps(about, indent=2) + "\n")
+    if cut is None:
+        rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
+    else:
+        figures = describe(cut.graph, cut.partition, cut.split)
+        rows, known = figures.client_rows(), _simulated(figures, cut.graph)
+        write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
+    write_atomic(folder / CLIENTS, to_csv(rows))
+
+
+def _dataset(setup: Setup) -> dict[str, Any]:
+    """Return what is known of the graph: of one that silos hold, not how large it is."""
+    sizes = {"features": setup.schema.num_features, "classes": setup.schema.num_classes}
+    if setup.simulated is None:
+        return {"name": setup.config.dataset, **sizes}
+    graph = setup.cut.graph
+    return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges, **sizes}
+
+
+def _simulated(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
+    """Return what the experiment knows of the cut because it made it; training reads none of it."""
+    return {
+        "note": "Known in a simulation only: silos would not tell label counts or edges.",
+        **figures.totals(),
+        "classes": graph.class_names or [str(k) for k in range(graph.num_classes)],
+        "labels": figures.labels.tolist(),
+        "between": None if figures.between is None else figures.between.tolist(),
+    }

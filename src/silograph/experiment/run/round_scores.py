@@ -1,0 +1,175 @@
+"""Judging a round: the counts that clients report, the scores, and which round is best."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.evaluation.evaluate import counts_here, exchanged_counts, own_counts, server_counts
+from silograph.experiment.result_files import Row
+from silograph.experiment.run.setup import Setup, uncut_block
+from silograph.graph.graph import Split
+from silograph.methods.base import RoundReport, ServerState
+from silograph.nn.conv import Params
+from silograph.task.scores import PARTS, Scores, Views, client_accuracy, score
+
+Counts = Mapping[str, Tensor]
+ROW_SCORES = ("accuracy", "accuracy_client_mean", "f1_macro", "auc", "loss")
+
+
+ViewScores = Mapping[str, Scores | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A round as validation sees it.
+
+    Attributes:
+        round: its number.
+        server: counts of the server's model, or None where there is none.
+        personalised: counts of the clients' own models.
+        weights: the server's model.
+        val: validation scores by view, the two views that clients can tell.
+        test: test scores, likewise.
+        away: clients whose nodes are not counted, as they were not there.
+    """
+
+    round: int
+    server: Counts | None
+    personalised: Counts
+    weights: Params | None
+    val: ViewScores
+    test: ViewScores
+    away: tuple[str, ...]
+
+
+def judged(
+    setup: Setup,
+    t: int,
+    server: Counts | None,
+    own: Counts,
+    weights: Params | None,
+    away: tuple[str, ...],
+) -> Judged:
+    """Return a round with the scores of its counts."""
+    task = setup.schema.task
+    val, test = (
+        {
+            "server": None if server is None else score(server, part, task),
+            "personalised": score(own, part, task),
+        }
+        for part in PARTS
+    )
+    return Judged(t, server, own, weights, val, test, away)
+
+
+def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
+    """Ask all clients what the server's and their own models get right."""
+    fed = setup.federation
+    server = None
+    if state.weights is not None:
+        judging = key.fold("judge server", t)
+        if setup.method.exchange:
+            server = exchanged_counts(fed, setup.method_config.model, state.weights, judging)
+        else:
+            server = server_counts(fed, state.weights, judging)
+    own = own_counts(fed, key.fold("judge own", t))
+    return judged(setup, t, server, own, state.weights, fed.away)
+
+
+def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
+    """Whether `new` is chosen over `old`: by validation accuracy, then loss; the later if none.
+
+    Rounds that were judged without some clients compare on the nodes that both have counted.
+    """
+    view = setup.method.judge
+    ours, theirs = new.val[view], None if old is None else old.val[view]
+    if old is not None and new.away != old.away:
+        ours, theirs = (_val_of_both(setup, one, other) for one, other in ((new, old), (old, new)))
+    if ours is None or theirs is None:
+        return True
+    assert ours.accuracy is not None  # both are of judged nodes
+    assert theirs.accuracy is not None
+    assert ours.loss is not None
+    assert theirs.loss is not None
+    return (ours.accuracy, -ours.loss) > (theirs.accuracy, -theirs.loss)
+
+
+def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
+    """Return validation scores of `one`, on the clients that `other` has counted, too."""
+    counts, others = (
+        j.server if setup.method.judge == "server" else j.personalised for j in (one, other)
+    )
+    if counts is None or others is None:
+        return None
+    both = (counts["val.nodes"] > 0) & (others["val.nodes"] > 0)
+    kept = {n: t[both] for n, t in counts.items() if n.startswith("val.")}
+    return score(kept, "val", setup.schema.task)
+
+
+def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
+    """Return the round's row of the table; bytes and flops are totals so far."""
+    ledger, away = setup.federation.ledger, setup.federation.away
+    row: Row = {
+        "round": judged.round,
+        "participants": sum(name not in away for name in report.participants),
+        "train_loss": report.train_loss,
+    }
+    for part, views in (("val", judged.val), ("test", judged.test)):
+        for view, scores in views.items():
+            for name in ROW_SCORES:
+                if (part, name) != ("val", "auc"):
+                    value = None if scores is None else getattr(scores, name)
+                    row[f"{part}_{view}_{name}"] = value
+    return row | {
+        "bytes": ledger.bytes,
+        "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
+        "flops": ledger.flops,
+        "seconds": round(seconds, 3),
+    }
+
+
+def metric_of(setup: Setup, row: Row) -> str:
+    """Return what progress shows of a row."""
+    value = row[f"val_{setup.method.judge}_accuracy"]
+    accuracy = "-" if value is None else f"{value:.3f}"
+    loss = "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
+    return f"val accuracy {accuracy}  train loss {loss}"
+
+
+def uncut_counts(setup: Setup, weights: Params) -> Counts:
+    """Judge the server's model on the uncut graph, each node counted for its owner."""
+    block, partition = uncut_block(setup), setup.cut.partition
+    owner = partition.owner.to(setup.device)
+    held = owner >= 0
+    split = Split(block.split.train & held, block.split.val & held, block.split.test & held)
+    judged = replace(block, split=split)
+    cfg = setup.method_config
+    return counts_here(cfg.kernels, cfg.model, weights, judged, owner, len(partition.ids))
+
+
+def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+    """Return the validation and test scores of a round in all three views."""
+    task = setup.schema.task
+    val, test = (
+        Views(
+            uncut=None if uncut is None else score(uncut, part, task),
+            **(best.val if part == "val" else best.test),
+        )
+        for part in PARTS
+    )
+    return val, test
+
+
+def accuracy_by_client(
+    setup: Setup, best: Judged, uncut: Counts | None
+) -> dict[str, tuple[float | None, ...]]:
+    """Return each client's test accuracy in a round, by the views that exist."""
+    views = {"server": best.server, "uncut": uncut, "personalised": best.personalised}
+    task = setup.schema.task
+    return {
+        view: client_accuracy(counts, "test", task)
+        for view, counts in views.items()
+        if counts is not None
+    }

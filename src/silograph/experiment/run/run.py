@@ -1,0 +1,379 @@
+"""`run` and `resume`: one experiment from config to result."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
+from silograph.core.errors import ConfigError, DataError
+from silograph.experiment.resolve.client_data import cut_already, load_data, names_silos
+from silograph.experiment.resolve.cutting import check_cut_options
+from silograph.experiment.resolve.in_memory_parts import name_of, own_of
+from silograph.experiment.resolve.model_options import own_module
+from silograph.experiment.resolve.plan import planned
+from silograph.experiment.resolve.user_code import absolute, is_spec
+from silograph.experiment.result_files import Row
+from silograph.experiment.run.loop import first_snapshot, train
+from silograph.experiment.run.progress import Progress, generating, show_progress
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.result_folder import ResultFolder, check_free
+from silograph.experiment.run.setup import Setup, choose_method, prepare
+from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
+from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
+from silograph.federation.program import BLANK
+from silograph.graph.datasets import check_scale, is_path, locate
+from silograph.graph.graph import Graph
+from silograph.graph.silos.data import Silos
+from silograph.methods import METHODS
+from silograph.methods.base import Method
+from silograph.nn.own_module import Make
+
+LOG = logging.getLogger("silograph")
+MODES = ("live", "plain", "none")
+
+
+def run(
+    graph: Graph | Silos | str | os.PathLike[str] | None = None,
+    *,
+    config: RunConfig | None = None,
+    method: Method | str | None = None,
+    progress: str | Progress = "none",
+    trackers: Sequence[Tracker] = (),
+    **options: Any,
+) -> Result:
+    """Train a federation and return what came of it.
+
+    >>> import silograph as sg
+    >>> result = sg.run("digits", clients=4, partition="random", rounds=2, hidden=8)
+    >>> result.best_round in (1, 2)
+    True
+
+    Args:
+        graph: a graph, or the name or path of one; or silos, or the path of a folder that holds
+            their folders; None takes `dataset` of the config.
+        config: where to start from; None means all defaults.
+        method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
+            name of its own; None takes that of the config.
+        progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
+        trackers: who else is told of every round, besides `tracker` of the config.
+        options: fields of `RunConfig`, replacing those of `config`. A result folder is written
+            only if `out` is among them or in `config`. `model` may also be a class of your own,
+            whose call with numbers of features and outputs gives a torch.nn.Module.
+
+    Raises:
+        SilographError: something about the options, the graph or the cut cannot be used.
+    """
+    check_mode(progress)
+    check_trackers(trackers)
+    own = own_of([method, options.get("model")])
+    if "model" in options:
+        options = options | {"model": name_of(options["model"])}
+    given = given_config(graph, config, options | _named(method))
+    check_cut_options(options, [given.partition])
+    # Before any data is read: a wrong name should not cost a minute.
+    chosen, _ = choose_method(given, method if isinstance(method, Method) else None)
+    make = own.models.get(given.model) or own_module(given)
+    watched = watched_by(given, trackers)
+    if given.out is not None:
+        check_free(given.out)
+    graph, source = _loaded(graph, given, progress)
+    if given.out is not None:  # after loading, whose errors name a path as it was given
+        given = with_absolute_paths(given, in_memory=source is None)
+    with torch_threads(given.threads):
+        setup = prepare(resolve_seeds(given), graph, make, chosen)
+        start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
+        if given.out is None:
+            return go_on(setup, None, progress, start, [], watched)
+        with closing(ResultFolder.create(given.out, setup, given, source)) as folder:
+            return go_on(setup, folder, progress, start, [], watched)
+
+
+def _loaded(
+    graph: Graph | Silos | str | os.PathLike[str] | None,
+    config: RunConfig,
+    progress: str | Progress,
+) -> tuple[Graph | Silos, dict[str, str | None] | None]:
+    """Return the graph of a run, and what it is found by again; None where it was in memory."""
+    if isinstance(graph, Graph | Silos):
+        check_scale("a graph in memory", config.scale)
+        return graph, None
+    source, report = source_of(config), generating(progress)
+    name, data_dir = config.dataset, config.data_dir
+    return load_data(name, data_dir=data_dir, scale=config.scale, report=report), source
+
+
+def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
+    """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
+    named = [] if config.tracker is None else [make_tracker(config.tracker)]
+    return Watched([*named, *trackers])
+
+
+def given_config(
+    graph: Graph | Silos | str | os.PathLike[str] | None,
+    config: RunConfig | None,
+    options: dict[str, Any],
+) -> RunConfig:
+    """Return the config that the arguments of `run` make together.
+
+    Raises:
+        ConfigError: a key or value that a config cannot have, or no graph.
+        DataError: a graph of another type.
+    """
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"expected a RunConfig as config, got {type(config).__name__}: give options as "
+            "keywords, or a run file to `silograph run --config`"
+        )
+    values = {} if config is None else {k: v for k, v in vars(config).items() if v is not None}
+    match graph:
+        case None if config is None and "dataset" not in options:
+            raise ConfigError(
+                "expected a graph, or the name or path of one, got None: sg.load('digits') is one"
+            )
+        case None:
+            name = {}
+        case Graph() | Silos():
+            name = {"dataset": graph.name}
+        case str():
+            name = {"dataset": graph}
+        case os.PathLike():  # never a name, even where there is a dataset of that name
+            name = {"dataset": _absolute(os.fspath(graph))}
+        case _:
+            raise DataError(
+                f"expected a Graph, or the name or path of one, got {type(graph).__name__}: see "
+                "sg.from_arrays, sg.from_pyg, sg.from_networkx"
+            )
+    _check_own_options(
+        options, str(options.get("method", values.get("method", RunConfig().method)))
+    )
+    given = make_config(values | options | name)
+    on_silos = isinstance(graph, Silos) or (
+        not isinstance(graph, Graph) and names_silos(given.dataset)
+    )
+    return cut_already(given) if on_silos else given
+
+
+def _check_own_options(options: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigError` for an option of the method among those of the run."""
+    if name not in METHODS:
+        return
+    known = {f.name for f in fields(RunConfig)}
+    for field in fields(METHODS[name].options):
+        if field.name in options and field.name not in known:
+            raise ConfigError(
+                f"expected {field.name}, an option of {name}, under options: give "
+                f"options={{{field.name!r}: {options[field.name]!r}}}"
+            )
+
+
+def _named(method: Method | str | None) -> dict[str, Any]:
+    """Return the option of a run's config that a method makes."""
+    if method is None:
+        return {}
+    return {"method": method.name if isinstance(method, Method) else method}
+
+
+def source_of(config: RunConfig) -> dict[str, str | None]:
+    """Return what `load` finds the graph by, from any working folder."""
+    path = locate(config.dataset, data_dir=config.data_dir)
+    if path is not None:
+        return {"dataset": str(path.absolute()), "data_dir": None}
+    data_dir = config.data_dir or os.environ.get("SILOGRAPH_DATA") or None
+    return {
+        "dataset": config.dataset,
+        "data_dir": None if data_dir is None else _absolute(data_dir),
+    }
+
+
+def resume(
+    path: str | os.PathLike[str],
+    *,
+    graph: Graph | Silos | None = None,
+    model: Make | None = None,
+    method: Method | None = None,
+    progress: str | Progress = "none",
+    trackers: Sequence[Tracker] = (),
+) -> Result:
+    """Go on with a run that was interrupted, as if it had not been, and return its result.
+
+    A run that is complete is not trained again: its result is worked out once more.
+
+    Args:
+        path: the run's result folder.
+        graph: the graph or silos, for a run on what was in memory.
+        model: the class of the model, for a run with one that cannot be imported.
+        method: the method, for a run whose method was given as a value.
+        progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
+        trackers: who else is told of the rounds to come, besides `tracker` of the config.
+
+    Raises:
+        ConfigError: there is no run at `path`, or another process is writing it.
+        CheckpointError: the checkpoint is of another config, graph or version, or no whole one
+            is left.
+    """
+    check_mode(progress)
+    check_trackers(trackers)
+    target = Path(path)
+    folder = ResultFolder(target)
+    try:
+        about = folder.about()
+        if not about["simulated"]:
+            raise ConfigError(
+                f"expected a run of this process in {target}, got one whose graph silos hold: "
+                "use silograph server --resume"
+            )
+        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        chosen = _chosen(config, method)
+        model = _module_again(config) if model is None else model
+        watched = watched_by(config, trackers)
+        if graph is None:
+            graph = _loaded_again(about["source"], config, target, progress)
+        with torch_threads(config.threads):
+            setup = prepare(resolve_seeds(config), graph, model, chosen)
+            check_identity(about["same"], identity(setup), config)
+            snapshot, rows = restored(setup, folder, about["same"])
+            return go_on(setup, folder, progress, snapshot, rows, watched)
+    finally:
+        folder.close()
+
+
+def _loaded_again(
+    source: Mapping[str, str | None] | None,
+    config: RunConfig,
+    folder: Path,
+    progress: str | Progress,
+) -> Graph | Silos:
+    """Load the graph of a run that goes on; raise `ConfigError` where it was in memory."""
+    name = None if source is None else source["dataset"]
+    if source is None or name is None:
+        raise ConfigError(
+            f"expected the graph of the run in {folder}, got none: it was made in memory; "
+            "use sg.resume(DIR, graph=...)"
+        )
+    report = generating(progress)
+    return load_data(name, data_dir=source["data_dir"], scale=config.scale, report=report)
+
+
+def _module_again(config: RunConfig) -> Make | None:
+    """Import the module of a run that goes on."""
+    try:
+        return own_module(config)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
+
+
+def _chosen(config: RunConfig, method: Method | None) -> Method:
+    """Return the method of a run; raise `ConfigError` where it is a value that is missing."""
+    if method is None and config.method not in METHODS and not is_spec(config.method):
+        raise ConfigError(
+            f"expected the method {config.method!r} of the run, got none: it was given as a value; "
+            "use sg.resume(DIR, method=...)"
+        )
+    return choose_method(config, method)[0]
+
+
+def restored(
+    setup: Setup, folder: ResultFolder, same: Mapping[str, str]
+) -> tuple[Snapshot, list[Row]]:
+    """Bring federation and folder back to the latest usable checkpoint, or to the start."""
+    folder.take(same)
+    checkpoint, problems = folder.checkpoints.latest(folder.fits)
+    for line in problems:
+        assert checkpoint is not None  # `latest` raises where none is usable
+        LOG.warning("%s; going on from round %d", line, checkpoint.round)
+    if checkpoint is None:
+        if folder.is_complete:
+            raise ConfigError(
+                f"expected a run to go on with in {folder.path}, got a complete one without "
+                "checkpoints: its result is in result.json"
+            )
+        folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+        if setup.simulated is None:  # silos may remember more
+            setup.federation.restore(BLANK, (), ())
+        return first_snapshot(setup), []
+    facts = checkpoint.facts
+    apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
+    snapshot, states = from_checkpoint(setup, checkpoint, apart)
+    rows, records = folder.cut_back(facts["sizes"])
+    setup.federation.restore(snapshot.round, states, records)
+    return snapshot, rows
+
+
+def go_on(
+    setup: Setup,
+    folder: ResultFolder | None,
+    progress: str | Progress,
+    snapshot: Snapshot,
+    rows: list[Row],
+    trackers: Watched,
+    tell: Callable[[str], None] | None = None,
+) -> Result:
+    """Go on with a run from a snapshot to its end, and show how it goes.
+
+    `tell` is told what there is to say at the beginning; None is standard error, with `progress`.
+    """
+
+    def say(line: str) -> None:
+        if isinstance(progress, str) and progress != "none":
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    tell = say if tell is None else tell
+    tell(planned(setup.config))
+    watch: AbstractContextManager[None] = nullcontext()
+    if setup.config.kernels == "compiled":
+        from silograph.nn.kernels.compile_notice import (
+            told_of_compiling,  # numba takes a while to import
+        )
+
+        watch = told_of_compiling(tell)
+    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch:
+        return train(setup, folder, display, snapshot, rows, trackers)
+
+
+def check_mode(progress: object) -> None:
+    """Raise `ConfigError` for a way of showing progress that does not exist."""
+    if progress not in MODES and not isinstance(progress, Progress):
+        raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+
+
+def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
+    """Return the config with its paths made absolute, so that its file works from anywhere.
+
+    Args:
+        config: as it was given.
+        in_memory: whether `dataset` is but the name of a graph that is there already.
+    """
+    data_dir = None if config.data_dir is None else _absolute(config.data_dir)
+    is_file = not in_memory and is_path(config.dataset)
+    dataset = _absolute(config.dataset) if is_file else config.dataset
+    method = absolute(config.method) if is_spec(config.method) else config.method
+    tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
+    if name == "tensorboard" and where:
+        tracker = f"{name}={_absolute(where)}"
+    model = absolute(config.model) if is_spec(config.model) else config.model
+    return replace(
+        config, data_dir=data_dir, dataset=dataset, tracker=tracker, method=method, model=model
+    )
+
+
+def _absolute(path: str) -> str:
+    """Return the path from the root on; `~` is the user's home, as in `load`."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Use this many torch threads inside the block: part of what makes two runs equal."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

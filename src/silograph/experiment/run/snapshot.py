@@ -1,0 +1,185 @@
+"""A run between two rounds, as tensors and facts, and back: what a checkpoint holds.
+
+Everything that decides the rest of the run is here or in the config; draws come from keys, so
+there is no random state to save.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import CheckpointError
+from silograph.core.payload import State, named
+from silograph.experiment.resolve.user_code import digest, is_spec
+from silograph.experiment.run.round_scores import Judged, judged
+from silograph.experiment.run.setup import Setup, versions
+from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
+from silograph.graph.graph import fingerprint
+from silograph.methods.base import ServerState
+from silograph.nn.conv import Params
+from silograph.nn.model import AnyModel
+from silograph.nn.own_module import ModuleModel
+
+# Packages whose version decides the bits of a result.
+NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A run after a round.
+
+    Attributes:
+        round: the round that is over; 0 before the first.
+        state: the server's.
+        best: the best round so far, None before the first judged one.
+        seconds: of training so far.
+        stopped: why the run is over, None while it goes on.
+    """
+
+    round: int
+    state: ServerState
+    best: Judged | None
+    seconds: float
+    stopped: str | None
+
+
+def identity(setup: Setup) -> dict[str, str]:
+    """Return everything that must be the same for a run to go on, by name."""
+    config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
+    for name in ("out", "tracker"):  # they decide no number
+        del config[name]
+    found = versions()
+    return {
+        **{f"config {name}": repr(value) for name, value in config.items()},
+        **source_of_module(setup.method_config.model),
+        **({"method": digest(config["method"])} if is_spec(config["method"]) else {}),
+        **({} if setup.simulated is None else {"graph": fingerprint(setup.cut.graph)}),
+        **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
+        "partition": setup.partition_hash,
+        **{name: found.get(name, "not installed") for name in NUMERIC},
+    }
+
+
+def source_of_module(model: AnyModel) -> dict[str, str]:
+    """Return a hash of the source of a user's module, if the model is one that can be read."""
+    if not isinstance(model, ModuleModel):
+        return {}
+    try:
+        text = inspect.getsource(model.make)
+    except (OSError, TypeError):  # typed into an interpreter
+        return {}
+    return {"source of the model": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:
+    """Raise `CheckpointError` unless two identities are the same.
+
+    A field of the config that the run did not have came later, and its default says how things
+    were then.
+
+    Args:
+        theirs: of the run.
+        ours: of the run as it would go on.
+        config: as it was given.
+
+    Raises:
+        CheckpointError: names what differs, and both values.
+    """
+    later = {f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default}
+    for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
+        if theirs.get(name) != ours.get(name):
+            raise CheckpointError(
+                f"expected a run with {name} {ours.get(name)}, got one with {theirs.get(name)}: "
+                "going on would not give the numbers of an uninterrupted run; start a new run"
+            )
+
+
+def to_checkpoint(
+    setup: Setup, snapshot: Snapshot, run: str, sizes: Mapping[str, int]
+) -> Checkpoint:
+    """Return the checkpoint of a snapshot.
+
+    Args:
+        setup: the run.
+        snapshot: where it is.
+        run: digest of the run's identity.
+        sizes: bytes of the folder's growing files that belong to this snapshot.
+    """
+    state, best = snapshot.state, snapshot.best
+    groups: dict[str, Mapping[str, Tensor] | None] = {
+        "server/memory": state.memory,
+        "server/weights": state.weights,
+    }
+    if best is not None:
+        groups |= {"best/personalised": best.personalised, "best/server": best.server}
+    tensors: dict[str, Tensor] = {}
+    for prefix, group in groups.items():
+        tensors |= named(prefix, group or {})
+    for number, block in enumerate(setup.federation.states()):
+        tensors |= named(f"client/{number}", state_tensors(block))
+    facts = {
+        "run": run,
+        "sizes": dict(sizes),
+        "groups": [prefix for prefix, group in groups.items() if group is not None],
+        "best_round": None if best is None else best.round,
+        "best_apart": best_apart(snapshot) is not None,
+        "best_away": [] if best is None else list(best.away),
+        "seconds": snapshot.seconds,
+        "stopped": snapshot.stopped,
+    }
+    return Checkpoint(snapshot.round, tensors, facts)
+
+
+def best_apart(snapshot: Snapshot) -> Params | None:
+    """Return the best round's weights where they are not the server's current ones."""
+    best = snapshot.best
+    return None if best is None or best.round == snapshot.round else best.weights
+
+
+def from_checkpoint(
+    setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
+) -> tuple[Snapshot, list[State]]:
+    """Return the snapshot and the clients' states by block.
+
+    Args:
+        setup: the run.
+        checkpoint: what `to_checkpoint` made.
+        apart: weights of the best round where the facts say that they are kept apart.
+
+    Raises:
+        CheckpointError: something that every checkpoint has is missing.
+    """
+    parts = {name: t.to(setup.device) for name, t in checkpoint.tensors.items()}
+    facts = checkpoint.facts
+
+    def group(prefix: str) -> dict[str, Tensor] | None:
+        return _below(prefix, parts) if prefix in facts["groups"] else None
+
+    try:
+        state = ServerState(group("server/weights"), _below("server/memory", parts))
+        best, best_round = None, facts["best_round"]
+        if best_round is not None:
+            apart_here = apart and {name: w.to(setup.device) for name, w in apart.items()}
+            best = judged(
+                setup,
+                best_round,
+                group("best/server"),
+                _below("best/personalised", parts),
+                dict(apart_here) if apart_here else state.weights,
+                tuple(facts.get("best_away", ())),
+            )
+        seconds, stopped = facts["seconds"], facts["stopped"]
+    except KeyError as error:
+        raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
+    blocks = range(len(setup.federation.states()))
+    states = [state_from(_below(f"client/{number}", parts)) for number in blocks]
+    return Snapshot(checkpoint.round, state, best, seconds, stopped), states
+
+
+def _below(prefix: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): t for name, t in parts.items() if name.startswith(start)}

@@ -1,0 +1,1 @@
+"""How silos come together before training, by keyed hashes of the edges between them."""

@@ -1,0 +1,377 @@
+"""How silos come together before training: what each says, and what the server makes of it.
+
+Each silo says `hello`; the server's `match` finds out which slot is which boundary row, and where
+silos disagree, from keyed hashes (`silograph.federation.joining.edge_tags` says who learns what). A
+silo that is told of a disagreement can `explain` it, for it knows the keys. These are pure
+functions: an engine carries what they return.
+
+S: halo slots of a silo. B: boundary rows. R: pairs of a boundary row and a silo that it has edges
+to. X: cross-silo edges.
+"""
+
+import json
+import secrets as random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import get_args
+
+import numpy as np
+import torch
+
+from silograph.core.errors import DataError, ProtocolError
+from silograph.core.payload import Field, Payload, Ragged, offsets
+from silograph.core.text import printable
+from silograph.federation.joining.edge_tags import (
+    TAG_BYTES,
+    as_tags,
+    as_words,
+    edge_tags,
+    node_tag,
+    pair_keys,
+)
+from silograph.graph.block.halo import Route
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Task
+from silograph.graph.silos.data import Silo, Silos
+
+NONCE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class SiloFacts:
+    """What must be the same at every silo; the server builds the model from it.
+
+    Attributes:
+        features: number of features of a node.
+        feature_names: their names, or empty; compared where two silos name them.
+        sparse: whether they are held as the entries that are not 0.
+        task: multiclass or multilabel.
+        num_classes: number of classes, or of label bits.
+        class_names: their names, or empty.
+    """
+
+    features: int
+    feature_names: tuple[str, ...]
+    sparse: bool
+    task: Task
+    num_classes: int
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Hello:
+    """What a silo shows of itself before training.
+
+    Attributes:
+        name: the silo's.
+        facts: what must be the same everywhere.
+        others: silos that its edges lead to.
+        slot_other: (S,) int64 which of them holds the node of a slot; slots in their order.
+        slot_tag: (S, 16) uint8 tag of the node.
+        row: (R,) int64 place among the own boundary rows, ascending.
+        row_other: (R,) int64 which of the others it has edges to.
+        row_tag: (R, 16) uint8 its tag for that one.
+        edge_other: (X,) int64 where an edge leads.
+        edge_tag: (X, 16) uint8 its tag; sorted, so that the order tells nothing.
+    """
+
+    name: str
+    facts: SiloFacts
+    others: tuple[str, ...]
+    slot_other: np.ndarray
+    slot_tag: np.ndarray
+    row: np.ndarray
+    row_other: np.ndarray
+    row_tag: np.ndarray
+    edge_other: np.ndarray
+    edge_tag: np.ndarray
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Edges that one silo lists and the other owner does not.
+
+    Attributes:
+        silo: who lists them.
+        other: where they lead, by that silo.
+        tags: the edges' tags.
+        absent: whether no silo has that name.
+    """
+
+    silo: str
+    other: str
+    tags: tuple[bytes, ...]
+    absent: bool
+
+    def __str__(self) -> str:
+        """Return what is wrong, without the keys, which only `silo` knows."""
+        reason = "is no silo of this federation" if self.absent else "does not list them"
+        return (
+            f"expected both owners of a cross-silo edge to list it, got {len(self.tags)} of "
+            f"{self.silo} that lead to {printable(self.other)[:80]}, which {reason}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """What the server makes of all silos' hellos.
+
+    Attributes:
+        ids: the silos' names, in the order of the hellos.
+        facts: what they have in common, with the names that any of them gave to features.
+        disagreements: where both owners do not list the same edges.
+        route: who answers for each halo slot; None while silos disagree.
+    """
+
+    ids: tuple[str, ...]
+    facts: SiloFacts
+    disagreements: tuple[Disagreement, ...]
+    route: Route | None
+
+
+def facts_of(silo: Silo) -> SiloFacts:
+    """Return what a silo must have in common with the others."""
+    graph = silo.graph
+    return SiloFacts(
+        features=graph.num_features,
+        feature_names=silo.feature_names,
+        sparse=isinstance(silo.x, CSR),
+        task=graph.task,
+        num_classes=silo.num_classes,
+        class_names=silo.class_names,
+    )
+
+
+def hello(silo: Silo, secrets: Mapping[str, bytes], run: bytes) -> Hello:
+    """Return what a silo shows of itself.
+
+    Args:
+        silo: its data.
+        secrets: what it shares with each silo that its edges lead to, 16 to 64 bytes.
+        run: nonce of the run, the same for all silos.
+
+    Raises:
+        ConfigError: a secret is missing, or of the wrong length.
+    """
+    keys, cross, own = pair_keys(silo, secrets, run), silo.cross, silo.keys
+    others = tuple(keys)
+    number = {name: i for i, name in enumerate(others)}
+    slot_other = np.array([number[name] for name in cross.silo], dtype=np.int64)
+    slot_tag = [
+        node_tag(keys[name], name, key) for name, key in zip(cross.silo, cross.keys, strict=True)
+    ]
+    edge_other = slot_other[cross.slot.numpy()]
+    boundary, place = np.unique(cross.row.numpy(), return_inverse=True)
+    pairs = np.unique(np.stack([place, edge_other], axis=1).reshape(-1, 2), axis=0)
+    row_tag = [
+        node_tag(keys[others[other]], silo.name, own[boundary[row]])
+        for row, other in pairs.tolist()
+    ]
+    tags = as_words(edge_tags(silo, keys))
+    halves = tags.view(">u8")
+    order = np.lexsort((halves[:, 1], halves[:, 0], edge_other))
+    return Hello(
+        name=silo.name,
+        facts=facts_of(silo),
+        others=others,
+        slot_other=slot_other,
+        slot_tag=as_words(slot_tag),
+        row=pairs[:, 0],
+        row_other=pairs[:, 1],
+        row_tag=as_words(row_tag),
+        edge_other=edge_other[order],
+        edge_tag=tags[order],
+    )
+
+
+def match(hellos: Sequence[Hello]) -> Agreement:
+    """Return what the hellos of all silos agree on; their order is that of the federation.
+
+    Raises:
+        DataError: two silos have one name, or differ in features or labels.
+        ProtocolError: a hello that no silo's data can give.
+    """
+    ids = tuple(each.name for each in hellos)
+    for place, name in enumerate(ids):
+        if name in ids[:place]:
+            raise DataError(f"expected silos of different names, got {name!r} twice: rename one")
+    facts = _common(hellos)
+    listed = {each.name: _edges(each) for each in hellos}
+    disagreements = []
+    for each in hellos:
+        for other, tags in listed[each.name].items():
+            known = set(listed.get(other, {}).get(each.name, ()))
+            missing = tuple(tag for tag in tags if tag not in known)
+            if missing:
+                disagreements.append(Disagreement(each.name, other, missing, other not in listed))
+    route = None if disagreements else _route(hellos)
+    return Agreement(ids, facts, tuple(disagreements), route)
+
+
+def explain(
+    silo: Silo, secrets: Mapping[str, bytes], run: bytes, disagreement: Disagreement
+) -> str:
+    """Return a disagreement about a silo's edges in one line that names the first one's keys.
+
+    Raises:
+        ProtocolError: it is not about edges of this silo.
+    """
+    tags, cross = edge_tags(silo, pair_keys(silo, secrets, run)), silo.cross
+    wrong = set(disagreement.tags)
+    first = next((i for i, tag in enumerate(tags) if tag in wrong), None)
+    if first is None or disagreement.silo != silo.name:
+        raise ProtocolError(f"expected a disagreement about edges of {silo.name}, got another")
+    own, remote = silo.keys[int(cross.row[first])], cross.keys[int(cross.slot[first])]
+    mend = f"correct the name in cross_edges of {silo.name}"
+    if not disagreement.absent:
+        mend = f"list it in cross_edges of {disagreement.other}, too, or drop it"
+    return f"{disagreement}; the first is from {own!r} to {remote!r}: {mend}"
+
+
+def agree(silos: Silos) -> Route:
+    """Return who answers for each halo slot, agreed on as silos apart would, all in this process.
+
+    Raises:
+        DataError: silos differ in features or labels, or disagree on edges; names the first.
+    """
+    shared, run = random.token_bytes(32), random.token_bytes(NONCE_BYTES)
+    secrets = dict.fromkeys((e for silo in silos.members for e in silo.cross.silo), shared)
+    found = match([hello(silo, secrets, run) for silo in silos.members])
+    if found.route is not None:
+        return found.route
+    first = found.disagreements[0]
+    silo = next(silo for silo in silos.members if silo.name == first.silo)
+    raise DataError(explain(silo, secrets, run, first))
+
+
+def to_payload(said: Hello) -> Payload:
+    """Return a hello as fields of one client, ready for a frame."""
+    about = {"name": said.name, "others": said.others, **asdict(said.facts)}
+    fields = {
+        "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+        **{name: getattr(said, name) for name in _ARRAYS},
+    }
+    return {
+        name: Ragged(torch.from_numpy(a.copy()), torch.tensor([0, len(a)]))
+        for name, a in fields.items()
+    }
+
+
+def from_payload(payload: Payload) -> Hello:
+    """Return the hello that `to_payload` made fields of.
+
+    Raises:
+        ProtocolError: these are no such fields.
+    """
+    try:
+        arrays = {name: _array(payload[name]) for name in ("about", *_ARRAYS)}
+        about = json.loads(arrays.pop("about").tobytes().decode())
+        name, others = about.pop("name"), tuple(about.pop("others"))
+        for key in ("feature_names", "class_names"):
+            about[key] = tuple(about[key])
+        said = Hello(name, SiloFacts(**about), others, **arrays)
+        _check(said)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"expected the hello of a silo, got fields without: {error}") from None
+    return said
+
+
+_ARRAYS = ("slot_other", "slot_tag", "row", "row_other", "row_tag", "edge_other", "edge_tag")
+
+
+def _array(field: Field) -> np.ndarray:
+    if not isinstance(field, Ragged):
+        raise TypeError("rows")
+    array: np.ndarray = field.t.numpy()
+    return array
+
+
+def _check(said: Hello) -> None:
+    """Raise `ValueError` where arrays of a hello cannot belong together."""
+    words = (said.name, *said.others, *said.facts.feature_names, *said.facts.class_names)
+    if not all(isinstance(word, str) for word in words) or said.name in said.others:
+        raise ValueError("names")
+    if said.facts.task not in get_args(Task) or type(said.facts.sparse) is not bool:
+        raise ValueError("task and sparse")
+    numbers = (said.facts.features, said.facts.num_classes)
+    if not all(type(number) is int and number > 0 for number in numbers):
+        raise ValueError("sizes")
+    for other, tag in (
+        (said.slot_other, said.slot_tag),
+        (said.row_other, said.row_tag),
+        (said.edge_other, said.edge_tag),
+    ):
+        right = other.dtype == np.int64 and tag.dtype == np.uint8
+        if not right or tag.shape != (len(other), TAG_BYTES) or other.ndim != 1:
+            raise ValueError("tags of 16 bytes")
+        if len(other) and (other.min() < 0 or other.max() >= len(said.others)):
+            raise ValueError("silos that edges lead to")
+    step = np.diff(said.row, prepend=-1)
+    if (
+        said.row.dtype != np.int64
+        or said.row.shape != said.row_other.shape
+        or (len(step) and (step.min() < 0 or step.max() > 1))
+    ):
+        raise ValueError("boundary rows")
+
+
+def _common(hellos: Sequence[Hello]) -> SiloFacts:
+    """Return what all silos have in common; raise `DataError` where one differs from the first."""
+    first = hellos[0]
+    ours = asdict(first.facts)
+    for each in hellos[1:]:
+        for name, theirs in asdict(each.facts).items():
+            mine = ours[name]
+            if name == "feature_names" and not (mine and theirs):
+                ours[name] = mine or theirs
+            elif theirs != mine:
+                raise DataError(_difference(name, first.name, mine, each.name, theirs))
+    return SiloFacts(**ours)
+
+
+def _difference(name: str, one: str, mine: object, other: str, theirs: object) -> str:
+    what = name.replace("_", " ")
+    if isinstance(mine, tuple) and isinstance(theirs, tuple) and len(mine) == len(theirs):
+        place = next(
+            i for i, pair in enumerate(zip(mine, theirs, strict=True)) if len(set(pair)) > 1
+        )
+        what, mine, theirs = f"{what} (number {place})", mine[place], theirs[place]
+    return (
+        f"expected the same {what} at every silo, got {mine!r} at {one} and {theirs!r} at {other}: "
+        "describe and order the tables alike"
+    )
+
+
+def _edges(said: Hello) -> dict[str, list[bytes]]:
+    """Return the tags of a silo's edges by where they lead."""
+    tags = as_tags(said.edge_tag)
+    found: dict[str, list[bytes]] = {name: [] for name in said.others}
+    for other, tag in zip(said.edge_other.tolist(), tags, strict=True):
+        found[said.others[other]].append(tag)
+    return found
+
+
+def _route(hellos: Sequence[Hello]) -> Route:
+    """Return the route of silos that list the same edges."""
+    counts = [int(each.row[-1]) + 1 if len(each.row) else 0 for each in hellos]
+    boundary_off = offsets(torch.tensor(counts))
+    place: dict[tuple[str, str, bytes], int] = {}
+    for each, start in zip(hellos, boundary_off.tolist(), strict=False):
+        rows = zip(each.row.tolist(), each.row_other.tolist(), as_tags(each.row_tag), strict=True)
+        for row, other, tag in rows:
+            place[each.name, each.others[other], tag] = start + row
+    target = []
+    for each in hellos:
+        for other, tag in zip(each.slot_other.tolist(), as_tags(each.slot_tag), strict=True):
+            where = (each.others[other], each.name, tag)
+            if where not in place:
+                raise ProtocolError(
+                    f"expected every halo slot of {each.name} to be a boundary row of the silo "
+                    f"that it names, got one that is none of {where[0]}: tags that no data give"
+                )
+            target.append(place[where])
+    return Route(
+        target=torch.tensor(target, dtype=torch.int64),
+        slot_off=offsets(torch.tensor([len(each.slot_other) for each in hellos])),
+        boundary_off=boundary_off,
+    )

@@ -1,0 +1,324 @@
+"""The silo's half of a session, without the network: messages in, answers out.
+
+A worker holds the silo's block and state. It takes messages in their order only, does what the
+program of the run that it has agreed to has next and nothing else (`silograph.federation.program`),
+and tells the server one line where it refuses; the rest is for its own log.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from silograph.core.errors import FrameError, ProtocolError, SilographError
+from silograph.core.kinds import Kind
+from silograph.core.payload import Field, State, moved, state_of
+from silograph.core.work import metered
+from silograph.federation.base import Op
+from silograph.federation.check import run_op
+from silograph.federation.field_specs import extent_of
+from silograph.federation.frame import Envelope, decode, encode
+from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, Hello, to_payload
+from silograph.federation.program import BLANK, Course
+from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.message import (
+    CallBody,
+    Message,
+    Type,
+    check_size,
+    facts_body,
+    pack,
+    read_call,
+    read_explain,
+    reply_body,
+    unpack,
+)
+from silograph.federation.session.names import op_of
+from silograph.federation.session.peer import one_line
+from silograph.federation.session.state_store import StateStore
+from silograph.graph.block.block import ClientBlock
+
+HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
+MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
+MOST_COMMITTED = 4  # rounds that a server holds checkpoints of
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a silo has made of the run's config.
+
+    Attributes:
+        cfg: what ops read.
+        block: the silo's own rows, where it computes.
+        device: that place.
+        course: what the run does, call by call.
+        note: what the silo agrees to, in one line for its people.
+    """
+
+    cfg: Any
+    block: ClientBlock
+    device: torch.device
+    course: Course
+    note: str = ""
+
+
+class Holder(Protocol):
+    """A silo's own data, and what it says and makes of them."""
+
+    def hello(self, run: bytes) -> Hello:
+        """Return what the silo shows of itself, tags made with the run's nonce."""
+
+    def explain(self, run: bytes, disagreement: Disagreement) -> None:
+        """Tell the silo's own people, not the server, which edge the other silo does not list."""
+
+    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
+        """Return what ops are given, from what the server tells of the run."""
+
+
+class Responder:
+    """Answers the messages of one run.
+
+    Args:
+        token: of the run; other messages are refused.
+        ops: by qualified name.
+        holder: the silo's data.
+        store: where states are kept.
+        report: told of what happens; the server hears less.
+        name: of the silo, for what is reported.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        ops: Mapping[str, Op],
+        holder: Holder,
+        store: StateStore,
+        report: EventCallback = log_event,
+        name: str | None = None,
+    ) -> None:
+        self._token = token
+        self._ops = ops
+        self._holder = holder
+        self._store = store
+        self._report = report
+        self._name = name
+        self._prepared: Prepared | None = None
+        self._facts: Mapping[str, Any] = {}  # that it was prepared from
+        self._joined: bytes | None = None  # nonce of the JOIN of this stream
+        self._explained = 0  # edges explained in this stream
+        self._started = False  # in this stream
+        self._state: State = {}
+        self._round = BLANK  # the last one that it was called in
+        self._sequence = 0
+        self._doing = ""  # the op, or the type of the message
+        self.ended: str | None = None  # why the run is over, once it is
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether the silo has agreed to this run."""
+        return self._prepared is not None
+
+    def attach(self) -> None:
+        """Begin a new stream: the server counts its messages from 1 again."""
+        self._sequence = 0
+        self._joined, self._explained, self._started = None, 0, False
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the answer to a message.
+
+        Raises:
+            FrameError: it is no message of this run, or not the next one: the stream is unusable.
+        """
+        message = unpack(data)
+        if message.token != self._token:
+            raise FrameError("expected a message of this run, got one of another")
+        if message.sequence != self._sequence + 1:
+            raise FrameError(
+                f"expected message {self._sequence + 1}, got {message.sequence}: repeated or lost"
+            )
+        self._sequence += 1
+        self._doing = message.type.name.lower()
+        try:
+            kind, body = self._do(message)
+        except SilographError as error:
+            self._report(Event(What.DECLINED, self._name, self._round, reason=str(error)))
+            kind, body = Type.REFUSED, facts_body({"reason": str(error)})
+        except Exception as error:
+            what = type(error).__name__
+            about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
+            self._report(about)
+            reason = f"{what} at the silo: its log says more"
+            kind, body = Type.REFUSED, facts_body({"reason": reason})
+        return pack(Message(kind, self._token, message.sequence, body))
+
+    def _do(self, message: Message) -> tuple[Type, bytes]:
+        match message.type:
+            case Type.CALL:
+                return Type.REPLY, self._call(read_call(message.body))
+            case Type.JOIN:
+                return Type.JOINED, self._join(nonce_of(message.facts()))
+            case Type.EXPLAIN:
+                self._explain(message)
+            case Type.START:
+                self._start(message.facts())
+            case Type.KEEP:
+                self._keep(_number(message), _committed(message))
+            case Type.LOAD:
+                self._load(_number(message))
+            case Type.DISMISSED:
+                reason = one_line(message.facts().get("reason"))
+                self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
+            case Type.END:
+                self.ended = one_line(message.facts().get("reason", ""))
+                if not self.ended:  # else a server may go on with the run
+                    self._store.drop()
+            case _:
+                raise ProtocolError(f"expected a request, got {message.type.name}")
+        return Type.DONE, facts_body({})
+
+    def _join(self, nonce: bytes) -> bytes:
+        """Return the silo's hello, once a stream and before it is asked for anything else."""
+        if self._joined is not None or self._started:
+            raise ProtocolError("expected JOIN once, before START, got it again")
+        self._joined = nonce
+        return encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+
+    def _explain(self, message: Message) -> None:
+        facts, tags = read_explain(message.body)
+        try:
+            names = str(facts["silo"]), str(facts["other"])
+            about = Disagreement(*names, tags, facts["absent"] is True)
+        except KeyError:
+            raise FrameError("expected edges to explain, got something else") from None
+        if nonce_of(facts) != self._joined or self._started or self._explained == MOST_EXPLAINED:
+            raise ProtocolError("expected EXPLAIN between JOIN and START, with the nonce of JOIN")
+        self._explained += 1
+        self._holder.explain(self._joined, about)
+
+    def _start(self, facts: Mapping[str, Any]) -> None:
+        if self._started:
+            raise ProtocolError("expected START once, got it again")
+        known = self._facts if self._prepared is not None else self._store.agreed()
+        if known is not None and facts != known:
+            raise ProtocolError(
+                "expected the run that this silo has agreed to, got one of another "
+                f"{_difference(known, facts)}: start the silo anew for another run"
+            )
+        if self._prepared is None:
+            self._prepared, self._facts = self._holder.prepare(facts), facts
+            self._extent = extent_of(self._prepared.block)
+            self._store.agree(facts)
+            self._report(Event(What.AGREED, self._name, note=self._prepared.note))
+        self._started = True
+
+    def _ready(self, what: str) -> Prepared:
+        if self._prepared is None or not self._started:
+            raise ProtocolError(f"expected START before {what}, got none")
+        return self._prepared
+
+    def _keep(self, number: int, committed: Sequence[int]) -> None:
+        """Write down the state after a round that is over."""
+        course = self._ready("KEEP").course
+        course.check_number(number)
+        few = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
+        if number < self._round or not few:
+            raise ProtocolError(
+                f"expected a round from {self._round} on to keep, beside at most {MOST_COMMITTED} "
+                f"earlier ones, got {number} beside {len(committed)}"
+            )
+        course.check_whole()
+        self._store.keep(number, self._state, committed)
+
+    def _load(self, number: int) -> None:
+        """Go back to the state after a round."""
+        at = self._ready("LOAD")
+        at.course.check_number(number)
+        if number != self._round:  # else that is where it is: it saw the round to its end
+            state = self._store.load(number)
+            if number != BLANK:
+                at.course.check_state(state, self._extent)
+            self._state = state_of({name: moved(f, at.device) for name, f in state.items()})
+            self._round = number
+        at.course.go_to(number)
+        self._store.forget_after(number)
+
+    def _call(self, call: CallBody) -> bytes:
+        at = self._ready("the first call")
+        op = op_of(self._ops, call.op)
+        self._doing = op.__name__
+        envelope, arrived = decode(call.frame)
+        if envelope.op != op.__name__:
+            raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
+        agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
+        if call.rows and not agreed.rows:
+            raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
+        agreed.check_inbox(arrived, self._extent)
+        at.course.go_on(envelope.round, after)
+        if envelope.round != self._round:  # the round before is over here
+            self._store.remember(self._round, self._state)
+            self._round = envelope.round
+        began = time.monotonic()
+        self._report(
+            Event(What.ASKED, self._name, self._round, op=op.__name__, bytes=len(call.frame))
+        )
+        inbox: dict[str, Field] = {name: moved(f, at.device) for name, f in arrived.items()}
+        with metered(1) as meter:
+            new, reply = run_op(
+                op,
+                at.cfg,
+                at.block,
+                self._state,
+                inbox,
+                call.key,
+                everyone=call.everyone,
+                rows=call.rows,
+            )
+        agreed.check_reply(arrived, reply, self._extent, own=True)
+        answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
+        frame = encode(answer, reply, 0)
+        body = check_size(reply_body(envelope.kind, meter, frame))
+        self._state = new
+        self._answered(op.__name__, frame, time.monotonic() - began)
+        return body
+
+    def _answered(self, op: str, frame: bytes, seconds: float) -> None:
+        about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
+        self._report(replace(about, seconds=round(seconds, 6)))
+
+
+def nonce_of(facts: Mapping[str, Any]) -> bytes:
+    """Return the nonce that a message gives; raise `FrameError` where it has none."""
+    try:
+        nonce = bytes.fromhex(str(facts.get("nonce")))
+    except ValueError:
+        nonce = b""
+    if len(nonce) != NONCE_BYTES:
+        raise FrameError(f"expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
+    return nonce
+
+
+def _difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Return the first key in which two configs differ."""
+    for part in sorted(known.keys() | facts.keys()):
+        one, other = known.get(part), facts.get(part)
+        if isinstance(one, dict) and isinstance(other, dict) and one != other:
+            return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
+        if one != other:
+            return part
+    return "config"
+
+
+def _number(message: Message) -> int:
+    number = message.facts().get("round")
+    if not isinstance(number, int) or number < BLANK:
+        raise FrameError(f"expected the number of a round, got {number!r}")
+    return number
+
+
+def _committed(message: Message) -> list[int]:
+    found = message.facts().get("committed")
+    if not isinstance(found, list) or not all(isinstance(number, int) for number in found):
+        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
+    return found

@@ -1,0 +1,133 @@
+"""Where a silo keeps its own state: of the last two rounds, in memory and, if it may, on its disk.
+
+The server never has it. Ops leave states as they are and return new ones, so keeping one costs
+nothing until it is written.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from silograph.core.errors import CheckpointError
+from silograph.core.payload import State
+from silograph.core.private import opens_private
+from silograph.federation.checkpoint import (
+    Checkpoint,
+    CheckpointFolder,
+    file_name,
+    from_bytes,
+    state_from,
+    state_tensors,
+)
+from silograph.federation.program import BLANK
+from silograph.federation.session.own_folder import make_private
+
+KEPT = 2
+AGREED = "agreed.json"
+
+
+class StateStore:
+    """States of one run at one silo.
+
+    Args:
+        folder: where they are written, one folder a run; None keeps them in memory only.
+        data: what names the silo's data: states on the disk go with no others.
+    """
+
+    def __init__(self, folder: Path | None = None, data: str = "") -> None:
+        self._data = data
+        self._folder = None if folder is None else CheckpointFolder(folder)
+        self._recent: dict[int, State] = {}
+        self._kept: dict[int, State] = {}
+
+    def agreed(self) -> Mapping[str, Any] | None:
+        """Return what the silo has agreed to in this run, as its disk has it; None is nothing.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if self._folder is None:
+            return None
+        path = self._folder.path / AGREED
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"expected what was agreed in {path}, got: {error}") from None
+        if not isinstance(found, dict):
+            raise CheckpointError(f"expected what was agreed in {path}, got something else")
+        return found
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Write down what the silo agrees to: a server cannot change it later in the run."""
+        if self._folder is not None:
+            folder = self._made()
+            partial = folder / f"{AGREED}.partial"
+            with open(partial, "w", encoding="utf-8", opener=opens_private) as file:
+                json.dump(facts, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(folder / AGREED)
+
+    def _made(self) -> Path:
+        """Return the folder of the run, which only its owner may read."""
+        assert self._folder is not None  # asked where there is one
+        make_private(self._folder.path.parent)
+        make_private(self._folder.path)
+        return self._folder.path
+
+    def remember(self, number: int, state: State) -> None:
+        """Keep in memory what the state was after a round, for a silo that is to do one again."""
+        self._recent[number] = state
+        _only_last(self._recent)
+
+    def keep(self, number: int, state: State, needed: Collection[int] = ()) -> None:
+        """Write the state after a round down; the last two are kept, and those `needed`."""
+        self._kept[number] = state
+        _only_last(self._kept, needed)
+        if self._folder is not None:
+            self._made()
+            found = Checkpoint(number, state_tensors(state), {"data": self._data})
+            self._folder.write(found, needed)
+
+    def load(self, number: int) -> State:
+        """Return the state after a round.
+
+        Raises:
+            CheckpointError: it is not there.
+        """
+        if number == BLANK:
+            return {}
+        for known in (self._recent, self._kept):
+            if number in known:
+                return known[number]
+        if self._folder is not None:
+            path = self._folder.path / file_name("round", number)
+            if path.exists():
+                found = from_bytes(path.read_bytes())
+                if found.facts.get("data") != self._data:
+                    raise CheckpointError("expected the silo's data as they were, got others")
+                return state_from(found.tensors)
+        raise CheckpointError(f"expected the silo's state of round {number}, got none")
+
+    def forget_after(self, number: int) -> None:
+        """Forget rounds that will be done again."""
+        for known in (self._recent, self._kept):
+            for later in [round_ for round_ in known if round_ > number]:
+                del known[later]
+
+    def drop(self) -> None:
+        """Forget all: the run is over."""
+        self._recent.clear()
+        self._kept.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder.path, ignore_errors=True)
+
+
+def _only_last(states: dict[int, State], needed: Collection[int] = ()) -> None:
+    for old in set(sorted(states)[:-KEPT]) - set(needed):
+        del states[old]

@@ -1,0 +1,1 @@
+"""Blocks of clients, and the halo of nodes that other clients own."""

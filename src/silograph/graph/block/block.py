@@ -1,0 +1,209 @@
+"""`ClientBlock`: the rows of C >= 1 clients, sorted by client, with the edges they know.
+
+One process simulates many clients as one block; a silo of a real federation holds a block of
+one. All client code acts on blocks, so both run the same code.
+
+C: clients. n: rows of all clients together. F: features. S: halo slots. B: boundary rows.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.core.payload import offsets, owners, rows_of
+from silograph.graph.block.halo import Halo, Route, connect
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph, Split
+from silograph.graph.partition.partition import Partition, row_keys_of
+
+
+@dataclass(frozen=True, eq=False)
+class UsedRows:
+    """Sparse features of a block, with a column only for what occurs at a client.
+
+    Attributes:
+        csr: (n, U) with values; U features that occur, of every client, in client order.
+        feature: (U,) int64 which feature a column is.
+        off: (C + 1,) int64 columns of each client.
+    """
+
+    csr: CSR
+    feature: Tensor
+    off: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """Sparse features of a block.
+
+    Attributes:
+        csr: (n, F) with values.
+        off: (C + 1,) rows of each client.
+    """
+
+    csr: CSR
+    off: Tensor
+
+    @cached_property
+    def stacked(self) -> CSR:
+        """(n, C * F): client c's rows moved to columns c F onwards, to meet stacked weights."""
+        shift = owners(self.off)[self.csr.row] * self.csr.num_cols
+        columns = self.csr.indices.long() + shift
+        return self.csr.with_columns(columns, (len(self.off) - 1) * self.csr.num_cols)
+
+    @cached_property
+    def used(self) -> UsedRows:
+        """The same without columns of features that do not occur: most of them, in small clients.
+
+        A weight that meets no feature gets no gradient from data.
+        """
+        width, clients = self.csr.num_cols, len(self.off) - 1
+        wide = owners(self.off)[self.csr.row] * width + self.csr.indices
+        column, inverse = torch.unique(wide, return_inverse=True)
+        starts = torch.arange(clients + 1, device=wide.device) * width
+        off = torch.searchsorted(column, starts)
+        return UsedRows(self.csr.with_columns(inverse, len(column)), column % width, off)
+
+
+Rows = Tensor | SparseRows
+
+
+@dataclass(frozen=True, eq=False)
+class ClientBlock:
+    """C clients, their rows in client order.
+
+    Attributes:
+        ids: the clients' names.
+        off: (C + 1,) int64; client c has rows off[c]:off[c + 1].
+        x: features, (n, F) dense or sparse.
+        y: labels as in `Graph`, (n,) or (n, T) int64, -1 where missing.
+        split: (n,) masks.
+        adj: (n, n) internal edges: both end points at the same client; symmetric, values 1.
+        row_key: (n,) int64, the counter of every draw for a row.
+        halo: the remote end points of cross-client edges.
+        memo: what others have worked out from the block alone and want to find again.
+    """
+
+    ids: tuple[str, ...]
+    off: Tensor
+    x: Rows
+    y: Tensor
+    split: Split
+    adj: CSR
+    row_key: Tensor
+    halo: Halo
+    memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def num_clients(self) -> int:
+        """C."""
+        return len(self.ids)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.x.csr.num_cols if isinstance(self.x, SparseRows) else int(self.x.shape[1])
+
+    @cached_property
+    def client(self) -> Tensor:
+        """Position of the client of every row, (n,) int64."""
+        return owners(self.off)
+
+    @cached_property
+    def num_train(self) -> Tensor:
+        """Training nodes of every client, (C,) int64."""
+        return self.count(self.split.train)
+
+    def count(self, mask: Tensor) -> Tensor:
+        """Return how many rows of each client a mask (n,) bool selects, (C,) int64."""
+        return torch.bincount(self.client[mask], minlength=self.num_clients)
+
+    def take(self, positions: Tensor) -> "ClientBlock":
+        """Return the block of the clients at `positions` (k,) int64, in that order."""
+        rows = rows_of(self.off, positions)
+        off = offsets(self.off.diff()[positions])
+        x: Rows
+        if isinstance(self.x, SparseRows):
+            x = SparseRows(self.x.csr.select_rows(rows), off)
+        else:
+            x = self.x[rows]
+        split = Split(self.split.train[rows], self.split.val[rows], self.split.test[rows])
+        return ClientBlock(
+            ids=tuple(self.ids[p] for p in positions.tolist()),
+            off=off,
+            x=x,
+            y=self.y[rows],
+            split=split,
+            adj=self.adj.select_diagonal(self.off, self.off, positions),
+            row_key=self.row_key[rows],
+            halo=self.halo.take(positions, self.off),
+        )
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "ClientBlock":
+        """Return a copy on another device, with floating point values of `dtype`."""
+        off = self.off.to(device)
+        x: Rows
+        if isinstance(self.x, SparseRows):
+            x = SparseRows(self.x.csr.to(device, dtype), off)
+        else:
+            x = self.x.to(device, dtype)
+        split = self.split
+        return ClientBlock(
+            ids=self.ids,
+            off=off,
+            x=x,
+            y=self.y.to(device),
+            split=Split(split.train.to(device), split.val.to(device), split.test.to(device)),
+            adj=self.adj.to(device, dtype),
+            row_key=self.row_key.to(device),
+            halo=self.halo.to(device, dtype),
+        )
+
+
+def make_block(
+    graph: Graph, partition: Partition, split: Split, dtype: torch.dtype = torch.float32
+) -> tuple[ClientBlock, Route]:
+    """Cut a graph: return all clients as one block, and who answers for each halo slot.
+
+    A node that several clients hold appears once at each; an edge is cross-client only where
+    the client does not hold the neighbor, and then points to the neighbor's one owner.
+
+    Raises:
+        DataError: the partition was made for a graph of another size.
+    """
+    if partition.num_nodes != graph.num_nodes:
+        raise DataError(
+            f"expected a partition of this graph's {graph.num_nodes} nodes, "
+            f"got one of {partition.num_nodes}"
+        )
+    nodes = partition.copies
+    off = offsets(torch.tensor([len(part) for part in partition.nodes]))
+    adj, halo, route = connect(graph, partition)
+    given = graph.x
+    x: Rows = SparseRows(given.select_rows(nodes), off) if isinstance(given, CSR) else given[nodes]
+    known = graph.labelled
+    masks = [(mask & known)[nodes] for mask in (split.train, split.val, split.test)]
+    block = ClientBlock(
+        ids=partition.ids,
+        off=off,
+        x=x,
+        y=graph.y[nodes],
+        split=Split(*masks),
+        adj=adj,
+        row_key=row_keys_of(graph, partition),
+        halo=halo,
+    )
+    return block.to("cpu", dtype), route
+
+
+def whole(graph: Graph, name: str = "uncut") -> Partition:
+    """Return the partition that gives the whole graph to one client."""
+    return Partition(
+        ids=(name,),
+        nodes=(torch.arange(graph.num_nodes),),
+        num_nodes=graph.num_nodes,
+        method="whole",
+    )

@@ -1,0 +1,73 @@
+"""Cuts in which clients may hold copies of the same node, and some nodes may be held by nobody.
+
+n: nodes of the graph. C: clients.
+"""
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from silograph.core.errors import PartitionError
+from silograph.core.key import Key
+from silograph.graph.graph import Graph
+from silograph.graph.node_key import drawn_order, node_words
+from silograph.graph.partition.disjoint import metis
+from silograph.graph.partition.options import CutOptions
+
+SMALLEST_SHARE = 0.05  # a normal draw may be negative
+
+
+def metis_overlapping(
+    graph: Graph, clients: int, key: Key, options: CutOptions
+) -> tuple[Tensor, ...]:
+    """Cut by METIS into parts, then draw several clients from each: five halves, unless told.
+
+    Clients of one part come one after the other. A node of a part is at none of its m clients
+    with probability (1 - share)^m: 1 in 32 for five halves. E. Ceyani et al.: "FedGrAINS:
+    Personalized subgraph federated learning with adaptive neighbor sampling", section 4.1, after
+    J. Baek et al.: "Personalized subgraph federated learning", ICML 2023.
+    """
+    each, share = options.clients_per_part, options.part_share
+    if each < 1 or clients % each:
+        raise PartitionError(
+            f"expected a multiple of clients_per_part for 'metis_overlapping', got {clients} "
+            f"clients at {each} a part: change either"
+        )
+    if not 0 < share <= 1:
+        raise PartitionError(f"expected 0 < part_share <= 1, got {share}")
+    part, words = metis(graph, clients // each, key, options), node_words(graph.node_id)
+    held = []
+    for number in range(clients // each):
+        nodes = (part == number).nonzero()[:, 0]
+        for copy in range(each):
+            draw = key.fold("copy", copy)
+            held.append(nodes[_drawn(words[nodes], share, draw)])
+    return tuple(held)
+
+
+def shares(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[Tensor, ...]:
+    """Let each client draw its own share of all nodes, xi ~ Normal(mean, variance).
+
+    Shares are clipped to .05 to 1. F. Chen et al.: "FedGraph: Federated graph learning with
+    intelligent sampling", IEEE TPDS 33(8), 2022, section 5, which has a mean of .8 and
+    variances of .1, .5 and 1. A node is held by nobody with probability prod (1 - xi).
+    """
+    mean, variance = options.share_mean, options.share_variance
+    if not 0 < mean <= 1:
+        raise PartitionError(f"expected 0 < share_mean <= 1, got {mean}")
+    if not 0 <= variance < math.inf:
+        raise PartitionError(f"expected a share_variance of at least 0, got {variance}")
+    words = node_words(graph.node_id)
+    held = []
+    for client in range(clients):
+        generator = np.random.Generator(np.random.PCG64(key.fold("share", client).value))
+        share = float(np.clip(generator.normal(mean, math.sqrt(variance)), SMALLEST_SHARE, 1.0))
+        held.append(_drawn(words, share, key.fold("nodes", client)))
+    return tuple(held)
+
+
+def _drawn(words: Tensor, share: float, key: Key) -> Tensor:
+    """Return positions of a share of the words (k,) int64, at least one, ascending."""
+    count = max(1, math.floor(share * len(words) + 0.5))
+    return drawn_order(words, key)[:count].sort().values

@@ -1,0 +1,261 @@
+"""Cutting a graph into clients.
+
+A cut depends on the nodes' public keys and on a `Key`, never on how the nodes are numbered:
+every method works on the nodes in an order drawn from (key, node key). That order is also what
+makes METIS and Louvain answer differently to different keys. Both take nodes in the order of
+their numbers, and the seed of METIS alone may change nothing (k-way, Cora, 100 parts: one and
+the same cut for seeds 1 to 6).
+
+n: nodes of the graph. n_c: nodes of client c. C: clients.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import PartitionError, lookup
+from silograph.core.key import Key
+from silograph.core.payload import offsets, owners
+from silograph.graph.graph import Graph
+from silograph.graph.node_key import row_keys
+from silograph.graph.partition.disjoint import louvain, metis, random, silo
+from silograph.graph.partition.held_edges import HeldEdges, dropped_edges
+from silograph.graph.partition.label_skew import class_biased, dirichlet
+from silograph.graph.partition.options import DEFAULTS, CutOptions
+from silograph.graph.partition.overlap import metis_overlapping, shares
+
+Partitioner = Callable[[Graph, int, Key, CutOptions], tuple[Tensor, ...]]
+"""(graph, clients, key, options) to the nodes (n_c,) int64 of every client, ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which nodes each client holds.
+
+    Attributes:
+        ids: (C,) distinct names of the clients.
+        nodes: (C,) tensors (n_c,) int64: node numbers in the graph, ascending, at least one.
+            A node may be held by several clients or by none.
+        num_nodes: n, nodes of the graph that was cut.
+        method: what made the cut.
+        chosen_owner: (n,) int64 the client that answers for a node, -1 for a node that nobody
+            holds; None where it is the first that holds it.
+        dropped: (e,) bool over the stored edges of the clients' nodes, in the order of
+            `held_edges`: internal edges that their client has lost; None where none is.
+
+    Raises:
+        PartitionError: a client has no nodes, or ids, nodes or owners break the rules above.
+    """
+
+    ids: tuple[str, ...]
+    nodes: tuple[Tensor, ...]
+    num_nodes: int
+    method: str
+    chosen_owner: Tensor | None = None
+    dropped: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check what every user of a partition relies on."""
+        if not self.ids or len(self.ids) != len(self.nodes):
+            raise PartitionError(
+                f"expected one node tensor a client and at least one client, "
+                f"got {len(self.ids)} ids and {len(self.nodes)} tensors"
+            )
+        if len(set(self.ids)) < len(self.ids):
+            twice = next(name for name in self.ids if self.ids.count(name) > 1)
+            raise PartitionError(
+                f"expected distinct client ids, got {twice!r} twice: rename one of them"
+            )
+        empty = [name for name, part in zip(self.ids, self.nodes, strict=True) if not len(part)]
+        if empty:
+            raise PartitionError(
+                f"expected at least one node a client, got {len(empty)} empty of "
+                f"{len(self.ids)} clients (first: {empty[0]!r}): "
+                "use fewer clients or another method"
+            )
+        for name, part in zip(self.ids, self.nodes, strict=True):
+            ascending = part.dtype == torch.int64 and bool((part.diff() > 0).all())
+            if not ascending or part[0] < 0 or part[-1] >= self.num_nodes:
+                raise PartitionError(
+                    f"expected ascending int64 node numbers below {self.num_nodes} for client "
+                    f"{name!r}, got {part.dtype} starting {part[:4].tolist()}"
+                )
+        if self.chosen_owner is not None:
+            self._check_owner(self.chosen_owner)
+
+    def _check_owner(self, owner: Tensor) -> None:
+        claims = (owner[self.copies] == self.holder).sum() if len(owner) == self.num_nodes else -1
+        held = torch.unique(self.copies)
+        if claims != len(held) or int((owner >= 0).sum()) != len(held):
+            raise PartitionError(
+                f"expected one of a node's holders as its owner, and -1 for a node that nobody "
+                f"holds, got {int(claims)} nodes with an owner that holds them of {len(held)} "
+                "that are held"
+            )
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hex digits that name the cut (BLAKE2b); `method` does not count."""
+        digest = hashlib.blake2b(repr((self.num_nodes, self.ids)).encode(), digest_size=8)
+        for part in self.nodes:
+            # The length keeps the boundary between two clients apart from their contents.
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part.cpu().numpy().astype("<i8").tobytes())
+        if self.chosen_owner is not None:
+            digest.update(b"owner" + self.chosen_owner.numpy().astype("<i8").tobytes())
+        if self.dropped is not None:
+            digest.update(b"dropped" + np.packbits(self.dropped.numpy()).tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def copies(self) -> Tensor:
+        """Node of every row, client by client, (sum of n_c,) int64."""
+        return torch.cat(self.nodes)
+
+    @cached_property
+    def holder(self) -> Tensor:
+        """Client of every row, (sum of n_c,) int64."""
+        return owners(offsets(torch.tensor([len(part) for part in self.nodes])))
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """The one client that answers for a node, (n,) int64; -1 where nobody holds it."""
+        if self.chosen_owner is not None:
+            return self.chosen_owner
+        return first_holder(self.copies, self.holder, self.num_nodes)
+
+    def internal(self, edges: HeldEdges) -> Tensor:
+        """Return which stored edges of the clients' nodes are internal, (e,) bool.
+
+        Raises:
+            PartitionError: the dropped edges are those of another graph.
+        """
+        if self.dropped is None:
+            return edges.inside
+        if len(self.dropped) != len(edges.row):
+            raise PartitionError(
+                f"expected a partition of a graph whose clients hold {len(self.dropped)} ends of "
+                f"edges, got {len(edges.row)}: cut this graph itself"
+            )
+        return edges.inside & ~self.dropped
+
+    def external(self, edges: HeldEdges) -> Tensor:
+        """Return which of them are cross-client: the other end is held by others, (e,) bool."""
+        return ~edges.inside & (self.owner[edges.neighbor] >= 0)
+
+
+def first_holder(nodes: Tensor, client: Tensor, num_nodes: int) -> Tensor:
+    """Return the least client of the rows of each node, (num_nodes,) int64; -1 for none."""
+    none = torch.iinfo(torch.int64).max
+    first = torch.full((num_nodes,), none).scatter_reduce(0, nodes, client, "amin")
+    return torch.where(first == none, -1, first)
+
+
+def client_ids(clients: int) -> tuple[str, ...]:
+    """Return `client_00`, `client_01`, ..., padded so that sorting keeps the order."""
+    width = max(2, len(str(clients - 1)))
+    return tuple(f"client_{number:0{width}d}" for number in range(clients))
+
+
+def make_partition(
+    graph: Graph,
+    method: str,
+    *,
+    clients: int | None,
+    key: Key,
+    options: CutOptions = DEFAULTS,
+) -> Partition:
+    """Cut a graph; every client gets at least one node.
+
+    In a disjoint cut every node goes to exactly one client. In an overlapping one a node may be
+    at several clients: one of them, drawn by key, answers for it. Or at none: it then has no
+    role, and its edges are lost.
+
+    Args:
+        graph: the uncut graph.
+        method: a name in `PARTITIONERS`.
+        clients: how many; None only for `silo`, which takes them from the graph.
+        key: the cut is a function of it, of `graph.node_id` and of what the method looks at.
+        options: what the method leaves to choose, and the share of edges to drop.
+
+    Raises:
+        ConfigError: `method` is not known.
+        PartitionError: the method cannot cut this graph into so many clients, or an option of
+            the method is out of range.
+    """
+    partitioner = lookup(PARTITIONERS, method, "partition method")
+    if not 0 <= options.drop_edges <= 1:
+        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {options.drop_edges}")
+    if method == "silo":
+        ids = graph.silo_names
+        clients = len(ids) if clients is None else clients
+    elif clients is None:
+        raise PartitionError(
+            f"expected a number of clients for {method!r}, got None: only 'silo' needs none"
+        )
+    elif not 1 <= clients <= graph.num_nodes:
+        raise PartitionError(
+            f"expected 1 to {graph.num_nodes} clients (one node each at least), got {clients}"
+        )
+    else:
+        ids = client_ids(clients)
+    key = key.fold("partition")
+    nodes = partitioner(graph, clients, key, options)
+    cut = Partition(ids, nodes, graph.num_nodes, method)
+    if method in OVERLAPPING:
+        cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
+    if options.drop_edges:
+        row_key = row_keys_of(graph, cut)
+        drop = key.fold("drop edges")
+        dropped = dropped_edges(graph.adj, nodes, row_key, options.drop_edges, drop)
+        cut = replace(cut, dropped=dropped)
+    return cut
+
+
+def row_keys_of(graph: Graph, partition: Partition) -> Tensor:
+    """Return the counters of all clients' rows, (sum of n_c,) int64."""
+    parts = zip(partition.ids, partition.nodes, strict=True)
+    return torch.cat([row_keys(name, graph.node_id[part.numpy()]) for name, part in parts])
+
+
+def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:
+    """Return one of the holders of each node, all alike likely, (n,) int64; -1 for none.
+
+    The first holder would answer for nearly everything where clients overlap much.
+    """
+    nodes, n = partition.copies, partition.num_nodes
+    word = key.words(row_keys_of(graph, partition), 1)[:, 0]
+    highest = torch.full((n,), torch.iinfo(torch.int64).min).scatter_reduce(0, nodes, word, "amax")
+    wins = word == highest[nodes]
+    return first_holder(nodes[wins], partition.holder[wins], n)
+
+
+def _disjoint(part_of: Callable[[Graph, int, Key, CutOptions], Tensor]) -> Partitioner:
+    """Return the nodes of every client from a method that returns the client of every node."""
+
+    def cut(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[Tensor, ...]:
+        part = part_of(graph, clients, key, options)
+        sizes = torch.bincount(part, minlength=clients).tolist()
+        return tuple(torch.split(torch.argsort(part, stable=True), sizes))
+
+    return cut
+
+
+DISJOINT: dict[str, Partitioner] = {
+    "random": _disjoint(random),
+    "metis": _disjoint(metis),
+    "louvain": _disjoint(louvain),
+    "dirichlet": _disjoint(dirichlet),
+    "class_biased": _disjoint(class_biased),
+    "silo": _disjoint(silo),
+}
+OVERLAPPING: dict[str, Partitioner] = {
+    "metis_overlapping": metis_overlapping,
+    "shares": shares,
+}
+PARTITIONERS = DISJOINT | OVERLAPPING

@@ -1,0 +1,393 @@
+"""Graphs from what is in memory: arrays, PyG data and networkx graphs, all checked on the way in.
+
+n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label task. S: silos.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.graph.csr import CSR
+from silograph.graph.graph import MISSING, Features, Graph, Split
+from silograph.graph.read.labels import numbered_labels
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+ArrayInput = npt.ArrayLike | Tensor
+Sparse = sp.spmatrix | sp.sparray
+PARTS = ("train", "val", "test")
+_ROW = (list, tuple, np.ndarray, Tensor)
+
+
+def from_arrays(
+    *,
+    edge_index: ArrayInput,
+    x: ArrayInput | Sparse | CSR,
+    y: ArrayInput,
+    num_classes: int | None = None,
+    node_id: ArrayInput | None = None,
+    split: Split | Sequence[ArrayInput] | None = None,
+    silo: ArrayInput | None = None,
+    silo_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    name: str = "graph",
+) -> Graph:
+    """Return a checked graph; nothing of it shares memory with the arguments.
+
+    >>> graph = from_arrays(edge_index=[[0, 1], [1, 2]], x=np.eye(3), y=["cat", "dog", None])
+    >>> graph.num_edges, graph.y.tolist(), graph.class_names
+    (2, [0, 1, -1], ('cat', 'dog'))
+
+    Args:
+        edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
+            repeated edges are dropped.
+        x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`).
+        y: (n,) or (n, 1) class numbers from 0, or words, which are numbered in sorted order (in
+            that of `class_names` where given); or (n, T) of 0 and 1 for a multi-label task.
+            None, NaN and -1 mark what is not known; among words also the empty word.
+        num_classes: number of classes; by default the number of `class_names`, else the highest
+            label + 1. T for a multi-label task.
+        node_id: (n,) unique public keys, integers or strings; by default 0..n-1.
+        split: a `Split` or its three masks (train, val, test), each (n,) bool, disjoint.
+        silo: (n,) who holds the node: numbers or words; with `silo_names`, indices into them.
+        silo_names: (S,) names of the silos; by default the sorted values of `silo`.
+        class_names: names of the classes (or of the T label bits).
+        name: what tables and result folders call this graph.
+
+    Raises:
+        DataError: an argument cannot be used; the line says what was expected and what came.
+    """
+    _check_names(class_names=class_names, silo_names=silo_names)
+    features = features_of(x)
+    n = features.num_rows if isinstance(features, CSR) else len(features)
+    labels, count, names = numbered_labels(_array(y, "y"), n, num_classes, tuple(class_names))
+    home, homes = _silos(silo, n, tuple(silo_names))
+    return Graph(
+        adj=_adjacency(edge_index, n),
+        x=features,
+        y=labels,
+        num_classes=count,
+        node_id=_node_ids(node_id, n),
+        name=name,
+        split=None if split is None else _split(split, n),
+        silo=home,
+        silo_names=homes,
+        class_names=names,
+    )
+
+
+def from_pyg(
+    data: Any,
+    *,
+    num_classes: int | None = None,
+    node_id: ArrayInput | None = None,
+    silo: ArrayInput | None = None,
+    silo_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    name: str = "graph",
+) -> Graph:
+    """Return the graph of a `torch_geometric.data.Data` with `x`, `edge_index` and `y`.
+
+    `train_mask`, `val_mask` and `test_mask`, each (n,) bool, become the split where all three are
+    there. The other arguments and the errors are those of `from_arrays`.
+    """
+    from torch_geometric.data import Data
+
+    if not isinstance(data, Data):
+        raise DataError(
+            f"expected a torch_geometric.data.Data, got {type(data).__name__}: "
+            "of a dataset pass its first graph, dataset[0]"
+        )
+    for key in ("x", "edge_index", "y"):
+        if data.get(key) is None:
+            raise DataError(f"expected data.{key}, got None: set it, or use from_arrays")
+    found = {f"{part}_mask": data.get(f"{part}_mask") for part in PARTS}
+    absent = [key for key, mask in found.items() if mask is None]
+    if 0 < len(absent) < len(PARTS):
+        raise DataError(
+            f"expected all of {', '.join(found)} or none, got no {absent[0]}: "
+            "add it (all False will do) or delete the others"
+        )
+    return from_arrays(
+        edge_index=data.edge_index,
+        x=data.x,
+        y=data.y,
+        num_classes=num_classes,
+        node_id=node_id,
+        split=None if absent else list(found.values()),
+        silo=silo,
+        silo_names=silo_names,
+        class_names=class_names,
+        name=name,
+    )
+
+
+def from_networkx(
+    graph: "nx.Graph[Any]",
+    *,
+    x: str = "x",
+    y: str = "y",
+    silo: str | None = None,
+    split: str | None = None,
+    num_classes: int | None = None,
+    class_names: Sequence[str] = (),
+    name: str = "graph",
+) -> Graph:
+    """Return the graph of a networkx graph (directed and multigraphs too; weights are not read).
+
+    Node names become the public keys: integers stay, anything else is written as a string.
+
+    Args:
+        graph: nodes in their networkx order.
+        x: node attribute with the features: a number or F numbers.
+        y: node attribute with the label, as in `from_arrays`; absent or None is missing.
+        silo: node attribute that says who holds the node, or None.
+        split: node attribute with "train", "val", "test" or nothing, or None.
+        num_classes: as in `from_arrays`.
+        class_names: as in `from_arrays`.
+        name: as in `from_arrays`.
+
+    Raises:
+        DataError: as in `from_arrays`; a node lacks features or a silo.
+    """
+    import networkx as nx
+
+    if not isinstance(graph, nx.Graph):
+        raise DataError(f"expected a networkx graph, got {type(graph).__name__}")
+    nodes = dict(graph.nodes(data=True))
+    row = {node: i for i, node in enumerate(nodes)}
+    pairs = [(row[a], row[b]) for a, b in graph.edges()]
+    whole = all(isinstance(node, int | np.integer) for node in nodes)
+    return from_arrays(
+        edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
+        x=_stacked_features(nodes, x),
+        y=_level([attributes.get(y) for attributes in nodes.values()]),
+        num_classes=num_classes,
+        node_id=list(nodes) if whole else [str(node) for node in nodes],
+        split=None if split is None else split_of(_attribute(nodes, split, "")),
+        silo=None if silo is None else _attribute(nodes, silo),
+        class_names=class_names,
+        name=name,
+    )
+
+
+def split_of(parts: Sequence[object]) -> Split:
+    """Return the split of n words "train", "val", "test" or "" (in no part)."""
+    for row, part in enumerate(parts):
+        if part not in (*PARTS, ""):
+            raise DataError(
+                f"expected the split of node {row} to be train, val, test or empty, got {part!r}"
+            )
+    return Split(*(torch.tensor([part == which for part in parts]) for which in PARTS))
+
+
+def _attribute(nodes: dict[Any, dict[str, Any]], key: str, default: str | None = None) -> list[Any]:
+    values = [attributes.get(key, default) for attributes in nodes.values()]
+    for node, value in zip(nodes, values, strict=True):
+        if value is None:
+            raise DataError(f"expected attribute {key!r} on every node, got none on node {node!r}")
+    return values
+
+
+def _stacked_features(nodes: dict[Any, dict[str, Any]], key: str) -> np.ndarray:
+    rows: list[np.ndarray] = []
+    for node, value in zip(nodes, _attribute(nodes, key), strict=True):
+        row = np.atleast_1d(_array(value, f"attribute {key!r} of node {node!r}"))
+        if rows and row.shape != rows[0].shape:
+            raise DataError(
+                f"expected {rows[0].size} numbers in attribute {key!r} of node {node!r}, "
+                f"got shape {row.shape}: give every node the same features"
+            )
+        rows.append(row)
+    return np.stack(rows) if rows else np.zeros((0, 1))
+
+
+def _level(labels: list[Any]) -> list[Any]:
+    """Write out the missing labels of a multi-label task, None, as T missing bits."""
+    widths = [len(label) for label in labels if isinstance(label, _ROW)]
+    if not widths:
+        return labels
+    return [[None] * widths[0] if label is None else label for label in labels]
+
+
+def _array(value: Any, what: str) -> np.ndarray:
+    try:
+        if isinstance(value, Tensor):
+            value = value.detach().cpu()
+            value = value.float() if value.dtype == torch.bfloat16 else value
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(
+            f"expected {what} to be one array of numbers or words, got {type(value).__name__} "
+            "that numpy cannot read as one: rows must have one length"
+        ) from None
+
+
+def _check_names(**given: Sequence[str]) -> None:
+    for what, names in given.items():
+        if isinstance(names, str) or len(set(names)) < len(names):
+            raise DataError(f"expected {what} to be distinct names, got {names!r}")
+
+
+def _codes(value: ArrayInput, what: str) -> np.ndarray:
+    codes = _array(value, what)
+    if codes.dtype.kind == "O" and all(isinstance(code, str) for code in codes.ravel()):
+        return codes.astype(np.str_)
+    return codes
+
+
+def _scipy(x: Tensor) -> Any:
+    parts = x.to_sparse(layout=torch.sparse_coo).coalesce()
+    if parts.sparse_dim() != 2 or parts.dense_dim():
+        return parts.to_dense()
+    row, col = parts.indices().numpy()
+    return sp.coo_matrix((_array(parts.values(), "x"), (row, col)), shape=parts.shape)
+
+
+def features_of(x: Any) -> Features:
+    """Return checked features, dense float32 or CSR with float32 values; see `from_arrays`.
+
+    Raises:
+        DataError: not (n, F) of finite numbers.
+    """
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        x = _scipy(x.detach().cpu())
+    elif isinstance(x, CSR):
+        x = x.scipy()
+    sparse = sp.issparse(x)
+    values: Any = x if sparse else _array(x, "x")
+    if len(values.shape) != 2 or not 1 <= values.shape[1] < 2**31:
+        raise DataError(
+            f"expected x of shape (n, F) with 1 <= F < 2^31, got {values.shape}: "
+            "one row of features a node"
+        )
+    if values.shape[0] == 0:
+        raise DataError(
+            f"expected at least one node, got x of shape {values.shape}: the graph is empty"
+        )
+    if values.dtype.kind not in "biuf":
+        raise DataError(
+            f"expected numbers in x, got dtype {values.dtype}: code words as numbers first"
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is reported as infinite
+        if not sparse:
+            return _finite(torch.from_numpy(np.array(values, dtype=np.float32)))
+        rows = sp.csr_matrix(values, dtype=np.float32, copy=True)
+    return _finite(CSR.from_scipy(_merged(rows)))
+
+
+def _merged(rows: "sp.csr_matrix[np.float32]") -> "sp.csr_matrix[np.float32]":
+    try:
+        rows.check_format(full_check=True)
+    except ValueError as error:
+        raise DataError(f"expected a sound sparse matrix in x, got one where {error}") from None
+    rows.sum_duplicates()
+    return rows
+
+
+def _finite(x: Features) -> Features:
+    values = x.values if isinstance(x, CSR) else x
+    assert values is not None  # made with values above
+    bad = (~torch.isfinite(values)).nonzero()
+    if len(bad):
+        first = bad[0]
+        if isinstance(x, CSR):
+            first = torch.stack([x.row[first[0]], x.indices[first[0]].long()])
+        raise DataError(
+            f"expected finite features, got {len(bad)} NaN or infinite in x, the first at node "
+            f"{int(first[0])}, feature {int(first[1])}: replace them or drop the feature"
+        )
+    return x
+
+
+def _adjacency(edge_index: ArrayInput, n: int) -> CSR:
+    edges = _array(edge_index, "edge_index")
+    if edges.ndim != 2 or len(edges) != 2:
+        hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "one column an edge"
+        raise DataError(f"expected edge_index of shape (2, E), got {edges.shape}: {hint}")
+    if edges.dtype.kind not in "iu" and edges.size:  # an empty list has no dtype of its own
+        raise DataError(
+            f"expected integers in edge_index, got dtype {edges.dtype}: edges name rows of x"
+        )
+    edges = edges.astype(np.int64, copy=False)
+    outside = np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=0))
+    if len(outside):
+        a, b = edges[:, outside[0]].tolist()
+        raise DataError(
+            f"expected edges between nodes 0..{n - 1}, got edge {outside[0]} from {a} to {b} "
+            f"({len(outside)} such edges): number nodes by their row of x, or add the node"
+        )
+    return CSR.undirected(edges, n)
+
+
+def _node_ids(node_id: ArrayInput | None, n: int) -> np.ndarray:
+    if node_id is None:
+        return np.arange(n, dtype=np.int64)
+    keys = _codes(node_id, "node_id")
+    if keys.shape != (n,):
+        raise DataError(f"expected node_id of shape ({n},), got {keys.shape}: one key a node")
+    if keys.dtype.kind not in "iuU":
+        raise DataError(f"expected integers or strings in node_id, got dtype {keys.dtype}")
+    keys = keys.astype(np.str_ if keys.dtype.kind == "U" else np.int64)
+    values, counts = np.unique(keys, return_counts=True)
+    if len(values) < n:
+        raise DataError(
+            f"expected unique node ids, got {values[counts > 1][0].item()!r} "
+            f"{counts[counts > 1][0]} times: a public key names one node"
+        )
+    return keys
+
+
+def _split(split: Split | Sequence[ArrayInput], n: int) -> Split:
+    given = [split.train, split.val, split.test] if isinstance(split, Split) else list(split)
+    if len(given) != len(PARTS):
+        raise DataError(f"expected three masks (train, val, test) as split, got {len(given)}")
+    masks = [_array(mask, f"the {part} mask") for part, mask in zip(PARTS, given, strict=True)]
+    for part, mask in zip(PARTS, masks, strict=True):
+        if mask.shape != (n,) or mask.dtype.kind != "b":
+            raise DataError(
+                f"expected a {part} mask of shape ({n},) and dtype bool, got {mask.shape} and "
+                f"{mask.dtype}: one True or False a node"
+            )
+    shared = np.flatnonzero(np.sum(masks, axis=0) > 1)
+    if len(shared):
+        raise DataError(
+            f"expected disjoint masks, got node {shared[0]} in two of train, val and test "
+            f"({len(shared)} such nodes): a node that trains must not judge"
+        )
+    return Split(*(torch.from_numpy(mask.copy()) for mask in masks))
+
+
+def _silos(
+    silo: ArrayInput | None, n: int, names: tuple[str, ...]
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    if silo is None:
+        if names:
+            raise DataError("expected silo beside silo_names, got None: say who holds each node")
+        return None, ()
+    homes = _codes(silo, "silo")
+    if homes.shape != (n,) or homes.dtype.kind not in "iuU" or (homes == "").any():
+        raise DataError(
+            f"expected silo of shape ({n},), all integers or all words, got {homes.shape} "
+            f"of dtype {homes.dtype} or an empty word: say of each node who holds it"
+        )
+    if not names:
+        values, index = np.unique(homes, return_inverse=True)
+        return torch.from_numpy(index.astype(np.int64)), tuple(str(v) for v in values)
+    if homes.dtype.kind == "U":
+        number = {name: i for i, name in enumerate(names)}
+        homes = np.array([number.get(home, MISSING) for home in homes.tolist()])
+    outside = np.flatnonzero((homes < 0) | (homes >= len(names)))
+    if len(outside):
+        raise DataError(
+            f"expected silo 0..{len(names) - 1} (silo_names has {len(names)}), got a silo outside "
+            f"of them at node {outside[0]}: name every silo"
+        )
+    return torch.from_numpy(homes.astype(np.int64)), names

@@ -1,0 +1,150 @@
+"""Graphs from files: two CSV tables here, one .npz archive in `npz`.
+
+n: nodes. E: edges as stored. F: features a node. T: label bits of a multi-label task.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silograph.core.errors import DataError
+from silograph.graph.graph import MISSING, Graph
+from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.npz import checked, load_npz
+from silograph.graph.read.tables import Table, read_csv, to_number
+
+__all__ = ["from_csv", "load_npz"]
+
+
+def from_csv(
+    *,
+    nodes: str | os.PathLike[str],
+    edges: str | os.PathLike[str],
+    id: str = "id",
+    label: str | Sequence[str] = "label",
+    silo: str | None = None,
+    source: str = "source",
+    target: str = "target",
+    name: str | None = None,
+) -> Graph:
+    """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
+
+    Args:
+        nodes: one line a node. Every column that is not named below is a numeric feature.
+        edges: one line an edge, end points by node id. With exactly two columns, their names are
+            free; further columns are not read.
+        id: column of the public key; keys are integers where all are, else strings.
+        label: column of the class: numbers from 0, or words; an empty cell is missing. Several
+            columns of 0, 1 or nothing make a multi-label task, their names the class names.
+        silo: column that says who holds the node; by default "silo" where there is such a column.
+        source: column of one end of the edge.
+        target: column of the other end.
+        name: name of the graph; by default that of the nodes file without its ending.
+
+    A column named "split" holds train, val, test or nothing.
+
+    Raises:
+        DataError: names file, line (the header is line 1) and column.
+    """
+    table = read_csv(Path(nodes))
+    labels = [label] if isinstance(label, str) else list(label)
+    silo = "silo" if silo is None and "silo" in table.header else silo
+    special = {id, *labels, silo, "split"}
+    place = _places(table, id)
+    arrays: dict[str, Any] = {
+        "x": _numbers(table, [column for column in table.header if column not in special]),
+        "y": _classes(table, *labels) if len(labels) == 1 else _bits(table, labels),
+        "node_id": _keys(list(place)),
+        "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
+        "silo": None if silo is None else table.words(silo),
+        "class_names": () if len(labels) == 1 else labels,
+        "edge_index": _read_edges(Path(edges), source, target, place, table.path),
+    }
+    if arrays["split"] is not None:
+        arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
+    return checked(table.path, arrays, name or table.path.stem)
+
+
+def _places(table: Table, column: str) -> dict[str, int]:
+    """Return the row of every node id."""
+    place: dict[str, int] = {}
+    for row, key in enumerate(table.column(column)):
+        if not key:
+            raise table.wrong(row, column, "a node id", key)
+        if key in place:
+            first = table.lines[place[key]]
+            raise table.wrong(row, column, f"an id not yet on line {first}", key)
+        place[key] = row
+    if not place:
+        raise DataError(f"{table.path}: expected at least one node below the header, got none")
+    return place
+
+
+def _keys(ids: list[str]) -> np.ndarray:
+    """Return integers where every id reads the same written as a 64-bit one, else strings."""
+    try:
+        keys = np.array([int(key) for key in ids], dtype=np.int64)
+    except (ValueError, OverflowError):
+        return np.array(ids)
+    return keys if keys.astype(str).tolist() == ids else np.array(ids)
+
+
+def _numbers(table: Table, columns: list[str]) -> np.ndarray:
+    """Return the feature columns, (n, F) float32."""
+    if not columns:
+        raise DataError(
+            f"{table.path}, line 1: expected at least one feature column besides id, label, silo "
+            "and split, got none: add one, such as the degree"
+        )
+    return table.numbers(columns)
+
+
+def _classes(table: Table, column: str) -> np.ndarray:
+    """Return class numbers (n,) float64 with NaN where missing, or words where one is no number."""
+    cells = table.column(column)
+    numbers = [to_number(cell or "nan") for cell in cells]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(cells):
+        return np.array(cells)
+    for row, number in enumerate(known):
+        if not np.isnan(number) and (number < MISSING or not number.is_integer()):
+            raise table.wrong(row, column, "a class number from 0, a word or nothing", cells[row])
+    return np.array(known)
+
+
+def _bits(table: Table, columns: list[str]) -> np.ndarray:
+    """Return label bits (n, T) float64 with NaN where missing."""
+    bits = []
+    for column in columns:
+        cells = table.column(column)
+        numbers = [to_number(cell or "nan") for cell in cells]
+        for row, number in enumerate(numbers):
+            if number is None or not (np.isnan(number) or number in (MISSING, 0, 1)):
+                raise table.wrong(row, column, "0, 1 or nothing", cells[row])
+        bits.append(numbers)
+    return np.array(bits, dtype=np.float64).T
+
+
+def _read_edges(
+    path: Path, source: str, target: str, place: dict[str, int], nodes: Path
+) -> np.ndarray:
+    """Return edges (2, E) int64 as rows of the nodes file."""
+    table = read_csv(path)
+    if not {source, target} <= set(table.header) and len(table.header) == 2:
+        source, target = table.header
+        if source in place and target in place:
+            raise DataError(
+                f"{path}, line 1: expected a header, got an edge between nodes {source!r} and "
+                f"{target!r}: begin with the line source,target"
+            )
+    ends = []
+    for column in (source, target):
+        rows = [place.get(key) for key in table.column(column)]
+        if None in rows:
+            row = rows.index(None)
+            raise table.wrong(row, column, f"an id of {nodes.name}", table.column(column)[row])
+        ends.append(rows)
+    return np.array(ends, dtype=np.int64)

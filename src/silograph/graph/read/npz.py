@@ -1,0 +1,192 @@
+"""Graphs from .npz archives of plain arrays; nothing in them is ever unpickled.
+
+n: nodes. E: edges as stored. F: features a node. T: label bits. A: attributes. S: silos.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from silograph.core.errors import DataError
+from silograph.graph.graph import MISSING, Graph
+from silograph.graph.read.arrays import PARTS, from_arrays
+from silograph.graph.read.tables import Arrays, read_arrays
+
+_SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
+_ATTRIBUTES = ("attributes", "attribute_names")
+_MASK = tuple(f"{part}_mask" for part in PARTS)
+_MASKS = tuple(f"{part}_masks" for part in PARTS)
+_NAMES = ("silo_names", "class_names")
+_NUMBERS = ("num_nodes", "num_classes")
+_READ = {
+    *("edge_index", "y", "unlabelled", "x", *_SPARSE, *_ATTRIBUTES),
+    *("node_id", "silo", *_NAMES, *_NUMBERS, *_MASK, *_MASKS),
+}
+_EXPECTED = f"edge_index, y and x (or {', '.join(_SPARSE)})"
+# y was made from this attribute, so it must not be a feature as well.
+_TARGET = "gender"
+
+
+def load_npz(path: str | os.PathLike[str]) -> Graph:
+    """Return the graph of an archive such as `np.savez(path, x=x, edge_index=edges, y=y)`.
+
+    These keys are read, each checked as by `from_arrays`; others are ignored:
+        edge_index: (2, E) integers.
+        y: (n,) class numbers or words, or (n, T) label bits.
+        unlabelled: rows whose y counts as missing.
+        x: (n, F); or x_data, x_indices, x_indptr, x_shape, the parts of a sparse matrix; or
+            attributes (n, A), codes with 0 for missing, and attribute_names (A,): one-hot features
+            of every attribute but "gender", which is what y tells there.
+        train_mask, val_mask, test_mask: (n,) bool; or train_masks, val_masks, test_masks: (k, n)
+            bool, of which the FIRST of the k splits is taken.
+        silo, silo_names, node_id, class_names, num_classes: as in `from_arrays`.
+        num_nodes: compared with the rows of the features.
+
+    Raises:
+        DataError: names the file, which is absent, damaged, not such an archive, or holds
+            Python objects.
+    """
+    path = Path(path)
+    parts = _read(path)
+    names = {key: _names(path, parts[key], key) for key in _NAMES if key in parts}
+    counts = {key: _whole(path, parts[key], key) for key in _NUMBERS if key in parts}
+    num_nodes = counts.pop("num_nodes", None)
+    arrays: dict[str, Any] = {
+        "edge_index": parts["edge_index"],
+        "x": _features(path, parts),
+        "y": _labels(path, parts),
+        "split": _split(path, parts),
+        "node_id": parts.get("node_id"),
+        "silo": parts.get("silo"),
+    }
+    graph = checked(path, arrays | names | counts, path.stem)
+    if num_nodes not in (None, graph.num_nodes):
+        raise DataError(f"{path}: expected num_nodes {graph.num_nodes}, got {num_nodes}")
+    return graph
+
+
+def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
+    """Return the graph of these arguments of `from_arrays`; its errors name the file."""
+    try:
+        return from_arrays(**arrays, name=name)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> Arrays:
+    def choose(keys: set[str]) -> set[str]:
+        _check_keys(path, keys)
+        return keys & _READ
+
+    return read_arrays(path, _EXPECTED, choose)
+
+
+def _check_keys(path: Path, keys: set[str]) -> None:
+    if keys & {"ratings", "trust"}:
+        raise DataError(
+            f"{path}: expected a graph for node classification, got ratings and trust of users: "
+            "recommendation data holds no node labels"
+        )
+    features = "x" in keys or keys.issuperset(_SPARSE) or keys.issuperset(_ATTRIBUTES)
+    if not (features and {"edge_index", "y"} <= keys):
+        found = ", ".join(sorted(keys)[:12]) or "none"
+        raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {found}")
+
+
+def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any]":
+    if "x" in parts:
+        return parts["x"]
+    if "x_data" in parts:
+        return sparse(path, *(parts[key] for key in _SPARSE))
+    return _one_hot(path, parts["attributes"], parts["attribute_names"])
+
+
+def sparse(
+    path: Path, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray
+) -> "sp.csr_matrix[Any]":
+    """Return the matrix of its parts; which columns are meant is not checked.
+
+    Raises:
+        DataError: names the file.
+    """
+    kinds = [part.dtype.kind for part in (data, indices, indptr, shape)]
+    if kinds[0] not in "biuf" or any(kind not in "iu" for kind in kinds[1:]) or shape.shape != (2,):
+        raise DataError(
+            f"{path}: expected x_data of numbers and whole x_indices, x_indptr and x_shape (2,), "
+            f"got {data.dtype}, {indices.dtype}, {indptr.dtype} and {shape.dtype} {shape.shape}"
+        )
+    try:
+        # Which columns are meant is checked with all other features.
+        return sp.csr_matrix((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{path}: expected sound parts of a sparse x, got {error}") from None
+
+
+def _one_hot(path: Path, codes: np.ndarray, names: np.ndarray) -> "sp.csr_matrix[Any]":
+    """Return (n, F): a column for every code but 0 (missing) of every attribute but the target."""
+    if codes.ndim != 2 or codes.dtype.kind not in "iu" or names.shape != codes.shape[1:]:
+        raise DataError(
+            f"{path}: expected attributes (n, A) of integers and attribute_names (A,), "
+            f"got {codes.shape} of {codes.dtype} and {names.shape}"
+        )
+    blocks = []
+    for column, name in zip(codes.T, names.tolist(), strict=True):
+        if name == _TARGET:
+            continue
+        values = np.unique(column[column != 0])
+        row = np.flatnonzero(column)
+        place = np.searchsorted(values, column[row])
+        ones = np.ones(len(row), dtype=np.float32)
+        blocks.append(sp.csr_matrix((ones, (row, place)), shape=(len(codes), len(values))))
+    if len(blocks) != len(names) - 1:
+        raise DataError(f"{path}: expected one attribute {_TARGET!r}, the target, got {names}")
+    return sp.csr_matrix(sp.hstack(blocks))
+
+
+def _labels(path: Path, parts: Arrays) -> np.ndarray:
+    y = parts["y"]
+    if "unlabelled" not in parts:
+        return y
+    rows = parts["unlabelled"]
+    if rows.dtype.kind not in "iu" or rows.ndim != 1 or y.dtype.kind not in "iu" or not len(y):
+        raise DataError(
+            f"{path}: expected unlabelled and y of integers, got {rows.dtype} and {y.dtype}"
+        )
+    if ((rows < 0) | (rows >= len(y))).any():
+        raise DataError(f"{path}: expected unlabelled nodes 0..{len(y) - 1}, got others")
+    y = y.astype(np.int64)
+    y[rows] = MISSING
+    return y
+
+
+def _split(path: Path, parts: Arrays) -> list[np.ndarray] | None:
+    for keys in (_MASK, _MASKS):
+        found = [key for key in keys if key in parts]
+        if found and len(found) < len(keys):
+            raise DataError(f"{path}: expected all of {', '.join(keys)}, got {', '.join(found)}")
+        if found and keys == _MASK:
+            return [parts[key] for key in keys]
+        if found:
+            masks = [parts[key] for key in keys]
+            if any(mask.ndim != 2 or not len(mask) for mask in masks):
+                raise DataError(
+                    f"{path}: expected {', '.join(keys)} of shape (k, n), got "
+                    + ", ".join(str(mask.shape) for mask in masks)
+                )
+            return [mask[0] for mask in masks]
+    return None
+
+
+def _names(path: Path, names: np.ndarray, key: str) -> list[str]:
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise DataError(f"{path}: expected {key} to be a list of words, got {names.dtype}")
+    return [str(name) for name in names]
+
+
+def _whole(path: Path, number: np.ndarray, key: str) -> int:
+    if number.size != 1 or number.dtype.kind not in "iu":
+        raise DataError(f"{path}: expected {key} to be one whole number, got {number.dtype}")
+    return int(number.item())

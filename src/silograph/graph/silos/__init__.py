@@ -1,0 +1,1 @@
+"""Silos that have data of their own: their folders, read and written."""

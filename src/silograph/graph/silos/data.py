@@ -1,0 +1,288 @@
+"""A silo's own data, as its folder holds it, and the block of one client that is made of it.
+
+n: nodes of the silo. F: features. X: cross-silo edges. S: halo slots, the remote nodes that they
+lead to. C: silos.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.payload import offsets, owners
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
+from silograph.graph.block.halo import Halo, Route
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows
+from silograph.graph.node_key import row_keys
+from silograph.graph.partition.partition import Partition
+from silograph.graph.partition.split import choose_split, draw_split, parse_ratios
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEdges:
+    """A silo's edges to nodes of others.
+
+    Remote nodes are numbered by slots, in the order in which the list of edges first names them.
+
+    Attributes:
+        row: (X,) int64 own node.
+        slot: (X,) int64 remote node.
+        silo: (S,) names of the silos that hold the remote nodes.
+        key: (S,) the nodes' keys there, int64 or strings.
+    """
+
+    row: Tensor
+    slot: Tensor
+    silo: tuple[str, ...]
+    key: np.ndarray
+
+    @property
+    def keys(self) -> list[str]:
+        """The nodes' keys as text."""
+        return [str(key) for key in self.key.tolist()]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Silo:
+    """What one silo holds.
+
+    Attributes:
+        name: the client's name.
+        node_id: (n,) own keys of the nodes, int64 or strings; only other owners of the silo's
+            cross-silo edges know them.
+        x: (n, F) features, dense float32 or CSR with float32 values.
+        y: labels as in `Graph`, (n,) or (n, T) int64, -1 where missing.
+        num_classes: number of classes, or of label bits.
+        class_names: their names, or empty.
+        feature_names: names of the features, or empty.
+        split: the split that came with the data, or None.
+        adj: (n, n) without values: internal edges, both directions.
+        cross: edges to nodes of other silos.
+    """
+
+    name: str
+    node_id: np.ndarray
+    x: Features
+    y: Tensor
+    num_classes: int
+    class_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    split: Split | None
+    adj: CSR
+    cross: CrossEdges
+
+    def __repr__(self) -> str:
+        """Return name and sizes."""
+        return (
+            f"Silo({self.name!r}, nodes={len(self.node_id)}, edges={self.adj.nnz // 2}, "
+            f"cross={len(self.cross.row)}, features={self.graph.num_features})"
+        )
+
+    @property
+    def graph(self) -> Graph:
+        """The silo's nodes and internal edges, as a graph of their own."""
+        return Graph(
+            adj=self.adj,
+            x=self.x,
+            y=self.y,
+            num_classes=self.num_classes,
+            node_id=self.node_id,
+            name=self.name,
+            split=self.split,
+            class_names=self.class_names,
+        )
+
+    @property
+    def keys(self) -> list[str]:
+        """The nodes' keys as text, the form in which other silos name them."""
+        return [str(key) for key in self.node_id.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Silos:
+    """The silos of a federation, all in this process.
+
+    Attributes:
+        name: what tables and result folders call the federation.
+        members: the silos; their order is the order of every sum.
+    """
+
+    name: str
+    members: tuple[Silo, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The silos' names."""
+        return tuple(silo.name for silo in self.members)
+
+
+def silo_split(silo: Silo, how: str, key: Key) -> Split:
+    """Return the split of a silo's nodes that `how` names, as `choose_split` does for a graph.
+
+    Shares are drawn from the silo's own keys. Where silos hold the parts of one graph under its
+    keys, that is the split of the graph. There may be no training node.
+
+    Returns:
+        Masks (n,) bool.
+
+    Raises:
+        ConfigError: `how` is neither `public`, `full` nor ratios.
+        DataError: `how` is `public` or `full`, and the silo's nodes came without a split.
+    """
+    graph = silo.graph
+    if how in ("public", "full"):
+        return choose_split(graph, whole(graph), how, key)
+    return draw_split(graph, whole(graph), ratios=parse_ratios(how), key=key)
+
+
+def silo_block(
+    silo: Silo, split: Split, dtype: torch.dtype = torch.float32, *, normalize: bool = False
+) -> ClientBlock:
+    """Return a silo's block of one client.
+
+    Nothing of it needs the other silos: boundary rows are the rows with cross-silo edges, for
+    both owners of such an edge list it.
+
+    Args:
+        silo: its data.
+        split: which of its nodes train, validate and test; unlabelled ones never do.
+        dtype: of features and edges.
+        normalize: whether to divide every node's features by their sum.
+    """
+    n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labelled
+    given = normalized_rows(silo.x) if normalize else silo.x
+    off = torch.tensor([0, n])
+    x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given
+    boundary = torch.unique(silo.cross.row)
+    block = ClientBlock(
+        ids=(silo.name,),
+        off=off,
+        x=x,
+        y=silo.y,
+        split=Split(split.train & known, split.val & known, split.test & known),
+        adj=silo.adj,
+        row_key=row_keys(silo.name, silo.node_id),
+        halo=Halo(
+            off=torch.tensor([0, slots]),
+            adj=CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots)),
+            key=slot_keys(silo),
+            boundary=boundary,
+            boundary_off=torch.tensor([0, len(boundary)]),
+        ),
+    )
+    return block.to("cpu", dtype)
+
+
+def slot_keys(silo: Silo) -> Tensor:
+    """Return the counters of a silo's halo slots, (S,) int64.
+
+    They are those that the remote nodes would have as own ones. Where two nodes have one key at
+    different silos, the remote one's silo counts, too.
+    """
+    cross, words = silo.cross, row_keys(silo.name, silo.cross.key)
+    times = Counter([*silo.keys, *cross.keys])
+    for slot, (other, key) in enumerate(zip(cross.silo, cross.keys, strict=True)):
+        if times[key] > 1:
+            words[slot] = row_keys(f"{silo.name}/{other}", cross.key[slot : slot + 1])[0]
+    return words
+
+
+def join_blocks(blocks: Sequence[ClientBlock]) -> ClientBlock:
+    """Return blocks of one client each as one block, in their order."""
+    off = offsets(torch.tensor([int(block.off[-1]) for block in blocks]))
+    halos, splits = [block.halo for block in blocks], [block.split for block in blocks]
+    boundary = [halo.boundary + start for halo, start in zip(halos, off.tolist(), strict=False)]
+    sparse = [block.x.csr for block in blocks if isinstance(block.x, SparseRows)]
+    dense = [block.x for block in blocks if isinstance(block.x, Tensor)]
+    return ClientBlock(
+        ids=tuple(name for block in blocks for name in block.ids),
+        off=off,
+        x=SparseRows(CSR.stacked_rows(sparse), off) if sparse else torch.cat(dense),
+        y=torch.cat([block.y for block in blocks]),
+        split=Split(
+            torch.cat([split.train for split in splits]),
+            torch.cat([split.val for split in splits]),
+            torch.cat([split.test for split in splits]),
+        ),
+        adj=CSR.block_diagonal([block.adj for block in blocks]),
+        row_key=torch.cat([block.row_key for block in blocks]),
+        halo=Halo(
+            off=offsets(torch.tensor([int(halo.off[-1]) for halo in halos])),
+            adj=CSR.block_diagonal([halo.adj for halo in halos]),
+            key=torch.cat([halo.key for halo in halos]),
+            boundary=torch.cat(boundary),
+            boundary_off=offsets(torch.tensor([len(halo.boundary) for halo in halos])),
+        ),
+    )
+
+
+def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, Partition, Split]:
+    """Return the graph that the silos hold together, who holds what, and what for.
+
+    Only a simulation can do that. Nodes are in the order of their keys where these are distinct
+    integers, else silo by silo; keys that two silos use are written as silo/key.
+
+    Args:
+        silos: their data.
+        block: all of them as one block, with float32 features or wider.
+        route: who answers for each halo slot.
+    """
+    node_id = _joined_ids(silos)
+    n = len(node_id)
+    order = np.arange(n)
+    if np.issubdtype(node_id.dtype, np.integer):
+        order = np.argsort(node_id, kind="stable")
+    number = torch.empty(n, dtype=torch.int64)
+    number[torch.from_numpy(order)] = torch.arange(n)
+    halo, first = block.halo, silos.members[0]
+    remote = halo.boundary[route.target]
+    rows = number[torch.cat([block.adj.row, halo.adj.row])]
+    columns = number[torch.cat([block.adj.indices.long(), remote[halo.adj.indices.long()]])]
+    here = torch.from_numpy(order)
+    x: Features
+    if isinstance(block.x, SparseRows):
+        x = block.x.csr.select_rows(here).to("cpu", torch.float32)
+    else:
+        x = block.x[here].float()
+    holder, split = owners(block.off)[here], block.split
+    graph = Graph(
+        adj=CSR.from_pairs(rows, columns, (n, n)),
+        x=x,
+        y=block.y[here],
+        num_classes=first.num_classes,
+        node_id=node_id[order],
+        name=silos.name,
+        silo=holder,
+        silo_names=silos.ids,
+        class_names=first.class_names,
+    )
+    nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
+    partition = Partition(silos.ids, nodes, n, "silo")
+    return graph, partition, Split(split.train[here], split.val[here], split.test[here])
+
+
+def _joined_ids(silos: Silos) -> np.ndarray:
+    """Return keys that are distinct over all silos, silo by silo, (n,)."""
+    keys = [silo.node_id for silo in silos.members]
+    if all(np.issubdtype(part.dtype, np.integer) for part in keys):
+        joined = np.concatenate(keys)
+    else:
+        joined = np.concatenate([np.array(silo.keys) for silo in silos.members])
+    if len(np.unique(joined)) == len(joined):
+        return joined
+    return np.array([f"{silo.name}/{key}" for silo in silos.members for key in silo.keys])
+
+
+def silo_fingerprint(silo: Silo) -> str:
+    """Return 16 hex digits (BLAKE2b) of everything that training reads of a silo."""
+    digest = hashlib.blake2b(f"{silo.name} {fingerprint(silo.graph)}".encode(), digest_size=8)
+    digest.update(repr((silo.cross.silo, silo.cross.key.tolist())).encode())
+    for part in (silo.cross.row, silo.cross.slot):
+        digest.update(part.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,243 @@
+"""A cut graph written as one folder a silo, as if each had made its own.
+
+Reading the folders gives the blocks of the cut: rows stand in their order, and cross-silo edges
+are listed so that halo slots come out in theirs.
+"""
+
+import csv
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.config import toml_value
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.private import opens_private
+from silograph.graph.block.halo import connect
+from silograph.graph.csr import CSR
+from silograph.graph.graph import MISSING, Graph, Split
+from silograph.graph.partition.partition import Partition
+from silograph.graph.read.arrays import PARTS
+from silograph.graph.read.tables import FORMATS, pyarrow
+from silograph.graph.silos.read import FEDERATION
+from silograph.graph.silos.spec import CROSS, EDGES, FEATURES, NODES, SECRET, SPEC
+
+Columns = Mapping[str, np.ndarray]
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def write_silos(
+    path: str | os.PathLike[str],
+    graph: Graph,
+    partition: Partition,
+    split: Split,
+    *,
+    format: str = "csv",
+    secret: bytes | None = None,
+) -> tuple[Path, ...]:
+    """Write one folder for each client of a cut; see `silograph.graph.silos.read` for the format.
+
+    Args:
+        path: folder to make; an empty one may be there. It is there whole or not at all.
+        graph: the uncut graph.
+        partition: who holds which of its nodes; no two clients the same one.
+        split: what the nodes are for.
+        format: of the tables: csv, npz or parquet.
+        secret: what silos share and the server does not know, written into every folder.
+
+    Returns:
+        The silos' folders, in the order of `partition.ids`.
+
+    Raises:
+        ConfigError: the format is not known, or there is something at `path`.
+        DataError: two clients hold the same node, or the format cannot hold a key or name.
+    """
+    target = Path(path)
+    check_target(target, format)
+    folders = _folders(partition.ids)
+    whole = Path(os.path.abspath(target))
+    making = whole.with_name(f".{whole.name}.{os.getpid()}")
+    try:
+        making.mkdir(parents=True)
+        try:
+            for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
+                (making / name).mkdir()
+                _write(making / name, columns, format)
+            for name, silo in zip(folders, partition.ids, strict=True):
+                _text(making / name / SPEC, _spec(graph, silo))
+                if secret is not None:
+                    with open(making / name / SECRET, "xb", opener=opens_private) as file:
+                        file.write(secret)
+            listed = ", ".join(toml_value(name) for name in folders)
+            _text(making / FEDERATION, f"name = {toml_value(graph.name)}\nsilos = [{listed}]\n")
+            making.rename(whole)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"expected to make the folder {target}, got: {error.strerror}") from None
+    return tuple(target / name for name in folders)
+
+
+def check_target(target: Path, format: str) -> None:
+    """Raise `ConfigError` unless folders of silos can be written there in this format."""
+    if f".{format}" not in FORMATS:
+        raise ConfigError(f"expected format csv, npz or parquet, got {format!r}")
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if os.path.lexists(target):
+        raise ConfigError(
+            f"expected a folder that is empty or does not exist yet, got {target}: choose another "
+            "--out, nothing was overwritten"
+        )
+
+
+def _folders(ids: tuple[str, ...]) -> list[str]:
+    """Return names of folders: the silos' own where all can be, else silo_00, silo_01, ..."""
+    plain = all(_PLAIN.fullmatch(name) for name in ids)
+    if plain and len({name.lower() for name in ids}) == len(ids) and FEDERATION not in ids:
+        return list(ids)
+    width = max(2, len(str(len(ids) - 1)))
+    return [f"silo_{number:0{width}d}" for number in range(len(ids))]
+
+
+def _spec(graph: Graph, name: str) -> str:
+    """Return the text of a silo.toml."""
+    names = ", ".join(toml_value(label) for label in graph.class_names)
+    integer = np.issubdtype(graph.node_id.dtype, np.integer)
+    return (
+        f"name = {toml_value(name)}\n"
+        f"task = {toml_value(graph.task)}\n"
+        f"classes = {f'[{names}]' if names else graph.num_classes}\n"
+        f"features = {graph.num_features}\n"
+        f"sparse = {toml_value(isinstance(graph.x, CSR))}\n"
+        f"keys = {toml_value('integer' if integer else 'text')}\n"
+    )
+
+
+def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[str, Columns]]:
+    """Yield the columns of every silo's tables."""
+    nodes, holder, names = partition.copies, partition.holder, np.array(partition.ids)
+    if len(torch.unique(nodes)) < len(nodes):
+        raise DataError(
+            "expected a cut in which no two clients hold the same node, got one with copies "
+            f"({partition.method}): both owners of an edge must know of it; cut by metis, louvain, "
+            "random, dirichlet, class_biased or silo"
+        )
+    adj, halo, route = connect(graph, partition)
+    key, remote = graph.node_id[nodes.numpy()], halo.boundary[route.target]
+    by_slot = torch.sort(halo.adj.indices.long(), stable=True).indices
+    row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
+    once = adj.row < adj.indices.long()
+    source, target = adj.row[once], adj.indices.long()[once]
+    masks = Split(*(mask & graph.labelled for mask in (split.train, split.val, split.test)))
+    for client, held in enumerate(partition.nodes):
+        inside, crossing = holder[source] == client, holder[row] == client
+        yield {
+            NODES: {
+                "id": graph.node_id[held.numpy()],
+                **_labels(graph, held),
+                "split": _parts(masks, held),
+            },
+            FEATURES: _features(graph, held),
+            EDGES: {
+                "source": key[source[inside].numpy()],
+                "target": key[target[inside].numpy()],
+            },
+            CROSS: {
+                "own": key[row[crossing].numpy()],
+                "silo": names[holder[far[crossing]].numpy()],
+                "remote": key[far[crossing].numpy()],
+            },
+        }
+
+
+def _labels(graph: Graph, nodes: Tensor) -> dict[str, np.ndarray]:
+    """Return one column of labels, or one for each label bit."""
+    y = graph.y[nodes].numpy()
+    if graph.task == "multilabel":
+        return {f"label_{bit}": y[:, bit] for bit in range(graph.num_classes)}
+    if not graph.class_names:
+        return {"label": y}
+    return {"label": np.array([*graph.class_names, ""])[y]}  # MISSING is the last
+
+
+def _parts(split: Split, nodes: Tensor) -> np.ndarray:
+    words = np.full(len(nodes), "", dtype="<U5")
+    for part in PARTS:
+        words[getattr(split, part)[nodes].numpy()] = part
+    return words
+
+
+def _features(graph: Graph, nodes: Tensor) -> dict[str, np.ndarray]:
+    """Return the columns of an .npz file of features, and the keys."""
+    id = graph.node_id[nodes.numpy()]
+    if isinstance(graph.x, Tensor):
+        return {"id": id, "x": graph.x[nodes].numpy()}
+    x = graph.x.select_rows(nodes)
+    assert x.values is not None  # features always carry values
+    return {
+        "id": id,
+        "x_data": x.values.numpy(),
+        "x_indices": x.indices.numpy(),
+        "x_indptr": x.indptr.numpy(),
+        "x_shape": np.array([x.num_rows, x.num_cols]),
+    }
+
+
+def _as_table(features: Columns) -> Columns:
+    """Return features as the columns of a table with keys."""
+    id = features["id"]
+    if "x" in features:
+        return {"id": id, **{f"f{i}": column for i, column in enumerate(features["x"].T)}}
+    row = np.repeat(np.arange(len(id)), np.diff(features["x_indptr"]))
+    return {"id": id[row], "feature": features["x_indices"], "value": features["x_data"]}
+
+
+def _write(folder: Path, tables: Mapping[str, Columns], format: str) -> None:
+    for stem, columns in tables.items():
+        file = folder / f"{stem}.{format}"
+        if format == "npz":
+            kept = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
+            np.savez(file, allow_pickle=False, **kept)
+            continue
+        table = _as_table(columns) if stem == FEATURES else columns
+        if format == "csv":
+            _text(file, _csv(table))
+        else:
+            arrow, parquet = pyarrow(file)
+            made = arrow.table({name: arrow.array(column) for name, column in table.items()})
+            parquet.write_table(made, file)
+
+
+def _csv(columns: Columns) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(_cells(name, column) for name, column in columns.items()), strict=True))
+    return text.getvalue()
+
+
+def _cells(name: str, column: np.ndarray) -> list[str]:
+    if column.dtype.kind == "f":
+        return [f"{value:.9g}" for value in column.tolist()]  # nine digits tell float32 apart
+    cells = [str(value) for value in column.tolist()]
+    if name.startswith("label") and column.dtype.kind == "i":
+        return ["" if cell == str(MISSING) else cell for cell in cells]
+    for cell in cells:
+        if cell != cell.strip() or (not cell and name not in ("label", "split")):
+            raise DataError(
+                f"expected keys and names without spaces at their ends for CSV, got {cell!r}: "
+                "use --format npz"
+            )
+    return cells
+
+
+def _text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="")

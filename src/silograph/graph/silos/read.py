@@ -1,0 +1,277 @@
+"""A silo's folder: one description and four tables.
+
+silo.toml       name, features (how many), classes (their names, or how many), and if need be
+                task, keys, sparse, [columns]
+nodes           id, label, split; the order of its rows is that of the client's rows
+features        id and one column a feature; sparse: id, feature, value
+edges           source, target: internal edges
+cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there
+
+A table is a .csv, .npz or .parquet file.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError, unknown
+from silograph.graph.csr import CSR
+from silograph.graph.graph import MISSING, Split
+from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.tables import FORMATS, Table, read_table
+from silograph.graph.silos.data import CrossEdges, Silo, Silos
+from silograph.graph.silos.features import read_features
+from silograph.graph.silos.spec import (
+    CROSS,
+    EDGES,
+    FEATURES,
+    IN_TOML,
+    NODES,
+    SPEC,
+    SiloSpec,
+    only,
+    read_spec,
+    read_toml,
+)
+
+FEDERATION = "federation.toml"
+
+
+def is_silo(path: Path) -> bool:
+    """Whether a path is the folder of one silo."""
+    return (path / SPEC).is_file()
+
+
+def is_silos(path: Path) -> bool:
+    """Whether a path is a folder with the folders of silos."""
+    return (path / FEDERATION).is_file() or any(path.glob(f"*/{SPEC}"))
+
+
+def silos_files(path: Path) -> list[Path]:
+    """Return the files that `read_silos` may read, ascending; silos may keep others there."""
+    names = [SPEC, *(f"{s}{e}" for s in (NODES, FEATURES, EDGES, CROSS) for e in FORMATS)]
+    found = [path / FEDERATION, *(file for name in names for file in path.glob(f"*/{name}"))]
+    return sorted(file for file in found if file.is_file())
+
+
+def read_silos(path: str | os.PathLike[str]) -> Silos:
+    """Return all silos of a folder that holds a folder for each.
+
+    Their order is that of `silos` in federation.toml, which lists folders; without that file it
+    is that of their names.
+
+    Raises:
+        DataError: names file, line and how to mend it.
+    """
+    path = Path(path)
+    order, about = path / FEDERATION, {}
+    folders = sorted(found.parent for found in path.glob(f"*/{SPEC}"))
+    if order.is_file():
+        about = read_toml(order)
+        folders = _listed(order, about)
+    if not folders:
+        raise DataError(
+            f"expected a folder with a folder for each silo, each with a {SPEC}, got {path}"
+        )
+    members = [read_silo(folder) for folder in folders]
+    names = [silo.name for silo in members]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise DataError(
+                f"{folders[place] / SPEC}: expected a name of its own, got {name!r}, as in "
+                f"{folders[names.index(name)] / SPEC}: rename one of them"
+            )
+    if not order.is_file():
+        members.sort(key=lambda silo: silo.name)
+    return Silos(str(about.get("name", path.resolve().name)), tuple(members))
+
+
+def _listed(order: Path, about: Mapping[str, Any]) -> list[Path]:
+    """Return the folders that federation.toml lists."""
+    for key in about:
+        if key not in ("name", "silos"):
+            raise DataError(f"{order}: {unknown('key', key, ('name', 'silos'))}")
+    found = about.get("silos")
+    right = isinstance(found, list) and all(isinstance(name, str) and name for name in found)
+    if not right or not found or not isinstance(about.get("name", ""), str):
+        raise DataError(
+            f'{order}: expected silos = ["FOLDER", ...] and a text as name, got '
+            f"{dict(about)!r}: list each silo's folder"
+        )
+    return [order.parent / name for name in found]
+
+
+def read_silo(path: str | os.PathLike[str]) -> Silo:
+    """Return the data of one silo from its folder; see the head of this module.
+
+    Raises:
+        DataError: names file, line (of other files than CSV the row, from 0) and how to mend it.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise DataError(f"expected the folder of a silo, got {path}: no such folder")
+    spec = read_spec(path / SPEC)
+    nodes = read_table(_file(path, NODES))
+    label = ["label"]
+    if spec.task == "multilabel":
+        label = [f"label_{bit}" for bit in range(spec.num_classes)]
+    id, split = spec.called("id", "split")
+    labels = spec.called(*label)
+    only(nodes, (id, *labels, split))
+    place = _places(nodes, id, spec)
+    y, masks = _labels(nodes, labels, spec), _split(nodes, split)
+    x, names = read_features(_file(path, FEATURES), spec, place)
+    return Silo(
+        name=spec.name,
+        node_id=_typed(list(place), spec),
+        x=x,
+        y=y,
+        num_classes=spec.num_classes,
+        class_names=spec.class_names,
+        feature_names=names,
+        split=masks,
+        adj=_internal(read_table(_file(path, EDGES)), spec, place),
+        cross=_cross(read_table(_file(path, CROSS)), spec, place),
+    )
+
+
+def _file(path: Path, stem: str) -> Path:
+    """Return the one file of a table."""
+    found = [path / f"{stem}{ending}" for ending in FORMATS]
+    found = [file for file in found if file.is_file()]
+    if len(found) == 1:
+        return found[0]
+    got = " and ".join(file.name for file in found)
+    mend = "keep one of them" if found else "one with the header line alone will do for no rows"
+    raise DataError(
+        f"expected one of {', '.join(stem + ending for ending in FORMATS)} in {path}, "
+        f"got {got or 'none'}: {mend}"
+    )
+
+
+def _places(table: Table, column: str, spec: SiloSpec) -> dict[str, int]:
+    """Return the row of every key."""
+    place: dict[str, int] = {}
+    for row, key in enumerate(table.column(column, IN_TOML)):
+        if not key:
+            raise table.wrong(row, column, "a key", key, "every node needs one")
+        if key in place:
+            first = f"{table.unit} {table.lines[place[key]]}"
+            raise table.wrong(row, column, f"a key not yet on {first}", key, "drop one of them")
+        if spec.keys == "integer" and not _is_integer(key):
+            raise table.wrong(
+                row, column, "a key written as a 64-bit integer", key, f'or keys = "text" in {SPEC}'
+            )
+        place[key] = row
+    if not place:
+        raise DataError(f"{table.path}: expected at least one node, got none")
+    return place
+
+
+def _is_integer(key: str) -> bool:
+    """Whether a key reads the same written as a 64-bit integer."""
+    try:
+        return str(int(key)) == key and -(2**63) <= int(key) < 2**63
+    except ValueError:
+        return False
+
+
+def _labels(table: Table, columns: Sequence[str], spec: SiloSpec) -> Tensor:
+    """Return (n,) or (n, T) int64; without a column nothing is known."""
+    if not set(columns) & set(table.header):
+        shape = (len(table.rows),) if spec.task == "multiclass" else (len(table.rows), len(columns))
+        return torch.full(shape, MISSING)
+    words = [str(number) for number in range(spec.num_classes)]
+    words = list(spec.class_names) or words
+    if spec.task == "multilabel":
+        words = ["0", "1"]
+    number = {word: i for i, word in enumerate(words)}
+    number[""] = MISSING
+    if not (spec.class_names and spec.task == "multiclass"):
+        number[str(MISSING)] = MISSING
+    values = []
+    for column in columns:
+        cells = table.column(column, IN_TOML)
+        for row, cell in enumerate(cells):
+            if cell not in number:
+                shown = ", ".join(words[:9]) + ", ..." * (len(words) > 9)
+                mend = "" if spec.task == "multilabel" else f"name it in classes of {SPEC}, too"
+                raise table.wrong(row, column, f"a label of {shown} or nothing", cell, mend)
+        values.append([number[cell] for cell in cells])
+    y = torch.tensor(values, dtype=torch.int64)
+    return y[0] if spec.task == "multiclass" else y.T.contiguous()
+
+
+def _split(table: Table, column: str) -> Split | None:
+    if column not in table.header:
+        return None
+    return split_of(table.words(column, PARTS, empty=True))
+
+
+def _rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
+    """Return the rows of own keys."""
+    rows = []
+    for row, key in enumerate(table.column(column, IN_TOML)):
+        if key not in place:
+            mend = "add the node, or drop the edge"
+            raise table.wrong(row, column, f"a key of {NODES}", key, mend)
+        rows.append(place[key])
+    return rows
+
+
+def _internal(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
+    """Return internal edges, both directions, whether they are listed once or both ways."""
+    source, target = spec.called("source", "target")
+    only(table, (source, target))
+    ends = [_rows(table, column, place) for column in (source, target)]
+    seen: dict[tuple[int, int], int] = {}
+    for row, edge in enumerate(zip(*ends, strict=True)):
+        if edge[0] == edge[1]:
+            key = table.column(source)[row]
+            raise table.wrong(row, target, "another node", key, "drop the edge to itself")
+        _once(table, target, seen, edge, row)
+    pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2).T
+    return CSR.undirected(pairs, len(place))
+
+
+def _once(table: Table, column: str, seen: dict[Any, int], edge: Any, row: int) -> None:
+    if edge in seen:
+        first = f"{table.unit} {table.lines[seen[edge]]}"
+        got = table.rows[row][table.header.index(column)]
+        raise table.wrong(row, column, f"an edge not yet on {first}", got, "drop one of them")
+    seen[edge] = row
+
+
+def _cross(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
+    own, silo, remote = spec.called("own", "silo", "remote")
+    only(table, (own, silo, remote))
+    rows = _rows(table, own, place)
+    slot_of: dict[tuple[str, str], int] = {}
+    slots, seen = [], dict[tuple[int, int], int]()
+    others, keys = (table.column(column, IN_TOML) for column in (silo, remote))
+    for row, other in enumerate(zip(others, keys, strict=True)):
+        for column, cell in zip((silo, remote), other, strict=True):
+            if not cell:
+                raise table.wrong(row, column, "a silo and a key there", cell, "fill the cell")
+        if other[0] == spec.name:
+            mend = f"list the edge in {EDGES}"
+            raise table.wrong(row, silo, "the name of another silo", other[0], mend)
+        slots.append(slot_of.setdefault(other, len(slot_of)))
+        _once(table, remote, seen, (rows[row], slots[row]), row)
+    return CrossEdges(
+        torch.tensor(rows, dtype=torch.int64),
+        torch.tensor(slots, dtype=torch.int64),
+        tuple(name for name, _ in slot_of),
+        _typed([key for _, key in slot_of], spec),
+    )
+
+
+def _typed(keys: list[str], spec: SiloSpec) -> np.ndarray:
+    """Return keys as they count in draws; those of others may be words where own ones are not."""
+    whole = spec.keys == "integer" and all(_is_integer(key) for key in keys)
+    return np.array(keys, dtype=np.int64 if whole else np.str_)

@@ -1,0 +1,110 @@
+"""silo.toml: what the tables of a silo's folder mean."""
+
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import STRICT, checked
+from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.graph.read.tables import Table
+
+SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
+NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
+COLUMNS = (
+    *("id", "label", "split", "feature", "value"),
+    *("source", "target", "own", "silo", "remote"),
+)
+IN_TOML = f"say so under [columns] of {SPEC}"
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class SiloSpec:
+    """What silo.toml says.
+
+    Attributes:
+        name: of the silo in the federation; others name it so in their cross-silo edges.
+        features: number of features of a node.
+        classes: the label set: names in their order, or how many numbers from 0.
+        task: `multiclass`, or `multilabel` with a column of 0 and 1 for each of the classes:
+            label_0, label_1, ...
+        keys: `text`, or `integer` for keys that count as numbers in random draws.
+        sparse: whether features are given, and held, as the entries that are not 0.
+        columns: what a table calls a column that has another name here.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    features: Annotated[int, Field(ge=1, lt=2**31)]
+    classes: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
+    task: Literal["multiclass", "multilabel"] = "multiclass"
+    keys: Literal["text", "integer"] = "text"
+    sparse: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, empty where they are numbers."""
+        return () if isinstance(self.classes, int) else self.classes
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes, or label bits."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+    def called(self, *names: str) -> list[str]:
+        """Return what the columns are called in this silo's tables."""
+        return [self.columns.get(name, name) for name in names]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises:
+        DataError: it is missing or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{path}: expected what the tables mean, got {error.strerror}: see docs/silos.md"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected TOML, got: {error}") from None
+
+
+def read_spec(path: Path) -> SiloSpec:
+    """Return what a silo.toml says, checked.
+
+    Raises:
+        DataError: names the file, and the key.
+    """
+    values = read_toml(path)
+    for name in ("name", "features", "classes"):
+        if name not in values:
+            raise DataError(
+                f"{path}: expected name, features and classes, got no {name}: add a line such as "
+                + {"name": 'name = "north"', "features": "features = 12"}.get(name, "classes = 2")
+            )
+    try:
+        spec = checked(SiloSpec, values, SPEC)
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}") from None
+    for name in spec.columns:
+        if name not in COLUMNS and not name.startswith("label_"):
+            raise DataError(f"{path}: {unknown('column under [columns]', name, COLUMNS)}")
+    if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
+        raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")
+    return spec
+
+
+def only(table: Table, columns: Collection[str]) -> None:
+    """Refuse columns that mean nothing: one of them may be a misspelt label."""
+    for name in table.header:
+        if name not in columns:
+            raise DataError(
+                f"{table.head}: {unknown('column', name, columns)}: {IN_TOML}, or drop it"
+            )

@@ -1,0 +1,58 @@
+"""Who hears whom: the edges of one layer, with what both ends of a sum need to know.
+
+C: clients.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.graph.csr import CSR
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Who hears whom in one layer; r rows hear s rows, of which they are some.
+
+    Attributes:
+        adj: (r, s), no self loops. Values are 1, or how many edges a drawn one stands for.
+        symmetric: whether `adj` is.
+        sender: (s, 1) floating point, number of neighbors of each row that sends.
+        receiver: (r, 1) the same of each row that hears.
+        own: (r,) int64 where a row that hears is among those that send; None: the same rows.
+        sender_off: (C + 1,) rows of each client that send.
+        off: (C + 1,) rows of each client that hear.
+        operators: what `operator` has worked out, by convolution.
+    """
+
+    adj: CSR
+    symmetric: bool
+    sender: Tensor
+    receiver: Tensor
+    own: Tensor | None
+    sender_off: Tensor
+    off: Tensor
+    operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
+
+    def own_of(self, z: Tensor) -> Tensor:
+        """Return the rows of z (s, D) that hear, (r, D)."""
+        return z if self.own is None else z[self.own]
+
+    def own_rows(self, x: Rows) -> Rows:
+        """Return the same of features."""
+        if isinstance(x, Tensor):
+            return self.own_of(x)
+        return x if self.own is None else SparseRows(x.csr.select_rows(self.own), self.off)
+
+
+def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+    """Return the messages along internal edges: cross-client edges are dropped."""
+    name = ("messages", dtype)
+    if name not in block.memo:
+        degree = block.adj.degree.to(dtype)[:, None]
+        block.memo[name] = Messages(block.adj, True, degree, degree, None, block.off, block.off)
+    found = block.memo[name]
+    assert isinstance(found, Messages)
+    return found

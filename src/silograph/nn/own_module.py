@@ -1,0 +1,206 @@
+"""A user's own torch.nn.Module as a model, one client at a time.
+
+Its named parameters are the weights. A module is built anew for every use, so nothing that it
+remembers (a cached adjacency, say) passes from one client to another, and its own draws
+(torch.nn.Dropout) are seeded by a key: they depend on client and step, not on who came before.
+
+n: rows. F: features. K: outputs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.key import Key
+from silograph.core.work import report_each
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.graph import Task
+from silograph.nn.conv import Params
+from silograph.nn.operation_counter import OperationCounter
+
+Make = Callable[[int, int], nn.Module]
+BUILD = Key.of(0)  # everything that is no weight is drawn alike in every run
+
+
+@dataclass(frozen=True)
+class ModuleModel:
+    """A model whose layers are a module's.
+
+    Attributes:
+        name: how the user named it, FILE.py:NAME or package.module:NAME.
+        make: called with F and K; returns a module whose forward(x, edge_index) gives (n, K) from
+            x (n, F) and edge_index (2, E) int64, both directions of every edge, no self loops.
+        features: F.
+        outputs: K.
+        task: what the outputs mean.
+    """
+
+    name: str
+    make: Make
+    features: int
+    outputs: int
+    task: Task
+
+
+@contextmanager
+def seeded(key: Key, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws from a generator seeded by a key; outside, nothing has been drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(key.value)
+        yield
+
+
+def build(model: ModuleModel, key: Key) -> nn.Module:
+    """Return the module as its constructor makes it.
+
+    Raises:
+        ConfigError: it raises, or makes something else.
+    """
+    call = f"{model.name}({model.features}, {model.outputs})"
+    try:
+        with seeded(key, torch.device("cpu")):
+            module = model.make(model.features, model.outputs)
+    except Exception as error:
+        raise ConfigError(
+            f"expected {call} to build a torch.nn.Module, got {in_words(error)}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"expected {call} to build a torch.nn.Module, got {type(module).__name__}"
+        )
+    return module
+
+
+def in_words(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def weights_of(module: nn.Module) -> Params:
+    """Return the parameters that are trained, by name, each once."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def init_weights(model: ModuleModel, key: Key, dtype: torch.dtype) -> Params:
+    """Return initial weights as the constructor draws them, in torch's default dtype."""
+    found = weights_of(build(model, key))
+    return {name: w.to(dtype).contiguous() for name, w in found.items()}
+
+
+@lru_cache(maxsize=64)  # shapes are asked for in every round
+def weight_shapes(model: ModuleModel) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of every weight, shared form."""
+    found = weights_of(build(model, BUILD))
+    return MappingProxyType({name: tuple(w.shape) for name, w in found.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client as its module sees it.
+
+    Attributes:
+        x: (n, F), dense.
+        edges: (2, E) int64.
+        name: of the client; draws depend on it.
+    """
+
+    x: Tensor
+    edges: Tensor
+    name: str
+
+
+def client_of(block: ClientBlock) -> Client:
+    """Return the only client of a block.
+
+    Raises:
+        ProtocolError: there are more.
+    """
+    if block.num_clients != 1:
+        raise ProtocolError(
+            f"expected a block of one client for a torch.nn.Module, got {block.num_clients}: lift "
+            "the op by per_client"
+        )
+    x = block.x.csr.tensor.to_dense() if isinstance(block.x, SparseRows) else block.x
+    edges = torch.stack([block.adj.row, block.adj.indices.long()])
+    return Client(x, edges, block.ids[0])
+
+
+def module_for(model: ModuleModel, x: Tensor, *, training: bool) -> nn.Module:
+    """Return a module built anew for data like x."""
+    return build(model, BUILD).to(x.device, x.dtype).train(training)
+
+
+def call(
+    model: ModuleModel, module: nn.Module, weights: Mapping[str, Tensor], client: Client, key: Key
+) -> Tensor:
+    """Return logits (n, K) of a module with these weights (shared form).
+
+    Raises:
+        ConfigError: it raises, or returns something else.
+    """
+    wanted = f"expected {model.name} to return ({len(client.x)}, {model.outputs}) {client.x.dtype}"
+    try:
+        with seeded(key.fold("module", client.name), client.x.device):
+            out = torch.func.functional_call(module, dict(weights), (client.x, client.edges))
+    except Exception as error:
+        raise ConfigError(f"{wanted} from x and edge_index, got {in_words(error)}") from error
+    if not isinstance(out, Tensor):
+        raise ConfigError(f"{wanted} from x and edge_index, got {type(out).__name__}")
+    if out.shape != (len(client.x), model.outputs) or out.dtype != client.x.dtype:
+        raise ConfigError(f"{wanted} from x and edge_index, got {tuple(out.shape)} {out.dtype}")
+    return out
+
+
+def forward(model: ModuleModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    """Return logits (n, K) of one client, nothing dropped; weights shared or (1, ...)."""
+    client, shapes = client_of(block), weight_shapes(model)
+    own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
+    with OperationCounter() as tally:
+        out = call(model, module_for(model, client.x, training=False), own, client, BUILD)
+    report_each(float(tally.flops))
+    return out
+
+
+def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Try the module on a path of four nodes.
+
+    Raises:
+        ConfigError: it cannot be trained by a federation; says why.
+    """
+    module = build(model, BUILD)
+    lazy = [name for name, t in _tensors(module) if is_lazy(t)]
+    if lazy:
+        raise ConfigError(
+            f"expected parameters of known shape in {model.name}, got lazy {lazy[0]}: give its "
+            "layer the number of inputs"
+        )
+    if not weights_of(module):
+        raise ConfigError(f"expected parameters to train in {model.name}, got none")
+    x = Key.of(1).matrix(4, model.features).to(device, dtype)
+    steps = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]], device=device)
+    module = module.to(device, dtype).train()
+    before = {name: b.clone() for name, b in module.named_buffers()}
+    leaves = {name: w.clone().requires_grad_() for name, w in weights_of(module).items()}
+    out = call(model, module, leaves, Client(x, steps, "check"), BUILD)
+    if not out.requires_grad:
+        raise ConfigError(
+            f"expected outputs of {model.name} that depend on its parameters, got constants"
+        )
+    changed = [name for name, b in module.named_buffers() if not torch.equal(b, before[name])]
+    if changed:
+        owner = type(module.get_submodule(changed[0].rpartition(".")[0])).__name__
+        raise ConfigError(
+            f"expected {model.name} to keep its state in parameters, got {owner} with the buffer "
+            f"{changed[0]}, which is no weight and would stay behind: use LayerNorm or GraphNorm"
+        )
+
+
+def _tensors(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

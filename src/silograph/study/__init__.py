@@ -1,0 +1,1 @@
+"""Many runs: cells, the file of their outcomes, and the processes that run them."""

@@ -1,0 +1,258 @@
+"""A cell of a study: one run, where it stands in the study's tables, and what came of it.
+
+A cell is known by what decides its result, not by its place in a table. The outcome of a cell is a
+line: plain values, as they stand in the study's file.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from silograph.core.config import RunConfig, Scalar, resolve_seeds
+from silograph.core.errors import DataError, SilographError
+from silograph.experiment.resolve.cutting import DEFAULT_CLIENTS
+from silograph.experiment.resolve.in_memory_parts import source_hash
+from silograph.experiment.resolve.user_code import digest as source_digest
+from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.result_files import Row
+from silograph.experiment.run.progress import Progress
+from silograph.experiment.run.result import VIEWS, Result
+from silograph.experiment.run.run import resume, run, with_absolute_paths
+from silograph.experiment.run.setup import choose_method, versions, with_optimizer
+from silograph.graph.datasets import is_path, locate
+from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.silos.read import is_silos, silos_files
+from silograph.methods.base import Method
+from silograph.nn.own_module import Make
+
+Line = dict[str, Any]
+RESULTS = 1  # raised where a change of the library changes what the same config gives
+MACHINE = ("out", "checkpoint_every", "data_dir", "tracker")  # fields that decide no result
+APART = ("method", "options", "seed", *MACHINE)  # fields that a study neither varies nor tunes
+LASTING = "TrainingError"  # an error that is an outcome: the same cell diverges again
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        labels: its place in the study's tables, by coordinate.
+        config: the run.
+        graph: the graph, where it is in memory and not what `dataset` names.
+        method: the method, where it is a value.
+        model: what makes the module, where it is a value.
+    """
+
+    labels: Mapping[str, Scalar]
+    config: RunConfig
+    graph: Graph | None = None
+    method: Method | None = None
+    model: Make | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the labels as words."""
+        return ", ".join(
+            str(value) if isinstance(value, str) else f"{key} {value}"
+            for key, value in self.labels.items()
+        )
+
+    @cached_property
+    def start(self) -> Line:
+        """Return the part of the cell's line that is known before it runs.
+
+        Raises:
+            ConfigError: unknown method, model or option (names the nearest), or a part of
+                the user's whose file cannot be read.
+        """
+        graph = None
+        if self.graph is not None:
+            graph = fingerprint(self.graph)
+        elif is_path(self.config.dataset):
+            graph = file_hash(Path(self.config.dataset).expanduser())
+        config = deciding(self.config, self.method, in_memory=self.graph is not None)
+        start = {"labels": dict(self.labels), "config": config, "graph": graph, "results": RESULTS}
+        sources = self._sources()
+        return start | ({"sources": sources} if sources else {})
+
+    def _sources(self) -> dict[str, str]:
+        """Return hashes of what users wrote."""
+        found = {}
+        for name, value in {"method": self.method, "model": self.model}.items():
+            spec = getattr(self.config, name)
+            if value is not None:
+                found[name] = source_hash(value) or "unknown"
+            elif is_spec(spec):
+                found[name] = source_digest(spec)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """Return what the cell is known by."""
+        return digest_of(self.start)
+
+
+def deciding(
+    config: RunConfig, given: Method | None = None, *, in_memory: bool = False
+) -> dict[str, Any]:
+    """Return what decides a run's result, every seed and default written out.
+
+    Args:
+        config: of the run.
+        given: the method, where it is a value.
+        in_memory: whether `dataset` is but the name of a graph that is there already.
+
+    Raises:
+        ConfigError: unknown method, model or option (names the nearest).
+    """
+    method, options = choose_method(config, given)
+    config = with_absolute_paths(config, in_memory=in_memory)
+    config = with_optimizer(resolve_seeds(config), method)
+    if config.clients is None and config.partition != "silo":
+        config = replace(config, clients=DEFAULT_CLIENTS)
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in MACHINE}
+    return values | {"options": asdict(options)}  # type: ignore[call-overload]
+
+
+def file_hash(path: Path) -> str | None:
+    """Return the hash of a graph's files, None where there are none to read."""
+    digest = hashlib.blake2b(digest_size=8)
+    files = [path / "nodes.csv", path / "edges.csv"] if path.is_dir() else [path]
+    if is_silos(path):
+        files = silos_files(path)
+    for file in files:
+        if not file.is_file():
+            return None
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def named_file_hash(config: RunConfig) -> str | None:
+    """Return the hash of the file that a dataset by name is in, None if it is in none."""
+    with contextlib.suppress(DataError):  # the folder is gone
+        path = locate(config.dataset, data_dir=config.data_dir)
+        return None if path is None else file_hash(path)
+    return None
+
+
+def digest_of(start: Line) -> str:
+    """Return 16 hex digits of what decides a line's result.
+
+    A key that a line does not have did not exist when it was written: its default says how things
+    were then.
+    """
+    config = dict(start["config"])
+    for f in fields(RunConfig):
+        if f.name not in (*MACHINE, "options"):
+            config.setdefault(f.name, f.default)
+    with contextlib.suppress(SilographError):  # of a method that is gone: nothing to fill in
+        method, _ = choose_method(RunConfig(method=config["method"]))
+        config["options"] = asdict(method.options()) | config["options"]
+    parts = [config, start.get("graph"), start["results"]]
+    parts += [start["sources"]] if "sources" in start else []  # of what users wrote
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def lasts(line: Line) -> bool:
+    """Whether a line is an outcome, not a mishap that another try may not have."""
+    return "error" not in line or line.get("kind") == LASTING
+
+
+def run_cell(
+    cell: Cell,
+    *,
+    folder: str | None = None,
+    progress: Progress | str = "none",
+    test: bool = True,
+) -> Line:
+    """Return what came of a run as plain values; an error is one line of text.
+
+    Args:
+        cell: the run.
+        folder: where the run keeps its result folder; one that is there is gone on with.
+        progress: told of the rounds.
+        test: whether test scores are told.
+    """
+    reset = _reset_peak_memory()
+    try:
+        result = _result_of(cell, folder, progress)
+    except Exception as error:  # one cell must not end the others
+        return {"error": one_line(error), "kind": type(error).__name__, "versions": versions()}
+    peak = {} if reset else {"peak_memory_bytes": None}
+    return _outcome(cell, result, test=test) | peak
+
+
+def _result_of(cell: Cell, folder: str | None, progress: Progress | str) -> Result:
+    graph, method, model = cell.graph, cell.method, cell.model
+    if folder is not None and Path(folder).exists():
+        return resume(folder, graph=graph, method=method, model=model, progress=progress)
+    config = replace(cell.config, out=folder)
+    own: dict[str, Any] = {} if model is None else {"model": model}
+    return run(graph, config=config, method=method, progress=progress, **own)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text as one line; the kind stands before what is not silograph's own."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, SilographError) else f"{type(error).__name__}: {text}"[:500]
+
+
+def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
+    config, last = result.config, result.rounds[-1]
+    judge = choose_method(config, cell.method)[0].judge
+    parts = ("val", "test") if test else ("val",)
+    data = {}
+    if result.cut is not None:
+        hashes = {"graph": fingerprint(result.cut.graph), "file": named_file_hash(config)}
+        data = {"data": hashes}
+    return {
+        **{part: _views(getattr(result, part)) for part in parts},
+        "judge": judge,
+        "local_bias": result.local_bias,
+        "best_round": result.best_round,
+        "stopped": result.stopped,
+        "rounds": last["round"],
+        "last": {k: v for k, v in last.items() if k.partition("_")[0] in parts},
+        "bytes": {"total": result.bytes, "by_kind": result.ledger.bytes_by_kind},
+        "flops": result.flops,
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "clients": config.clients,
+        "kernels": config.kernels,
+        "block_size": config.block_size,
+        "partition": result.partition_hash,
+        **data,
+        "versions": versions(),
+        "curve": _curve(result.rounds, {part: f"{part}_{judge}_accuracy" for part in parts}),
+    }
+
+
+def _views(views: Any) -> dict[str, dict[str, float | None] | None]:
+    found = {view: getattr(views, view) for view in VIEWS}
+    return {view: None if scores is None else asdict(scores) for view, scores in found.items()}
+
+
+def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Return the judged rounds as columns, rounded: enough to draw."""
+    columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
+    return {name: [_short(row[key]) for row in rows] for name, key in columns.items()}
+
+
+def _short(value: float | None) -> float | None:
+    return round(value, 5) if isinstance(value, float) else value
+
+
+def _reset_peak_memory() -> bool:
+    """Forget the peak memory of earlier cells of this process; return whether that is possible."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True

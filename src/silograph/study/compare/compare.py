@@ -1,0 +1,352 @@
+"""`compare`: methods on the same cuts, splits and initial weights, seed by seed."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from silograph.core.config import RunConfig, Scalar, make_config
+from silograph.core.errors import ConfigError, unknown
+from silograph.experiment.resolve.client_data import refuse_in_memory
+from silograph.experiment.resolve.cutting import check_cut_options
+from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
+from silograph.experiment.result_files import write_atomic
+from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
+from silograph.graph.graph import Graph
+from silograph.methods.base import Method
+from silograph.study.cells import APART, Cell, Line, digest_of
+from silograph.study.compare.asked import Asked
+from silograph.study.compare.comparison import METRICS, VIEW_CHOICES, Comparison
+from silograph.study.compare.paired_statistics import TESTS, Test
+from silograph.study.datasets import fetch
+from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
+
+PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
+
+
+def compare(
+    graph: Graph | str | os.PathLike[str] | None = None,
+    *,
+    methods: Sequence[str | Method],
+    seeds: int | Sequence[int] = 3,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    options: Mapping[str, Mapping[str, Scalar]] | None = None,
+    baseline: str | None = None,
+    metric: str = "accuracy",
+    view: str = "own",
+    test: Test = "t",
+    processes: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: str = "none",
+    config: RunConfig | None = None,
+    **run_options: Any,
+) -> Comparison:
+    """Run methods on the same cuts, splits and initial weights, and compare them seed by seed.
+
+    >>> import silograph as sg
+    >>> small = {"clients": 3, "rounds": 2, "hidden": 4}
+    >>> table = sg.compare("digits", methods=["local", "fedavg"], seeds=2, processes=0, **small)
+    >>> [row["method"] for row in table.rows]
+    ['local', 'fedavg']
+
+    Args:
+        graph: as for `run`.
+        methods: methods, by name or as values.
+        seeds: how many (from 0 on), or which.
+        over: further fields of `RunConfig` and the values that each takes; every method runs with
+            every combination.
+        options: options of methods, by method: `{"fedopt": {"server_lr": 0.01}}`.
+        baseline: the method that others are tested against; None for the best in the tables.
+        metric: the score: accuracy, accuracy_client_mean, f1_macro, f1_micro or auc.
+        view: of the paired test: server, uncut, personalised, or own: the view that each method
+            is about.
+        test: `t` or `wilcoxon`.
+        processes: runs at the same time, each in a process of its own; None for as many as there
+            are cores for their threads, 0 for this process alone, as where methods or models are
+            values.
+        out: folder for lines, tables and result folders; one that holds the same cells, or part
+            of them, is gone on with. None writes nothing.
+        progress: `live`, `plain` or `none`, on standard error.
+        config: where to start from.
+        run_options: fields of `RunConfig`, for all methods.
+
+    Raises:
+        SilographError: something about the options, the graph or the folder cannot be used.
+    """
+    check_mode(progress)
+    refuse_in_memory(graph)
+    asked, own, run_options = _named_parts(
+        Asked(
+            methods=checked_list("methods", methods),
+            seeds=checked_seeds(seeds),
+            over=checked_over(over),
+            options=checked_options(options),
+            baseline=baseline,
+            metric=metric,
+            view=view,
+            test=test,
+        ),
+        run_options,
+    )
+    base = given_config(graph, config, run_options)
+    partitions = asked.over.get("partition", (base.partition,))
+    check_cut_options({*run_options, *asked.over}, partitions)
+    how = How(check_processes(processes, base.threads, own.names), progress)
+    plan = ComparisonPlan(asked, base, own, graph if isinstance(graph, Graph) else None)
+    return _compared(plan, plan.cells(), how, None if out is None else Path(out))
+
+
+def _named_parts(asked: Asked, run_options: Mapping[str, Any]) -> tuple[Asked, Own, dict[str, Any]]:
+    """Return the question and the options with names for parts that are values, and those parts.
+
+    Raises:
+        ConfigError: a name that does not exist, or a seed of one run.
+    """
+    check_no_seed(run_options)
+    for name in asked.methods:
+        if not isinstance(name, str | Method):
+            raise ConfigError(f"expected methods or their names as methods, got {name!r}")
+    models = asked.over.get("model", ())
+    own = own_of([*asked.methods, *models, run_options.get("model")])
+    over = {**asked.over, **({"model": tuple(map(name_of, models))} if models else {})}
+    for key, values in over.items():
+        checked_list(f"values of {key}", values)
+    methods = checked_list("methods", [name_of(method) for method in asked.methods])
+    asked = replace(asked, methods=methods, over=over)
+    check(asked)
+    options = dict(run_options)
+    if "model" in options:
+        options["model"] = name_of(options["model"])
+    return asked, own, options
+
+
+@dataclass(frozen=True, eq=False)
+class ComparisonPlan:
+    """A comparison before it runs.
+
+    Attributes:
+        asked: what is compared.
+        base: the run; what is compared goes over it.
+        own: parts that are values.
+        graph: the graph, where it is in memory.
+    """
+
+    asked: Asked
+    base: RunConfig
+    own: Own
+    graph: Graph | None
+
+    def cells(self) -> list[Cell]:
+        """Return the cells, one seed of everything after the other, so that pairs end early.
+
+        Raises:
+            ConfigError: a method, an option or a value that cannot be used.
+        """
+        asked, base, cells = self.asked, self.base, []
+        values = {name: value for name, value in vars(base).items() if value is not None}
+        points = list(product(*asked.over.values()))
+        for seed, point, method in product(asked.seeds, points, asked.methods):
+            varied = dict(zip(asked.over, point, strict=True))
+            own = dict(base.options) if method == base.method else {}
+            options = own | dict(asked.options.get(method, {}))
+            changes = {**varied, "method": method, "options": options, "seed": seed, "out": None}
+            config = make_config(values | changes)
+            labels = {"method": method, **varied, "seed": seed}
+            parts = self.own.methods.get(method), self.own.models.get(config.model)
+            cells.append(Cell(labels, config, self.graph, *parts))
+            _ = cells[-1].start  # a wrong name costs no run
+        return cells
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `resume` reads: how the comparison was asked for."""
+        in_memory = self.graph is not None
+        base = replace(with_absolute_paths(self.base, in_memory=in_memory), out=None)
+        config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
+        known = {"in_memory": in_memory, "values": self.own.names, "config": config}
+        return known | dataclasses.asdict(self.asked)
+
+
+def check(asked: Asked) -> None:
+    """Raise `ConfigError` for names that do not exist."""
+    for name in asked.options:
+        if name not in asked.methods:
+            raise unknown("method with options", name, asked.methods)
+    if asked.baseline is not None and asked.baseline not in asked.methods:
+        raise unknown("baseline", asked.baseline, asked.methods)
+    if asked.metric not in METRICS:
+        raise unknown("metric", asked.metric, METRICS)
+    if asked.view not in VIEW_CHOICES:
+        raise unknown("view", asked.view, VIEW_CHOICES)
+    if asked.test not in TESTS:
+        raise unknown("test", asked.test, TESTS)
+    known = [f.name for f in dataclasses.fields(RunConfig) if f.name not in APART]
+    for key in asked.over:
+        if key not in known:
+            raise unknown("key to vary", key, known)
+
+
+def checked_list(what: str, values: object) -> tuple[Any, ...]:
+    """Return a list as a tuple.
+
+    Raises:
+        ConfigError: not a list, empty, or with an entry twice.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"expected a list of {what}, got {values!r}")
+    found = tuple(values)
+    if not found:
+        raise ConfigError(f"expected at least one of {what}, got none")
+    for number, value in enumerate(found):
+        if value in found[:number]:
+            raise ConfigError(f"expected {what} that differ, got {value!r} twice")
+    return found
+
+
+def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
+    """Return what varies, with the values of every key.
+
+    Raises:
+        ConfigError: not a dict of lists.
+    """
+    given = checked_mapping("over", over)
+    return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
+
+
+def checked_options(options: object) -> dict[str, Mapping[str, Any]]:
+    """Return the options of methods; raise `ConfigError` for anything but a dict of dicts."""
+    given = checked_mapping("options", options)
+    return {name: checked_mapping(f"options of {name}", own) for name, own in given.items()}
+
+
+def checked_mapping(what: str, values: object) -> Mapping[str, Any]:
+    """Return a mapping, an empty one for None; raise `ConfigError` for anything else."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"expected {what} as a dict, got {values!r}")
+    return values
+
+
+def check_no_seed(run_options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a seed of one run."""
+    if "seed" in run_options:
+        seed = run_options["seed"]
+        raise ConfigError(f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]")
+
+
+def checked_seeds(seeds: object) -> tuple[int, ...]:
+    """Return seeds: those of a list, or 0, 1, ... for a number.
+
+    Raises:
+        ConfigError: below 1, empty, or no whole numbers.
+    """
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if seeds < 1:
+            raise ConfigError(f"expected at least one seed, got {seeds}")
+        return tuple(range(seeds))
+    found = checked_list("seeds", seeds)
+    for seed in found:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"expected seeds that are whole numbers from 0, got {seed!r}")
+    return found
+
+
+def _checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:
+    """Return the lines of the folder of a comparison, none where there is no folder yet.
+
+    Raises:
+        ConfigError: something else is there, or cells that this comparison does not have.
+    """
+    ours = any((folder / name).is_file() for name in (PLAN, LINES))
+    if os.path.lexists(folder) and not ours and not _is_empty(folder):
+        raise ConfigError(
+            f"expected a folder of a comparison, or none yet, got {folder}: choose another --out, "
+            "nothing was overwritten"
+        )
+    lines = read_lines(folder / LINES)
+    known = {cell.digest for cell in cells}
+    for line in lines:
+        if digest_of(line) not in known:
+            labels = ", ".join(f"{key} {value}" for key, value in line["labels"].items())
+            raise ConfigError(
+                f"expected a folder whose cells are among those asked for, got {folder} with "
+                f"{labels} of another config or source: choose another --out, nothing was "
+                "overwritten"
+            )
+    return lines
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _compared(
+    plan: ComparisonPlan, cells: Sequence[Cell], how: How, out: Path | None
+) -> Comparison:
+    """Run what is missing and return the tables, written beside the lines."""
+    if out is None:
+        fetch(cells, [], None)
+        with StudyFile(None) as file:
+            run_missing(cells, file, how, len(cells))
+        return _comparison(plan, cells, file, None)
+    check_known_again(plan.own)
+    fetch(cells, _checked_lines(out, cells), out / LINES)
+    with StudyFile(out / LINES) as file:
+        for left in (out / "runs").glob(".*"):  # folders that were being made at a kill
+            shutil.rmtree(left, ignore_errors=True)
+        write_atomic(out / PLAN, json.dumps(plan.to_dict(), indent=2) + "\n")
+        run_missing(cells, file, replace(how, runs=out / "runs"), len(cells))
+        found = _comparison(plan, cells, file, str(out))
+        write_atomic(out / PAGE, found.to_markdown())
+    return found
+
+
+def _comparison(
+    plan: ComparisonPlan, cells: Sequence[Cell], file: StudyFile, folder: str | None
+) -> Comparison:
+    lines = tuple(file.found(cell.digest) for cell in cells)
+    return Comparison(plan.asked, tuple(cells), lines, folder)
+
+
+def is_comparison(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is that of a comparison."""
+    return (Path(folder) / PLAN).is_file()
+
+
+def resume_comparison(
+    folder: str | os.PathLike[str], *, processes: int | None = None, progress: str = "none"
+) -> Comparison:
+    """Go on with a comparison that was interrupted.
+
+    Raises:
+        ConfigError: its plan is unreadable, or its graph was in memory.
+    """
+    path = Path(folder) / PLAN
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        in_memory, config = plan.pop("in_memory"), plan.pop("config")
+        values = plan.pop("values", [])
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"expected the plan of a comparison in {path}, got: {error}") from None
+    if in_memory:
+        raise ConfigError(
+            f"expected the graph of the comparison in {folder}, got none: it was made in memory; "
+            "call sg.compare with it and the same out again"
+        )
+    if values:
+        raise ConfigError(
+            f"expected {', '.join(values)} of the comparison in {folder}, got none: it was given "
+            "as a value; call sg.compare with it and the same out again"
+        )
+    return compare(
+        config=make_config(config, source=str(path)),
+        processes=processes,
+        out=folder,
+        progress=progress,
+        **plan,
+    )

@@ -1,0 +1,236 @@
+"""What a comparison says: means and spread over seeds, paired tests, costs; as table or data."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from silograph.core.config import Scalar
+from silograph.evaluation.views import heard
+from silograph.experiment.data_frame import frame_of
+from silograph.experiment.run.result import REPORTED, VIEWS
+from silograph.experiment.run.setup import choose_method
+from silograph.study.cells import LASTING, Cell, Line
+from silograph.study.compare.asked import Asked, ComparisonRow
+from silograph.study.compare.paired_statistics import Paired, holm, paired, power_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS = REPORTED
+VIEW_CHOICES = ("own", *VIEWS)
+COSTS = ("bytes", "flops", "seconds", "peak_memory_bytes", "best_round", "local_bias")
+Point = tuple[Scalar, ...]  # values of the keys that are varied
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """The outcome of a comparison.
+
+    Attributes:
+        asked: what was compared.
+        cells: all of its cells.
+        lines: what came of each, in the order of the cells; one is missing where a cell has not
+            run.
+        folder: where it was written, or None.
+    """
+
+    asked: Asked
+    cells: tuple[Cell, ...]
+    lines: tuple[Line | None, ...]
+    folder: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the tables."""
+        return self.summary()
+
+    @cached_property
+    def rows(self) -> list[ComparisonRow]:
+        """One dict for each method and value of what is varied: means over seeds, and the test.
+
+        `VIEW_mean` and `VIEW_std` (sample standard deviation, None for one seed) are of the metric
+        on test nodes, over the `seeds` that have scores; `diverged` and `failed` count the others.
+        Costs are means. `difference`, `low`, `high` (95 % interval) and `p`,
+        `p_holm` compare with the `reference` of the same values.
+        """
+        points = dict.fromkeys(self._point(cell) for cell in self.cells)
+        return [row for point in points for row in self._rows_at(point)]
+
+    def _point(self, cell: Cell) -> Point:
+        return tuple(cell.labels[key] for key in self.asked.over)
+
+    def _rows_at(self, point: Point) -> list[ComparisonRow]:
+        asked = self.asked
+        ran = {m: self._ran(point, m) for m in asked.methods}
+        rows = [self._means(point, m, ran[m]) for m in asked.methods]
+        for view in VIEWS:
+            means = [row[f"{view}_mean"] for row in rows]
+            best = max((m for m in means if m is not None), default=None)
+            for row in rows:
+                row["best"] += [view] if best is not None and row[f"{view}_mean"] == best else []
+        scores = {m: self._scores(_scored(ran[m]), self._view(point, m)) for m in asked.methods}
+        reference = asked.baseline or _best(scores)
+        tests: dict[str, Paired] = {}
+        for method in asked.methods:
+            if reference is not None and method != reference:
+                shared = sorted(scores[method].keys() & scores[reference].keys())
+                ours, theirs = ([scores[m][s] for s in shared] for m in (method, reference))
+                tests[method] = paired(ours, theirs, asked.test)
+        adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+        for row in rows:
+            row |= _tested(reference, tests.get(row["method"]), adjusted.get(row["method"]))
+        return rows
+
+    def _ran(self, point: Point, method: str) -> list[Line]:
+        """Return the lines of a method, also of failed cells."""
+        return [
+            line
+            for cell, line in zip(self.cells, self.lines, strict=True)
+            if self._point(cell) == point and cell.labels["method"] == method
+            if line is not None
+        ]
+
+    def _means(self, point: Point, method: str, ran: Sequence[Line]) -> ComparisonRow:
+        row: ComparisonRow = {"method": method, **dict(zip(self.asked.over, point, strict=True))}
+        lines, without = _scored(ran), [line for line in ran if "error" in line]
+        diverged = sum(line.get("kind") == LASTING for line in without)
+        row |= {"seeds": len(lines), "diverged": diverged, "failed": len(without) - diverged}
+        for view in VIEWS:
+            values = list(self._scores(lines, view).values())
+            row[f"{view}_mean"] = statistics.mean(values) if values else None
+            row[f"{view}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        row["best"] = []
+        for cost in COSTS:
+            values = [_cost(line, cost) for line in lines if _cost(line, cost) is not None]
+            row[cost] = statistics.mean(values) if values else None
+        return row
+
+    def _scores(self, lines: Sequence[Line], view: str | None) -> dict[int, float]:
+        """Return the metric by seed, where there is one."""
+        scores = {}
+        for line in lines:
+            judged = line["test"].get(view)
+            if judged is not None and judged[self.asked.metric] is not None:
+                scores[line["config"]["seed"]] = judged[self.asked.metric]
+        return scores
+
+    def _view(self, point: Point, method: str) -> str:
+        """Return the view in which a method is tested."""
+        if self.asked.view != "own":
+            return self.asked.view
+        cells = (c for c in self.cells if self._point(c) == point)
+        cell = next(cell for cell in cells if cell.labels["method"] == method)
+        return choose_method(cell.config, cell.method)[0].judge
+
+    def _ways(self) -> dict[str, list[str]]:
+        """Return how nodes are seen in the server view, and the methods that see them so."""
+        ways: dict[str, list[str]] = {}
+        for cell in self.cells:
+            method, _ = choose_method(cell.config, cell.method)
+            if method.judge != "server":
+                continue
+            way = heard(exchange=method.exchange, uncut=method.uncut, collect=cell.config.collect)
+            names, name = ways.setdefault(way, []), str(cell.labels["method"])
+            if name not in names:
+                names.append(name)
+        return ways
+
+    @property
+    def failed(self) -> list[str]:
+        """One line of text for each cell that failed."""
+        pairs = zip(self.cells, self.lines, strict=True)
+        return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers must know."""
+        asked = self.asked
+        view = "the view that each is about" if asked.view == "own" else f"the {asked.view} view"
+        spread = "mean ± sample standard deviation over seeds"
+        notes = [f"{spread}, {asked.metric} on test nodes in percent; * best mean of its view"]
+        name = "Student's paired t-test" if asked.test == "t" else "Wilcoxon's signed ranks"
+        notes.append(f"paired test: {name}, two-sided, seed by seed, in {view}")
+        ways = self._ways()
+        if len(ways) > 1:
+            each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())
+            notes.append(f"the server view sees a node differently ({each}); the uncut view alike")
+        if asked.baseline is None:
+            notes.append(
+                "the reference is the best mean of the same scores, which favors it: p-values are "
+                "too small; name a baseline to avoid that"
+            )
+        notes.append(power_of(len(asked.seeds), asked.test))
+        if any(row["diverged"] or row["failed"] for row in self.rows):
+            notes.append(
+                "means and tests leave out seeds without a result, which favors methods that have "
+                "such seeds"
+            )
+        versions = {json.dumps(line["versions"], sort_keys=True) for line in self.lines if line}
+        if len(versions) > 1:
+            notes.append(f"cells were computed with {len(versions)} sets of versions")
+        return notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            **asdict(self.asked),
+            "rows": self.rows,
+            "notes": self.notes,
+            "failed": self.failed,
+            "cells": list(self.lines),
+            "folder": self.folder,
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return `rows` as a pandas DataFrame.
+
+        Raises:
+            SilographError: pandas is not installed.
+        """
+        return frame_of(self.rows, "comparison.rows")
+
+    def summary(self, width: int = 140) -> str:
+        """Return tables and notes as text of at most so many columns."""
+        from silograph.study.compare.tables import text_of
+
+        return text_of(self, width)
+
+    def to_markdown(self) -> str:
+        """Return tables and notes as Markdown."""
+        from silograph.study.compare.tables import markdown_of
+
+        return markdown_of(self)
+
+
+def _scored(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if "error" not in line]
+
+
+def _best(scores: Mapping[str, Mapping[int, float]]) -> str | None:
+    means = {m: statistics.mean(by_seed.values()) for m, by_seed in scores.items() if by_seed}
+    return max(means, key=lambda m: means[m]) if means else None
+
+
+def _cost(line: Line, name: str) -> Any:
+    return line["bytes"]["total"] if name == "bytes" else line.get(name)
+
+
+def _tested(reference: str | None, test: Paired | None, adjusted: float | None) -> ComparisonRow:
+    if test is None:
+        names = ("pairs", "difference", "low", "high", "p", "p_holm")
+        return {"reference": reference, **dict.fromkeys(names)}
+    return {
+        "reference": reference,
+        "pairs": test.n,
+        "difference": test.mean,
+        "low": test.low,
+        "high": test.high,
+        "p": test.p,
+        "p_holm": adjusted,
+    }

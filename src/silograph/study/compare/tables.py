@@ -1,0 +1,182 @@
+"""The tables of a comparison: as text for a terminal, as Markdown for a page."""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from silograph.experiment.markdown import markdown_table
+from silograph.experiment.run.result import VIEWS
+from silograph.experiment.terminal_table import table_of
+from silograph.graph.datasets import is_path
+from silograph.study.cells import Cell
+from silograph.study.compare.asked import Asked, ComparisonRow
+
+WIDE = 140  # columns from which scores and costs stand side by side
+Column = tuple[str, Callable[[ComparisonRow], str]]
+Titled = tuple[str, list[Column]]
+
+
+class Compared(Protocol):
+    """What is shown of a comparison; `Comparison` says what each part is."""
+
+    @property
+    def asked(self) -> Asked:
+        """What is compared."""
+
+    @property
+    def cells(self) -> Sequence[Cell]:
+        """Its cells."""
+
+    @property
+    def rows(self) -> Sequence[ComparisonRow]:
+        """A row for each method and value of what is varied."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader must know."""
+
+    @property
+    def failed(self) -> Sequence[str]:
+        """A line for each cell that failed."""
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """Return a share in percent."""
+    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.2f}"
+
+
+def small(p: float | None) -> str:
+    """Return a p-value."""
+    return "-" if p is None else "< .001" if p < 0.001 else f"{p:.3f}".lstrip("0")
+
+
+def scaled(value: float | None, unit: float, digits: int) -> str:
+    """Return a cost in its unit."""
+    return "-" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _score(view: str) -> Column:
+    def text(row: ComparisonRow) -> str:
+        mean, std = row[f"{view}_mean"], row[f"{view}_std"]
+        spread = "" if std is None else f" ± {percent(std)}"
+        few = f" ({_of_all(row)})" if row["diverged"] or row["failed"] else ""
+        return f"{percent(mean)}{spread}{'*' if view in row['best'] else ''}{few}"
+
+    return view, text
+
+
+def _of_all(row: ComparisonRow) -> str:
+    return f"{row['seeds']} of {row['seeds'] + row['diverged'] + row['failed']}"
+
+
+def _seeds(row: ComparisonRow) -> str:
+    """Return the number of seeds in the means, and what became of the others."""
+    without = [f"{row[what]} {what}" for what in ("diverged", "failed") if row[what]]
+    return "; ".join([_of_all(row), *without]) if without else str(row["seeds"])
+
+
+def _interval(row: ComparisonRow) -> str:
+    if row["low"] is None:
+        return "-"
+    return f"{percent(row['low'], signed=True)} to {percent(row['high'], signed=True)}"
+
+
+def _difference(row: ComparisonRow) -> str:
+    if row["method"] == row["reference"]:
+        return "reference"
+    return percent(row["difference"], signed=True)
+
+
+METHOD: Column = ("method", lambda row: str(row["method"]))
+SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
+TESTED: list[Column] = [
+    ("difference", _difference),
+    ("95 % interval", _interval),
+    ("p", lambda row: small(row["p"])),
+    ("p, Holm", lambda row: small(row["p_holm"])),
+    ("pairs", lambda row: "-" if row["pairs"] is None else str(row["pairs"])),
+]
+COSTS: list[Column] = [
+    ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
+    ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
+    ("seconds", lambda row: scaled(row["seconds"], 1, 1)),
+    ("peak MB", lambda row: scaled(row["peak_memory_bytes"], 1e6, 0)),
+    ("best round", lambda row: scaled(row["best_round"], 1, 0)),
+]
+BIAS: Column = (
+    "local bias",
+    lambda row: "-" if row["local_bias"] is None else f"{row['local_bias']:.4g}",
+)
+
+
+def tables_of(comparison: Compared, width: float) -> list[Titled]:
+    """Return the tables that fit a width."""
+    asked = any(row["local_bias"] is not None for row in comparison.rows)
+    costs = [*COSTS, BIAS] if asked else COSTS
+    if width >= WIDE:
+        apart = [
+            ("scores, and costs as means of a run", [*SCORES, *costs]),
+            ("paired test", TESTED),
+        ]
+    else:
+        apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", costs)]
+    return [(title, [METHOD, *columns]) for title, columns in apart]
+
+
+def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow]]]:
+    """Return the rows by the values of what is varied, with those values in words."""
+    over = comparison.asked.over
+    return [
+        (", ".join(f"{key} {value}" for key, value in zip(over, point, strict=True)), list(rows))
+        for point, rows in groupby(comparison.rows, key=lambda row: [row[key] for key in over])
+    ]
+
+
+def title_of(comparison: Compared) -> str:
+    """Return dataset and metric in words."""
+    config = comparison.cells[0].config
+    known = comparison.asked.over
+    name = Path(config.dataset).name if is_path(config.dataset) else config.dataset
+    words = [] if "dataset" in known else [name]
+    words += [] if "clients" in known or config.clients is None else [f"{config.clients} clients"]
+    words += [] if "partition" in known else [config.partition]
+    return ", ".join(words)
+
+
+def _texts(columns: Sequence[Column], rows: Sequence[ComparisonRow]) -> list[list[str]]:
+    return [[text(row) for _, text in columns] for row in rows]
+
+
+def text_of(comparison: Compared, width: int) -> str:
+    """Return tables and notes as plain text of at most so many columns."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    for point, rows in groups(comparison):
+        for title, columns in tables_of(comparison, width):
+            words = [w for w in (title_of(comparison), point, title) if w]
+            names = [name for name, _ in columns]
+            console.print(table_of(names, _texts(columns, rows), ": ".join(words)))
+            console.print()
+    for note in comparison.notes:
+        console.print(note)
+    for line in comparison.failed:
+        console.print(f"failed: {line}")
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def markdown_of(comparison: Compared) -> str:
+    """Return tables and notes as a page."""
+    parts = [f"# Comparison: {title_of(comparison)}"]
+    for point, rows in groups(comparison):
+        for title, columns in tables_of(comparison, -math.inf):
+            parts.append("## " + ": ".join(w for w in (point, title) if w))
+            parts.append(markdown_table([name for name, _ in columns], _texts(columns, rows)))
+    parts.append("\n".join(f"- {note}" for note in comparison.notes))
+    if comparison.failed:
+        parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in comparison.failed))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,71 @@
+"""The data of a study: read once, and still what its finished lines were computed on.
+
+A graph in a file of the user's, or in memory, is part of what a cell is known by. A dataset by name
+is not, so that a recipe means the same on every machine; its lines say what they were computed on.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.experiment.resolve.client_data import load_data
+from silograph.experiment.resolve.cutting import as_used
+from silograph.graph.datasets import is_path
+from silograph.graph.graph import Graph, fingerprint
+from silograph.study.cells import Cell, Line, digest_of, lasts, named_file_hash
+
+Done = Sequence[tuple[RunConfig, Line]]
+Source = tuple[str, str | None, float]  # what `load` finds a graph by
+
+
+def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> None:
+    """Read the graphs of missing cells, and refuse lines that were computed on other graphs.
+
+    A wrong name is told at once, and nothing is downloaded twice. Where nothing is missing, a
+    graph is read only if its file is not the one that a line names.
+
+    Args:
+        cells: those that are asked for.
+        lines: those that are there.
+        path: where they are, for the error.
+
+    Raises:
+        SilographError: a graph cannot be read, or is not that of the lines.
+    """
+    known = {digest_of(line): line for line in lines if lasts(line)}
+    groups: dict[Source, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if cell.graph is None:
+            source = cell.config.dataset, cell.config.data_dir, cell.config.scale
+            groups[source].append(cell)
+    for (dataset, data_dir, scale), group in groups.items():
+        done = [(c.config, known[c.digest]) for c in group if c.digest in known]
+        if len(done) < len(group) or _changed(done):
+            graph = load_data(dataset, data_dir=data_dir, scale=scale)
+            if isinstance(graph, Graph) and not is_path(dataset):
+                _check(graph, done, path)
+
+
+def _changed(done: Done) -> bool:
+    """Whether the file of a dataset is there, and is not the one that a line names."""
+    hashes = {line["data"]["file"] for _, line in done if "data" in line}
+    return bool(hashes) and bool({named_file_hash(done[0][0])} - hashes - {None})
+
+
+def _check(graph: Graph, done: Done, path: Path | None) -> None:
+    """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
+    hashes: dict[tuple[bool, str], str] = {}
+    for config, line in done:
+        if "data" not in line:  # written before lines said it
+            continue
+        use, theirs = (config.largest_component, config.normalize), line["data"]["graph"]
+        if use not in hashes:
+            hashes[use] = fingerprint(as_used(config, graph))
+        if (ours := hashes[use]) != theirs:
+            raise ConfigError(
+                f"expected {config.dataset} as it was for the lines of {path} (graph {theirs}), "
+                f"got another (graph {ours}): put its file back, or choose another --out, nothing "
+                "was overwritten"
+            )

@@ -1,0 +1,1 @@
+"""Recipes: cells, and the page that is written of their outcomes."""

@@ -1,0 +1,269 @@
+"""A study: cells that are run where their line is missing, one JSON line each as they end.
+
+A study can end at any instant, its process killed, and go on: finished lines are never lost, and
+a last line that was cut off is dropped.
+"""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from silograph.core.errors import ConfigError
+from silograph.study.cells import Cell, Line, digest_of, lasts
+from silograph.study.progress import show_study
+from silograph.study.workers import Job, run_here, run_in_processes
+
+
+class StudyFile:
+    """The lines of a study, in a file or only in memory; one process at a time holds a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Take hold of the file, made if absent, and drop a last line that was cut off.
+
+        Raises:
+            ConfigError: another process holds it, it cannot be made, or a line is unreadable.
+        """
+        self.path = path
+        self.lines: list[Line] = []
+        self._by_digest: dict[str, Line] = {}
+        self._file = -1
+        if path is not None:
+            self._file = _open(path)
+            try:
+                for line in _mended(path, self._file):
+                    self._take(line)
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> "StudyFile":
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Let others write to the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def found(self, digest: str) -> Line | None:
+        """Return the latest line of a cell, None if it has none."""
+        return self._by_digest.get(digest)
+
+    def add(self, line: Line) -> None:
+        """Append a line; it is on the disk whole, or not at all."""
+        if self._file >= 0:
+            text = (json.dumps(line, allow_nan=False) + "\n").encode()
+            size = os.fstat(self._file).st_size
+            try:
+                if os.write(self._file, text) != len(text):
+                    raise OSError(28, "No space left on device", str(self.path))
+                os.fsync(self._file)
+            except BaseException:
+                os.ftruncate(self._file, size)
+                raise
+        self._take(line)
+
+    def _take(self, line: Line) -> None:
+        self.lines.append(line)
+        self._by_digest[digest_of(line)] = line
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ConfigError(
+            f"expected a study that nobody is running, got {path}, which another process holds: "
+            "wait for it to end, or take another folder"
+        ) from None
+    return file
+
+
+def _mended(path: Path, file: int) -> list[Line]:
+    """Return the lines of a file, and drop a last one that was cut off."""
+    text = path.read_bytes()
+    whole, _, tail = text.rpartition(b"\n")
+    if tail:
+        if _parsed(tail) is None:
+            os.ftruncate(file, len(text) - len(tail))
+        else:  # somebody's editor left the last newline out
+            os.write(file, b"\n")
+            whole = text
+    return _parsed_lines(path, whole)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the finished lines of a study's file without holding it; none if it is absent.
+
+    Raises:
+        ConfigError: a line is unreadable.
+    """
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole, _, tail = text.rpartition(b"\n")
+    return _parsed_lines(path, whole if _parsed(tail) is None else text)
+
+
+def _parsed_lines(path: Path, text: bytes) -> list[Line]:
+    lines = []
+    for number, part in enumerate(text.split(b"\n"), start=1):
+        if part.strip():
+            line = _parsed(part)
+            if line is None:
+                raise ConfigError(
+                    f"expected the JSON of a cell in line {number} of {path}, got "
+                    f"{part[:40].decode(errors='replace')!r}: mend or remove that line"
+                )
+            lines.append(line)
+    return lines
+
+
+def _parsed(text: bytes) -> Line | None:
+    """Return the line that a text holds, None if it holds something else."""
+    try:
+        line = json.loads(text)
+        config, results = line["config"], line["results"]
+        good = isinstance(config["options"], dict) and isinstance(line["labels"], dict)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return line if good and isinstance(results, int) and "method" in config else None
+
+
+@dataclass(frozen=True)
+class How:
+    """How a study is run.
+
+    Attributes:
+        processes: cells at the same time, each in a process of its own; 0: one after the other in
+            this process.
+        progress: `live`, `plain` or `none`, on standard error.
+        runs: folder of the cells' result folders, None for none; with it an interrupted cell goes
+            on from its checkpoint.
+        test: whether test scores are told.
+        until: when to start no more cells (`time.monotonic`), None for never.
+    """
+
+    processes: int
+    progress: str = "none"
+    runs: Path | None = None
+    test: bool = True
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class CellCounts:
+    """How many cells of a study have run and failed."""
+
+    ran: int
+    failed: int
+
+
+def default_processes(threads: int) -> int:
+    """Return the cores that this process may use, by the threads of a run."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // threads)
+
+
+def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()) -> int:
+    """Return the number of processes, the default for None.
+
+    Args:
+        processes: what was asked for.
+        threads: of a run.
+        own: names of parts that are values, which stay in this process.
+
+    Raises:
+        ConfigError: below 0, or above 0 with values.
+    """
+    if own and processes not in (None, 0):
+        raise ConfigError(
+            f"expected processes=0 with {own[0]} as a value, got {processes!r}: leave processes "
+            "out, or name the part as FILE.py:NAME"
+        )
+    if processes is None:
+        return 0 if own else default_processes(threads)
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
+        raise ConfigError(
+            f"expected a number of processes from 0 (one after the other, here), got {processes!r}"
+        )
+    return processes
+
+
+def job_of(cell: Cell, how: How) -> Job:
+    """Return a cell ready to be run."""
+    folder = None
+    if how.runs is not None:
+        words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(v)) for v in cell.labels.values())
+        folder = str(how.runs / f"{words[:60]}-{cell.digest[:8]}")
+    return Job(cell, folder, how.test)
+
+
+def run_missing(
+    cells: Iterable[Cell],
+    file: StudyFile,
+    how: How,
+    total: int,
+    ended: Callable[[Cell, Line], None] | None = None,
+) -> CellCounts:
+    """Run the cells that have no line yet.
+
+    Args:
+        cells: read one at a time, as processes come free; may look at what has ended.
+        file: where lines are, and are added.
+        how: processes, progress and folders.
+        total: number of cells, as far as it is known.
+        ended: told of every cell with its line, also of those that were there.
+
+    Returns:
+        How many ran, and how many of all cells failed.
+    """
+    ran = failed = 0
+    tell = ended or (lambda *_: None)
+
+    def missing() -> Iterator[Job]:
+        nonlocal failed
+        for cell in cells:
+            line = file.found(cell.digest)
+            if line is not None and lasts(line):
+                failed += "error" in line
+                display.skipped()
+                tell(cell, line)
+            elif how.until is None or time.monotonic() < how.until:
+                yield job_of(cell, how)
+
+    runner = run_here if how.processes == 0 else run_in_processes
+    with show_study(how.progress, total) as display:
+        outcomes = runner(missing(), how.processes, display)
+        try:
+            for job, outcome in outcomes:
+                line = job.cell.start | outcome
+                file.add(line)
+                ran, failed = ran + 1, failed + ("error" in line)
+                display.finished(job.cell, line)
+                tell(job.cell, line)
+        finally:
+            outcomes.close()  # ends its processes now, not when memory is tidied up
+    return CellCounts(ran, failed)

@@ -1,0 +1,1 @@
+"""Settings of a method, searched by validation scores."""

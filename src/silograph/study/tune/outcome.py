@@ -1,0 +1,151 @@
+"""What a search leaves: every trial, and the winner's scores; as table or data."""
+
+import io
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from silograph.core.config import RunConfig
+from silograph.core.ranges import Range
+from silograph.experiment.data_frame import frame_of
+from silograph.experiment.markdown import markdown_table
+from silograph.experiment.run.result import VIEWS
+from silograph.study.cells import Line
+from silograph.study.tune.proposals import Trial
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuned:
+    """The outcome of a search.
+
+    Attributes:
+        ranges: what was searched.
+        seeds: of every trial.
+        view: whose validation accuracy counted.
+        trials: all of them, in the order in which they were proposed.
+        best: the winner; None where no trial went well.
+        config: the run with the winner's values; its seeds are the base's.
+        winner: lines of the winner with its test scores, by seed.
+        folder: where it was written, or None.
+    """
+
+    ranges: Mapping[str, Range]
+    seeds: tuple[int, ...]
+    view: str
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    config: RunConfig
+    winner: tuple[Line, ...]
+    folder: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the table."""
+        return self.summary()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each trial: its values and its validation score, never a test score."""
+        return [
+            {
+                "trial": trial.number,
+                **trial.params,
+                "val_mean": trial.mean,
+                "val_std": statistics.stdev(trial.values) if len(trial.values) > 1 else None,
+                "best": self.best is not None and trial.number == self.best.number,
+                "diverged": trial.diverged,
+                "error": trial.error,
+            }
+            for trial in self.trials
+        ]
+
+    @property
+    def test(self) -> dict[str, float | None]:
+        """The winner's test accuracy by view, mean over seeds."""
+        scored = [line["test"] for line in self.winner if "error" not in line]
+        values = {v: [test[v]["accuracy"] for test in scored if test[v]] for v in VIEWS}
+        return {view: statistics.mean(v) if v else None for view, v in values.items()}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers must know."""
+        seeds = ", ".join(map(str, self.seeds))
+        notes = [f"val: accuracy on validation nodes, {self.view} view, mean over seeds {seeds}"]
+        if self.best is None:
+            return [*notes, "no trial went well"]
+        tests = [f"{v} {100 * a:.2f}" for v, a in self.test.items() if a is not None]
+        notes.append(f"best: trial {self.best.number}; on test nodes, %: {', '.join(tests)}")
+        notes.append(
+            f"its validation score is the best of {len(self.trials)} and so too good; seeds that "
+            "were searched with favor it against methods that were not"
+        )
+        return notes
+
+    def _texts(self) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for row in sorted(self.rows, key=lambda r: -(r["val_mean"] or 0.0)):
+            spread = "" if row["val_std"] is None else f" ± {100 * row['val_std']:.2f}"
+            mean = "-" if row["val_mean"] is None else f"{100 * row['val_mean']:.2f}{spread}"
+            if row["diverged"]:
+                mean = f"{row['diverged']} of {len(self.seeds)} diverged"
+            params = [_short(row[key]) for key in self.ranges]
+            rows.append([f"{row['trial']}{'*' if row['best'] else ''}", mean, *params])
+        keys = [key.replace("_", " ") for key in self.ranges]  # so that they wrap
+        return ["trial", "val %", *keys], rows
+
+    def summary(self, width: int = 140) -> str:
+        """Return the trials, best first, and notes as text of at most so many columns."""
+        from rich.console import Console
+
+        from silograph.experiment.terminal_table import table_of
+
+        file = io.StringIO()
+        console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+        console.print(table_of(*self._texts()))
+        console.print()
+        for note in self.notes:
+            console.print(note)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def to_markdown(self) -> str:
+        """Return ranges, trials and notes as a page."""
+        ranges = [[key, str(values)] for key, values in self.ranges.items()]
+        parts = [
+            f"# Search: {self.config.method} on {self.config.dataset}",
+            markdown_table(["key", "range"], ranges),
+            markdown_table(*self._texts()),
+            "\n".join(f"- {note}" for note in self.notes),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def to_json(self) -> str:
+        """Return everything as one line of JSON."""
+        values = {
+            "method": self.config.method,
+            "ranges": {key: str(r) for key, r in self.ranges.items()},
+            "seeds": self.seeds,
+            "view": self.view,
+            "trials": self.rows,
+            "best": None if self.best is None else dict(self.best.params),
+            "test": self.test,
+            "winner": list(self.winner),
+            "notes": self.notes,
+            "folder": self.folder,
+        }
+        return json.dumps(values, allow_nan=False)
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return `rows` as a pandas DataFrame.
+
+        Raises:
+            SilographError: pandas is not installed.
+        """
+        return frame_of(self.rows, "tuned.rows")
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,141 @@
+"""What a search tries: keys with their ranges, over a run."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from silograph.core.config import RunConfig, make_config
+from silograph.core.errors import ConfigError, unknown
+from silograph.core.ranges import Range, declared, parse_range
+from silograph.experiment.resolve.cutting import check_cut_options
+from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.run.run import with_absolute_paths
+from silograph.experiment.run.setup import choose_method
+from silograph.graph.graph import Graph
+from silograph.methods.base import Method
+from silograph.study.cells import APART, Cell
+from silograph.study.compare.compare import checked_list
+from silograph.study.tune.proposals import TrialParams
+
+FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What is searched.
+
+    Attributes:
+        base: the run; tuned keys go over it.
+        ranges: of the tuned keys: fields of `RunConfig`, or options of the method.
+        seeds: every trial runs with all of them.
+        view: whose validation accuracy counts.
+        seed: of the search.
+        graph: the graph, where it is in memory.
+        own: parts that are values.
+    """
+
+    base: RunConfig
+    ranges: Mapping[str, Range]
+    seeds: tuple[int, ...]
+    view: str
+    seed: int
+    graph: Graph | None
+    own: Own
+
+    def config(self, params: TrialParams) -> RunConfig:
+        """Return the run with these values."""
+        fields = {key: value for key, value in params.items() if key in FIELDS}
+        options = {key: value for key, value in params.items() if key not in FIELDS}
+        values = {k: v for k, v in vars(self.base).items() if v is not None}
+        return make_config(values | fields | {"options": {**self.base.options, **options}})
+
+    def cells(self, number: int, params: TrialParams) -> list[Cell]:
+        """Return the cells of a trial, one for each seed."""
+        config = self.config(params)
+        own = self.own.methods.get(config.method), self.own.models.get(config.model)
+        return [
+            Cell({"trial": number, "seed": seed}, replace(config, seed=seed), self.graph, *own)
+            for seed in self.seeds
+        ]
+
+    @property
+    def method(self) -> Method:
+        """Return the method."""
+        return choose_method(self.base, self.own.methods.get(self.base.method))[0]
+
+    def plan(self) -> dict[str, Any]:
+        """Return what must be the same for a search to go on, as plain values."""
+        base = with_absolute_paths(self.base, in_memory=self.graph is not None)
+        config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
+        return {
+            "in_memory": self.graph is not None,
+            "values": self.own.names,
+            "config": config,
+            "ranges": {key: str(values) for key, values in self.ranges.items()},
+            "seeds": list(self.seeds),
+            "view": self.view,
+            "search_seed": self.seed,
+        }
+
+
+def given_keys(run_options: Mapping[str, Any]) -> set[str]:
+    """Return the keys of a run and the options of its method that have a value already."""
+    return {*run_options, *run_options.get("options", {})}
+
+
+def chosen_ranges(
+    method: Method,
+    keys: Sequence[str] | None,
+    given: Mapping[str, Range | str],
+    fixed: Collection[str] = (),
+) -> dict[str, Range]:
+    """Return the ranges of the keys that are tuned.
+
+    Args:
+        method: whose options may be tuned.
+        keys: those asked for; None for all that declare a range and have no value yet.
+        given: ranges in place of those declared.
+        fixed: keys that have a value already.
+
+    Raises:
+        ConfigError: a key does not exist (names the nearest), has no range or a value already, or
+            a range is wrong.
+    """
+    options = {f.name: f for f in dataclasses.fields(method.options)}
+    own = {key: checked_range(key, value) for key, value in given.items()}
+    known = declared(FIELDS | options) | own
+    asked = [*([] if keys is None else checked_list("keys", keys)), *given]
+    for key in asked:
+        if key in APART or (key not in FIELDS and key not in options):
+            raise unknown("key to tune", key, declared(FIELDS | options))
+        if key not in known:
+            raise ConfigError(f"expected a range for {key}, got none: give --range {key}=LOW:HIGH")
+        if key in fixed:
+            raise ConfigError(
+                f"expected {key} either with a value or searched, got both: leave one of them out"
+            )
+    wanted = [key for key in known if key not in fixed] if keys is None else asked
+    if not wanted:
+        raise ConfigError("expected at least one key to tune, got a value for each: leave one out")
+    return {key: known[key] for key in wanted}
+
+
+def checked_range(key: str, value: object) -> Range:
+    """Return a range that may be given as text; raise `ConfigError` for anything else."""
+    if not isinstance(value, str | Range):
+        raise ConfigError(
+            f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "
+            f"{value!r}"
+        )
+    return parse_range(str(value))  # what the plan of a search says
+
+
+def check_ends(space: Space, run_options: Collection[str]) -> None:
+    """Raise `ConfigError` where a config cannot have the ends or choices of a range."""
+    partitions = space.ranges["partition"].ends if "partition" in space.ranges else ()
+    check_cut_options({*run_options, *space.ranges}, partitions or (space.base.partition,))
+    for key, values in space.ranges.items():
+        for value in values.ends:
+            config = space.config({key: value})
+            choose_method(config, space.own.methods.get(config.method))

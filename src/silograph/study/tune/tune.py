@@ -1,0 +1,343 @@
+"""`tune`: search settings of a method by validation scores alone, then judge the winner once."""
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from silograph.core.config import RunConfig, make_config, write_toml
+from silograph.core.errors import ConfigError, unknown
+from silograph.core.ranges import Range, declared
+from silograph.experiment.resolve.client_data import refuse_in_memory
+from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
+from silograph.experiment.result_files import write_atomic
+from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
+from silograph.graph.graph import Graph
+from silograph.study.cells import Cell, Line, lasts
+from silograph.study.compare.compare import check_no_seed, checked_mapping, checked_seeds
+from silograph.study.compare.comparison import VIEW_CHOICES
+from silograph.study.datasets import fetch
+from silograph.study.progress import say
+from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
+from silograph.study.tune.outcome import Tuned
+from silograph.study.tune.proposals import Trial, TrialParams, check_optuna, propose
+from silograph.study.tune.space import FIELDS, Space, check_ends, chosen_ranges, given_keys
+
+PLAN, LINES, WINNER, PAGE, BEST = (
+    *("tune.json", "tune.jsonl", "winner.jsonl", "tune.md"),
+    "best.toml",
+)
+
+
+def tune(
+    graph: Graph | str | os.PathLike[str] | None = None,
+    *,
+    trials: int = 30,
+    max_minutes: float = math.inf,
+    seeds: int | Sequence[int] = 1,
+    keys: Sequence[str] | None = None,
+    ranges: Mapping[str, Range | str] | None = None,
+    view: str = "own",
+    search_seed: int = 0,
+    processes: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: str = "none",
+    config: RunConfig | None = None,
+    **run_options: Any,
+) -> Tuned:
+    """Search settings of a method by validation accuracy; the winner alone is judged on test nodes.
+
+    Args:
+        graph: as for `run`.
+        trials: settings to try.
+        max_minutes: when to try no more.
+        seeds: how many (from 0 on), or which; a trial is judged by their mean.
+        keys: fields of `RunConfig` and options of the method to tune; None for all that declare a
+            range and that are not given among `run_options`.
+        ranges: ranges in place of those declared, or of further keys: `Range` or text such as
+            `0.001:0.3:log`, `1:5` and `gcn,sage`.
+        view: server, uncut, personalised, or own: the view that the method is about.
+        search_seed: another one tries other settings.
+        processes: as for `compare`; one process repeats exactly, more try what is then known.
+        out: folder for lines, tables and the best run file; a search that is there goes on. None
+            writes nothing.
+        progress: `live`, `plain` or `none`, on standard error.
+        config: where to start from.
+        run_options: fields of `RunConfig`, `method` among them, for all trials; a method or model
+            as a value keeps the search in this process.
+
+    Raises:
+        SilographError: optuna is not installed, or something cannot be used.
+    """
+    check_mode(progress)
+    refuse_in_memory(graph)
+    check_optuna()
+    check_numbers(trials, max_minutes, search_seed)
+    if view not in VIEW_CHOICES:
+        raise unknown("view", view, VIEW_CHOICES)
+    own = own_of([run_options.get("method"), run_options.get("model")])
+    base = _base(graph, config, run_options)
+    graph = graph if isinstance(graph, Graph) else None
+    space = Space(base, {}, checked_seeds(seeds), view, search_seed, graph, own)
+    space = replace(space, view=space.method.judge if view == "own" else view)
+    given = checked_mapping("ranges", ranges)
+    fixed = given_keys(run_options)
+    space = replace(space, ranges=chosen_ranges(space.method, keys, given, fixed))
+    if keys is None and progress != "none":
+        _tell_fixed(space, fixed)
+    check_ends(space, run_options)
+    until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
+    at_once = check_processes(processes, base.threads, own.names)
+    how = How(at_once, progress, test=False, until=until)
+    return _searched(space, trials, how, None if out is None else Path(out))
+
+
+def check_numbers(trials: object, max_minutes: object, search_seed: object) -> None:
+    """Raise `ConfigError` for a budget or a seed that cannot be one."""
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise ConfigError(f"expected at least one trial, got {trials!r}")
+    if not isinstance(max_minutes, int | float) or not max_minutes > 0:
+        raise ConfigError(f"expected more than 0 minutes, got {max_minutes!r}")
+    if isinstance(search_seed, bool) or not isinstance(search_seed, int):
+        raise ConfigError(f"expected a whole number as search_seed, got {search_seed!r}")
+
+
+def _base(
+    graph: Graph | str | os.PathLike[str] | None,
+    config: RunConfig | None,
+    run_options: Mapping[str, Any],
+) -> RunConfig:
+    """Return the run that settings are tried on; parts that are values stand by their names.
+
+    Raises:
+        ConfigError: a key or value that it cannot have.
+    """
+    check_no_seed(run_options)
+    names = {key: name_of(run_options[key]) for key in ("method", "model") if key in run_options}
+    base = replace(given_config(graph, config, {**run_options, **names}), out=None)
+    if base.tracker is not None:
+        raise ConfigError(
+            f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
+            "scores of trials; track the winner, which is run from its file"
+        )
+    return base
+
+
+def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
+    options = {f.name: f for f in dataclasses.fields(space.method.options)}
+    keys = [key for key in declared(FIELDS | options) if key in fixed]
+    if keys:
+        say(f"given, and so not searched: {', '.join(keys)}")
+
+
+def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
+    """Try what has not been tried, judge the winner, and write all of it."""
+    _check_folder(out)
+    if out is not None:
+        check_known_again(space.own)
+    asked = _asked(space, out)
+    path = None if out is None else out / LINES
+    _fetch(space, asked[:trials], trials, path)
+    with StudyFile(path) as file:
+        tried = _try(space, asked, trials, how, file, out)
+        best = best_of(tried)
+        found = Tuned(
+            ranges=dict(space.ranges),
+            seeds=space.seeds,
+            view=space.view,
+            trials=tuple(tried),
+            best=best,
+            config=space.base if best is None else space.config(best.params),
+            winner=tuple(_judged(space, best, how, out)),
+            folder=None if out is None else str(out),
+        )
+        if out is not None:
+            write_atomic(out / PAGE, found.to_markdown())
+            if best is not None:
+                in_memory = space.graph is not None
+                config = with_absolute_paths(found.config, in_memory=in_memory)
+                write_atomic(out / BEST, write_toml(config))
+    return found
+
+
+def _fetch(space: Space, asked: Sequence[TrialParams], trials: int, path: Path | None) -> None:
+    """Read the graph once, unless all trials have run; see `fetch`."""
+    cells = [cell for n, params in enumerate(asked) for cell in space.cells(n, params)]
+    if len(asked) < trials:
+        cells += space.cells(len(asked), {})
+    fetch(cells, [] if path is None else read_lines(path), path)
+
+
+def _try(
+    space: Space, asked: list[TrialParams], trials: int, how: How, file: StudyFile, out: Path | None
+) -> list[Trial]:
+    """Run trials up to their number; `asked` grows by what is proposed."""
+    tried = {n: trial_of(space, file, n, asked[n]) for n in range(min(trials, len(asked)))}
+    _write_plan(space, asked, trials, out)
+
+    def source() -> Iterator[Cell]:
+        for number in range(trials):
+            if how.until is not None and time.monotonic() >= how.until:
+                return
+            if number == len(asked):
+                before = [tried[n] for n in sorted(tried)]
+                asked.append(propose(number, space.ranges, before, space.seed))
+                _write_plan(space, asked, trials, out)
+            yield from space.cells(number, asked[number])
+
+    def ended(cell: Cell, line: Line) -> None:
+        del line  # it stands in the file by now
+        number = int(cell.labels["trial"])
+        tried[number] = trial_of(space, file, number, asked[number])
+
+    run_missing(source(), file, how, trials * len(space.seeds), ended)
+    return [tried[n] for n in sorted(tried)]
+
+
+def trial_of(space: Space, file: StudyFile, number: int, params: TrialParams) -> Trial:
+    """Return what is known of a trial."""
+    cells = space.cells(number, params)
+    lines = [line for cell in cells if (line := file.found(cell.digest)) is not None]
+    errors = [line["error"] for line in lines if "error" in line]
+    lasting = [line for line in lines if lasts(line)]
+    return Trial(
+        number=number,
+        params=params,
+        values=tuple(value_of(line, space.view) for line in lasting),
+        error=errors[0] if errors else None,
+        whole=len(lasting) == len(cells),
+        diverged=sum("error" in line for line in lasting),
+    )
+
+
+def value_of(line: Line, view: str) -> float:
+    """Return the validation accuracy of a line, 0 where training diverged."""
+    if "error" in line:
+        return 0.0
+    scores = line["val"][view]
+    if scores is None:
+        raise ConfigError(
+            f"expected validation scores in the {view} view, got none: choose another --view or a "
+            "split with validation nodes"
+        )
+    return float(scores["accuracy"])
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the trial with the best mean validation score, the earliest of equals."""
+    good = [trial for trial in trials if trial.mean is not None and trial.error is None]
+    return max(good, key=lambda trial: (trial.mean, -trial.number), default=None)
+
+
+def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> list[Line]:
+    """Run the winner once more, this time with its test scores."""
+    if best is None:
+        return []
+    cells = [replace(c, labels={"seed": c.labels["seed"]}) for c in space.cells(0, best.params)]
+    with StudyFile(None if out is None else out / WINNER) as file:
+        run_missing(cells, file, replace(how, test=True, until=None), len(cells))
+        lines = [file.found(cell.digest) for cell in cells]
+    return [line for line in lines if line is not None]
+
+
+def _check_folder(out: Path | None) -> None:
+    """Raise `ConfigError` where something else than a search is."""
+    if out is None or not os.path.lexists(out) or _is_empty(out):
+        return
+    if not any((out / name).is_file() for name in (PLAN, LINES)):
+        raise ConfigError(
+            f"expected a folder of a search, or none yet, got {out}: choose another --out, "
+            "nothing was overwritten"
+        )
+
+
+def _asked(space: Space, out: Path | None) -> list[TrialParams]:
+    """Return the settings of a search that is there, in the order in which they were proposed.
+
+    Raises:
+        ConfigError: it is a search of something else.
+    """
+    if out is None or not (out / PLAN).is_file():
+        return []
+    plan, now = read_plan(out), json.loads(json.dumps(space.plan()))
+    plan_config, now_config = (make_config(p["config"], source=str(out)) for p in (plan, now))
+    differs = [key for key in now if key != "config" and plan.get(key) != now[key]]
+    differs += [] if plan_config == now_config else ["config"]
+    if differs:
+        raise ConfigError(
+            f"expected a folder of this search, got {out} with another {differs[0]}: choose "
+            "another --out, nothing was overwritten"
+        )
+    asked: list[TrialParams] = plan["asked"]
+    return asked
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _write_plan(space: Space, asked: Sequence[TrialParams], trials: int, out: Path | None) -> None:
+    """Write what was proposed before it is tried."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(space.plan() | {"trials": trials, "asked": list(asked)}, indent=2)
+        write_atomic(out / PLAN, text + "\n")
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Return the plan of a search.
+
+    Raises:
+        ConfigError: it is unreadable.
+    """
+    path = folder / PLAN
+    try:
+        plan: dict[str, Any] = {"values": []} | json.loads(path.read_text(encoding="utf-8"))
+        plan["asked"] = [dict(params) for params in plan["asked"]]
+        plan |= {key: plan[key] for key in ("in_memory", "config", "ranges", "seeds", "trials")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"expected the plan of a search in {path}, got: {error}") from None
+    return plan
+
+
+def is_search(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is that of a search."""
+    return (Path(folder) / PLAN).is_file()
+
+
+def resume_search(
+    folder: str | os.PathLike[str], *, processes: int | None = None, progress: str = "none"
+) -> Tuned:
+    """Go on with a search that was interrupted, up to the trials that it was asked for.
+
+    Raises:
+        ConfigError: its plan is unreadable, or its graph was in memory.
+    """
+    plan = read_plan(Path(folder))
+    if plan["in_memory"]:
+        raise ConfigError(
+            f"expected the graph of the search in {folder}, got none: it was made in memory; "
+            "call sg.tune with it and the same out again"
+        )
+    if plan["values"]:
+        raise ConfigError(
+            f"expected {', '.join(plan['values'])} of the search in {folder}, got none: it was "
+            "given as a value; call sg.tune with it and the same out again"
+        )
+    return tune(
+        config=make_config(plan["config"], source=str(Path(folder) / PLAN)),
+        trials=plan["trials"],
+        keys=list(plan["ranges"]),
+        ranges=plan["ranges"],
+        seeds=plan["seeds"],
+        view=plan["view"],
+        search_seed=plan["search_seed"],
+        processes=processes,
+        out=folder,
+        progress=progress,
+    )

@@ -1,0 +1,1 @@
+"""What is predicted: losses, the counts that clients may return, and scores made of them."""

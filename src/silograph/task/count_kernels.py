@@ -1,0 +1,155 @@
+"""Counts of `silograph.task.counts`, compiled: one pass over the judged rows.
+
+j: judged rows. C: clients. K: classes or label bits. B: bins.
+"""
+
+import numpy as np
+from numba import njit
+
+NDArray = np.ndarray
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def bounded(odds: float, clip: float) -> float:
+    """Return log-odds within +-clip; NaN, of a model that diverged, ranks lowest."""
+    if np.isnan(odds):
+        return -clip
+    return float(min(max(odds, -clip), clip))
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def odds_of(logits: NDArray, i: int, multilabel: bool, clip: float, odds: NDArray) -> None:
+    """Fill `odds` (K,) with the log-odds of row i."""
+    classes = logits.shape[1]
+    if multilabel:
+        for c in range(classes):
+            odds[c] = bounded(logits[i, c], clip)
+        return
+    largest, top = np.finfo(np.float64).max, -np.inf
+    for c in range(classes):  # an infinite logit is certain; a finite one keeps NaN away
+        odds[c] = min(max(np.float64(logits[i, c]), -largest), largest)
+        if odds[c] > top or np.isnan(odds[c]):
+            top = odds[c]
+    total = 0.0
+    for c in range(classes):
+        odds[c] -= top
+        total += np.exp(odds[c])
+    log_total = np.log(total)
+    for c in range(classes):
+        log_p = odds[c] - log_total  # after the difference from the top: it is small
+        odds[c] = bounded(log_p - np.log1p(-np.exp(log_p)), clip)
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def largest_of(logits: NDArray, i: int) -> int:
+    """Return the first class of the largest logit of row i; NaN is the largest, as in torch."""
+    best = 0
+    for c in range(1, logits.shape[1]):
+        if not np.isnan(logits[i, best]) and not logits[i, c] <= logits[i, best]:
+            best = c
+    return best
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def cross_entropy(logits: NDArray, i: int, best: int, y: int) -> float:
+    """Return the loss of row i; NaN where a logit is NaN or infinite, as in torch."""
+    top, total = np.float64(logits[i, best]), 0.0
+    for c in range(logits.shape[1]):
+        total += np.exp(logits[i, c] - top)
+    return float(top - logits[i, y] + np.log(total))
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def tally(
+    logits: NDArray,
+    y: NDArray,
+    val: NDArray,
+    group: NDArray,
+    multilabel: bool,
+    clip: float,
+    nodes: NDArray,
+    loss: NDArray,
+    hits: NDArray,
+    score: NDArray,
+) -> None:
+    """Add up what judged rows tell of each client.
+
+    Args:
+        logits: (j, K).
+        y: (j, 1) classes or (j, K) bits.
+        val: (j,) bool.
+        group: (j,) client.
+        multilabel: what `y` is.
+        clip: largest log-odds.
+        nodes: (2, C) int32, for validation and test; the outputs are zero at first.
+        loss: (2, C) float64.
+        hits: (2, 4, C, K) int32: known, true and false positives, false negatives.
+        score: (2, C, K) float64: sums of known test scores, and of squared distances from the
+            client's mean.
+    """
+    classes = logits.shape[1]
+    odds = np.empty((logits.shape[0], classes))
+    for i in range(logits.shape[0]):
+        part, g = 0 if val[i] else 1, group[i]
+        if part == 1:  # only test scores are wanted
+            odds_of(logits, i, multilabel, clip, odds[i])
+        nodes[part, g] += 1
+        best, known, bits = largest_of(logits, i), 0, 0.0
+        for c in range(classes):
+            if multilabel and y[i, c] < 0:
+                continue
+            true = y[i, c] == 1 if multilabel else y[i, 0] == c
+            positive = logits[i, c] > 0 if multilabel else best == c
+            known += 1
+            if multilabel:
+                v = np.float64(logits[i, c])
+                bits += max(v, 0.0) - v * true + np.log1p(np.exp(-abs(v)))
+            hits[part, 0, g, c] += 1
+            hits[part, 1, g, c] += positive and true
+            hits[part, 2, g, c] += positive and not true
+            hits[part, 3, g, c] += true and not positive
+            if part == 1:
+                score[0, g, c] += odds[i, c]
+        if multilabel:
+            loss[part, g] += bits / max(known, 1)
+        else:
+            loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
+    for i in range(logits.shape[0]):
+        if not val[i]:
+            for c in range(classes):
+                if not multilabel or y[i, c] >= 0:
+                    g = group[i]
+                    away = odds[i, c] - score[0, g, c] / max(hits[1, 0, g, c], 1)
+                    score[1, g, c] += away * away
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def histogram(
+    logits: NDArray,
+    y: NDArray,
+    val: NDArray,
+    group: NDArray,
+    multilabel: bool,
+    clip: float,
+    mean: NDArray,
+    deviation: NDArray,
+    counts: NDArray,
+) -> None:
+    """Add test scores to `counts` (C, K, 2, B) int32, zero at first; see `counts.histogram`.
+
+    A score without a place on the scale, NaN, is in the first bin.
+    """
+    classes, bins = logits.shape[1], counts.shape[3]
+    odds = np.empty(classes)
+    for i in range(logits.shape[0]):
+        if val[i]:
+            continue
+        odds_of(logits, i, multilabel, clip, odds)
+        for c in range(classes):
+            if multilabel and y[i, c] < 0:
+                continue
+            true = y[i, c] == 1 if multilabel else y[i, 0] == c
+            z = (odds[c] - mean[c]) / deviation[c]
+            place = (1 + z / (1 + abs(z))) / 2 * bins
+            place = min(place, bins - 1.0) if place > 0 else 0.0  # an index before it is cast
+            counts[group[i], c, int(true), int(place)] += 1

@@ -1,0 +1,281 @@
+"""What a client returns of its predictions: counts, sums and histograms, never labels or rows.
+
+Scores of a class are log-odds. Their histogram has bins that follow the scores: the clients first
+return sums, from which the server works out mean and deviation of each class over all clients, and
+then histograms over a scale that is fine around that mean. So the area under the ROC curve is
+right whether a model is confident or has hardly begun.
+
+Compiled counting checks no bounds, and the torch form refuses the same: `check_rows` and
+`check_scale` look at what may come from a server or a file, logits and the scale.
+
+C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, val and test.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import offsets
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.graph import MISSING, Task
+from silograph.task.loss import node_loss
+
+BINS = 256
+CLIP = 50.0  # log-odds beyond are as good as certain
+LEAST_DEVIATION = 1e-9
+HITS = ("known", "tp", "fp", "fn")
+SCORE_SUMS = ("score.sum", "score.square")
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedRows:
+    """The rows that judge a model, with what the model says of them.
+
+    Attributes:
+        logits: (j, K).
+        y: (j,) or (j, K) labels.
+        val: (j,) bool, whether a row is for validation; the others are for testing.
+        group: (j,) int64 client of the row.
+        groups: C.
+        task: what the labels mean.
+        compiled: whether counting uses compiled kernels.
+    """
+
+    logits: Tensor
+    y: Tensor
+    val: Tensor
+    group: Tensor
+    groups: int
+    task: Task
+    compiled: bool = False
+
+    def summed(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return the sum of values (r, ...) of the chosen rows by client, (C, ...)."""
+        zero = values.new_zeros(self.groups, *values.shape[1:])
+        return zero.index_add_(0, self.group[rows], values)
+
+
+def judged_mask(block: ClientBlock) -> Tensor:
+    """Return which rows of a block judge, (n,) bool."""
+    return block.split.val | block.split.test
+
+
+@dataclass(frozen=True, eq=False)
+class Judges:
+    """The rows of a block that judge, whatever the model.
+
+    Attributes:
+        rows: (j,) int64.
+        y: (j,) or (j, K) labels.
+        val: (j,) bool.
+        off: (C + 1,) int64 judged rows of each client.
+    """
+
+    rows: Tensor
+    y: Tensor
+    val: Tensor
+    off: Tensor
+
+
+def judges_of(block: ClientBlock) -> Judges:
+    """Return the rows of a block that judge, worked out once."""
+    if "judges" not in block.memo:
+        rows = judged_mask(block).nonzero()[:, 0]
+        counts = torch.bincount(block.client[rows], minlength=block.num_clients)
+        block.memo["judges"] = Judges(rows, block.y[rows], block.split.val[rows], offsets(counts))
+    found = block.memo["judges"]
+    assert isinstance(found, Judges)
+    return found
+
+
+def judged_rows(
+    block: ClientBlock, logits: Tensor, group: Tensor, groups: int, *, compiled: bool = False
+) -> JudgedRows:
+    """Return the judged rows of a block from logits of those rows (j, K).
+
+    Args:
+        block: labels and split.
+        logits: (j, K), rows of `judged_mask`.
+        group: (n,) int64 client that every row of the block counts for.
+        groups: number of clients.
+        compiled: whether counting uses compiled kernels.
+    """
+    judges = judges_of(block)
+    task: Task = "multiclass" if block.y.dim() == 1 else "multilabel"
+    group = group[judges.rows]
+    return JudgedRows(logits, judges.y, judges.val, group, groups, task, compiled)
+
+
+def log_odds(logits: Tensor, task: Task) -> Tensor:
+    """Return log(p / (1 - p)) of every class's probability, (j, K) float64 within +-CLIP."""
+    if task == "multilabel":
+        odds = logits.double()
+    else:
+        # An infinite logit is certain; a finite one in its place keeps the softmax from NaN.
+        finite = logits.double().nan_to_num(nan=torch.nan)
+        log_p = torch.log_softmax(finite, dim=1)
+        odds = log_p - torch.log1p(-log_p.exp())
+    # A diverged model has NaN for scores: they rank lowest.
+    return odds.nan_to_num(nan=-CLIP, posinf=CLIP, neginf=-CLIP).clamp(-CLIP, CLIP)
+
+
+def check_rows(rows: JudgedRows) -> None:
+    """Raise `ProtocolError` unless every row has logits, and a label that they say something of."""
+    logits, y, count = rows.logits, rows.y, len(rows.group)
+    if logits.dim() != 2 or len(logits) != count or not logits.is_floating_point():
+        raise ProtocolError(
+            f"expected logits of {count} judged rows, got {logits.dtype} of shape "
+            f"{tuple(logits.shape)}"
+        )
+    several = rows.task == "multilabel"
+    if y.shape != (logits.shape if several else (count,)) or len(rows.val) != count:
+        raise ProtocolError(
+            f"expected labels of shape {tuple(y.shape)} and as many masks to be judged by logits "
+            f"as they are, got logits of shape {tuple(logits.shape)} and {len(rows.val)} masks"
+        )
+    if count:
+        ends = [(rows.group, rows.groups, "clients")]
+        ends += [] if several else [(y, logits.shape[1], "labels of judged rows")]
+        for numbers, end, what in ends:
+            least, most = (int(t) for t in numbers.aminmax())
+            if least < 0 or most >= end:
+                raise ProtocolError(f"expected {what} in 0 to {end - 1}, got {least} to {most}")
+
+
+def check_scale(mean: Tensor, deviation: Tensor, classes: int) -> None:
+    """Raise `ProtocolError` unless a scale (K,) has finite means and deviations above 0."""
+    for name, t in (("mean", mean), ("deviation", deviation)):
+        if t.shape != (classes,) or not t.is_floating_point():
+            raise ProtocolError(
+                f"expected a {name} of shape ({classes},), floating point, got "
+                f"{tuple(t.shape)} in {t.dtype}"
+            )
+    means, deviations = mean.tolist(), deviation.tolist()  # few: faster than as tensors
+    if not all(map(math.isfinite, means + deviations)) or min(deviations, default=1) <= 0:
+        raise ProtocolError(
+            f"expected finite means and finite deviations above 0, got {means[:4]} and "
+            f"{deviations[:4]}"
+        )
+
+
+def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return predicted, true and known as (j, K) bool."""
+    logits, y = rows.logits, rows.y
+    if rows.task == "multilabel":
+        return logits > 0, y == 1, y != MISSING
+    classes = torch.arange(logits.shape[1], device=y.device)
+    true = y[:, None] == classes
+    return logits.argmax(dim=1)[:, None] == classes, true, torch.ones_like(true)
+
+
+def tally(rows: JudgedRows) -> dict[str, Tensor]:
+    """Return counts and sums by client.
+
+    For `val` and `test`: `*.nodes` (C,) judged nodes, `*.loss` (C,) float64 sum of node losses,
+    `*.known` (C, K) judged labels, `*.tp`, `*.fp`, `*.fn` (C, K) hits and misses; and for `test`
+    `score.sum` and `score.square` (C, K) float64, sums of log-odds of known labels and of their
+    squared distances from the client's own mean. Integers are int32.
+
+    Raises:
+        ProtocolError: logits or labels that are not those of the rows.
+    """
+    check_rows(rows)
+    if rows.compiled:
+        return _compiled_tally(rows)
+    predicted, true, known = _decisions(rows)
+    loss = node_loss(rows.logits, rows.y, rows.task).double()
+    tallies = {
+        "known": known,
+        "tp": predicted & true & known,
+        "fp": predicted & ~true & known,
+        "fn": ~predicted & true & known,
+    }
+    fields: dict[str, Tensor] = {}
+    for part, chosen in (("val", rows.val), ("test", ~rows.val)):
+        fields[f"{part}.nodes"] = torch.bincount(rows.group[chosen], minlength=rows.groups).int()
+        fields[f"{part}.loss"] = rows.summed(loss[chosen], chosen)
+        for name, hits in tallies.items():
+            fields[f"{part}.{name}"] = rows.summed(hits[chosen].int(), chosen)
+    test = ~rows.val
+    scores, counted = log_odds(rows.logits, rows.task)[test], known[test]
+    fields["score.sum"] = rows.summed(scores * counted, test)
+    mean = fields["score.sum"] / fields["test.known"].clamp(min=1)
+    # Not plain squares: for a small spread around a large mean they cancel to nothing.
+    distance = (scores - mean[rows.group[test]]) * counted
+    fields["score.square"] = rows.summed(distance**2, test)
+    return fields
+
+
+def _arrays(rows: JudgedRows) -> tuple[Any, ...]:
+    """Return the rows as the kernels take them."""
+    y = rows.y if rows.y.dim() == 2 else rows.y[:, None]
+    tensors = rows.logits, y, rows.val, rows.group
+    return *(t.contiguous().numpy() for t in tensors), rows.task == "multilabel"
+
+
+def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
+    from silograph.task import count_kernels  # numba takes a while to import
+
+    parts, c, k = 2, rows.groups, rows.logits.shape[1]
+    nodes = torch.zeros(parts, c, dtype=torch.int32)
+    loss = torch.zeros(parts, c, dtype=torch.float64)
+    hits = torch.zeros(parts, 4, c, k, dtype=torch.int32)
+    score = torch.zeros(2, c, k, dtype=torch.float64)
+    outputs = [t.numpy() for t in (nodes, loss, hits, score)]
+    logits, y, val, group, bits = _arrays(rows)
+    count_kernels.tally(logits, y, val, group, bits, CLIP, *outputs)
+    fields: dict[str, Tensor] = {}
+    for number, part in enumerate(("val", "test")):
+        fields |= {f"{part}.nodes": nodes[number], f"{part}.loss": loss[number]}
+        fields |= {f"{part}.{name}": hits[number, i] for i, name in enumerate(HITS)}
+    return fields | {"score.sum": score[0], "score.square": score[1]}
+
+
+def score_scale(fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
+    known, total = fields["test.known"].double(), fields["score.sum"]
+    number = known.sum(0).clamp(min=1)
+    mean = total.sum(0) / number
+    between = known * (total / known.clamp(min=1) - mean) ** 2
+    variance = (fields["score.square"] + between).sum(0) / number
+    return mean, variance.sqrt().clamp(min=LEAST_DEVIATION)
+
+
+def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return counts of test scores by client, class, truth and bin, (C, K, 2, B) int32.
+
+    The scale is u = (1 + z / (1 + |z|)) / 2 with z = (score - mean) / deviation: increasing, so
+    ranks stay, and equal bins of u are narrow where scores are many. A score without a place on the
+    scale, NaN, is in the first bin.
+
+    Raises:
+        ProtocolError: logits or labels that are not those of the rows, or no such scale.
+    """
+    check_rows(rows)
+    check_scale(mean, deviation, rows.logits.shape[1])
+    if rows.compiled:
+        return _compiled_histogram(rows, mean, deviation)
+    test = ~rows.val
+    _, true, known = (part[test] for part in _decisions(rows))
+    z = (log_odds(rows.logits[test], rows.task) - mean) / deviation
+    u = (1 + z / (1 + z.abs())) / 2
+    bins = (u * BINS).nan_to_num(nan=0.0).clamp(0, BINS - 1).long()  # an index before it is cast
+    k = rows.logits.shape[1]
+    classes = torch.arange(k, device=z.device)
+    cell = (rows.group[test][:, None] * k + classes) * 2 + true.long()
+    counts = torch.bincount((cell * BINS + bins)[known], minlength=rows.groups * k * 2 * BINS)
+    return counts.view(rows.groups, k, 2, BINS).int()
+
+
+def _compiled_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
+    from silograph.task import count_kernels
+
+    counts = torch.zeros(rows.groups, rows.logits.shape[1], 2, BINS, dtype=torch.int32)
+    logits, y, val, group, bits = _arrays(rows)
+    means, deviations = (t.double().contiguous().numpy() for t in (mean, deviation))
+    count_kernels.histogram(logits, y, val, group, bits, CLIP, means, deviations, counts.numpy())
+    return counts

@@ -1,0 +1,290 @@
+"""Laws of the command line: flags are fields, and it is a well-behaved program."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import pytest
+import typer
+
+import silograph
+from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
+from silograph.cli import run_app
+from silograph.cli.flags import CUT_FIELDS, app
+from silograph.core.config import RunConfig, write_toml
+from silograph.core.errors import SilographError
+from silograph.graph.partition.partition import PARTITIONERS
+from silograph.methods import METHODS
+from silograph.nn.model import MODELS
+
+pytestmark = pytest.mark.usefixtures("work")
+
+
+# Field: command line, line of a run file, value. The list is fixed: a new flag is a decision.
+FLAGS: dict[str, tuple[list[str], str, Any]] = {
+    "dataset": (["cora"], 'dataset = "cora"', "cora"),
+    "data_dir": (["--data-dir", "d"], 'data_dir = "d"', "d"),
+    "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
+    "largest_component": (["--largest-component"], "largest_component = true", True),
+    "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),
+    "split": (["--split", "public"], 'split = "public"', "public"),
+    "partition": (["--partition", "silo"], 'partition = "silo"', "silo"),
+    "clients": (["--clients", "7"], "clients = 7", 7),
+    "alpha": (["--alpha", "0.1"], "alpha = 0.1", 0.1),
+    "favored_classes": (["--favored-classes", "3"], "favored_classes = 3", 3),
+    "favor": (["--favor", "5"], "favor = 5.0", 5.0),
+    "clients_per_part": (["--clients-per-part", "4"], "clients_per_part = 4", 4),
+    "part_share": (["--part-share", "0.4"], "part_share = 0.4", 0.4),
+    "share_mean": (["--share-mean", "0.6"], "share_mean = 0.6", 0.6),
+    "share_variance": (["--share-variance", "0.5"], "share_variance = 0.5", 0.5),
+    "drop_edges": (["--drop-edges", "0.25"], "drop_edges = 0.25", 0.25),
+    "participation": (["--participation", "0.25"], "participation = 0.25", 0.25),
+    "model": (["--model", "sage"], 'model = "sage"', "sage"),
+    "layers": (["--layers", "3"], "layers = 3", 3),
+    "hidden": (["--hidden", "16"], "hidden = 16", 16),
+    "dropout": (["--dropout", "0"], "dropout = 0", 0.0),
+    "residual": (["--residual"], "residual = true", True),
+    "heads": (["--heads", "4"], "heads = 4", 4),
+    "hops": (["--hops", "5"], "hops = 5", 5),
+    "teleport": (["--teleport", "0.2"], "teleport = 0.2", 0.2),
+    "method": (["--method", "fedavg"], 'method = "fedavg"', "fedavg"),
+    "options": (
+        ["--option", "server_lr=0.5", "--option", "server-optimizer=adam"],
+        'options = {server_lr = 0.5, server_optimizer = "adam"}',
+        {"server_lr": 0.5, "server_optimizer": "adam"},
+    ),
+    "rounds": (["--rounds", "9"], "rounds = 9", 9),
+    "local_epochs": (["--local-epochs", "5"], "local_epochs = 5", 5),
+    "batch_size": (["--batch-size", "32"], "batch_size = 32", 32),
+    "fanout": (["--fanout", "10,5"], 'fanout = "10,5"', "10,5"),
+    "collect": (["--collect", "0.5"], "collect = 0.5", 0.5),
+    "optimizer": (["--optimizer", "sgd"], 'optimizer = "sgd"', "sgd"),
+    "lr": (["--lr", "1e-3"], "lr = 1e-3", 0.001),
+    "weight_decay": (["--weight-decay", "0"], "weight_decay = 0.0", 0.0),
+    "momentum": (["--momentum", "0.9"], "momentum = 0.9", 0.9),
+    "keep_optimizer": (["--no-keep-optimizer"], "keep_optimizer = false", False),
+    "eval_every": (["--eval-every", "10"], "eval_every = 10", 10),
+    "patience": (["--patience", "5"], "patience = 5", 5),
+    "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
+    "max_bytes": (["--max-bytes", "1kB"], "max_bytes = 1000", 1000),
+    "max_seconds": (["--max-seconds", "2.5"], "max_seconds = 2.5", 2.5),
+    "strict": (["--strict"], "strict = true", True),
+    "checkpoint_every": (["--checkpoint-every", "0"], "checkpoint_every = 0", 0),
+    "local_bias": (["--local-bias"], "local_bias = true", True),
+    "seed": (["--seed", "1"], "seed = 1", 1),
+    "partition_seed": (["--partition-seed", "2"], "partition_seed = 2", 2),
+    "split_seed": (["--split-seed", "3"], "split_seed = 3", 3),
+    "init_seed": (["--init-seed", "4"], "init_seed = 4", 4),
+    "dtype": (["--dtype", "float64"], 'dtype = "float64"', "float64"),
+    "device": (["--device", "cuda:1"], 'device = "cuda:1"', "cuda:1"),
+    "threads": (["--threads", "2"], "threads = 2", 2),
+    "kernels": (["--kernels", "torch"], 'kernels = "torch"', "torch"),
+    "block_size": (["--block-size", "8"], "block_size = 8", 8),
+    "tracker": (["--tracker", "mlflow"], 'tracker = "mlflow"', "mlflow"),
+    "out": (["--out", "o"], 'out = "o"', "o"),
+}
+ONLY_FLAGS = {"--config", "--json", "--quiet", "--help"}
+
+
+# --- flags and keys -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configs that `run` is called with; no run is made."""
+    seen: list[RunConfig] = []
+
+    def spy(*, config: RunConfig, progress: str) -> None:
+        seen.append(config)
+        raise SilographError("seen")
+
+    monkeypatch.setattr("silograph.experiment.run.run.run", spy)
+    # All flags at once fit no cut.
+    monkeypatch.setattr("silograph.experiment.resolve.cutting.check_cut_options", lambda *_: None)
+    return seen
+
+
+def config_of(configs: list[RunConfig], *arguments: str) -> RunConfig:
+    assert run_app(["run", *arguments]) == 2
+    return configs.pop()
+
+
+def flags_of(command: str) -> set[str]:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    chosen = group.commands[command]
+    parameters = chosen.get_params(click.Context(chosen))
+    return {name for p in parameters for name in (*p.opts, *p.secondary_opts) if name[0] == "-"}
+
+
+def test_the_set_of_flags() -> None:
+    """A fixed list: one flag for each field but the dataset, and what is no field."""
+    assert set(FLAGS) == {f.name for f in dataclasses.fields(RunConfig)}
+    fields = {"--" + name.replace("_", "-") for name in FLAGS} - {"--dataset", "--options"}
+    assert flags_of("run") == fields | ONLY_FLAGS | {
+        "--option",
+        "--all-components",
+        "--no-keep-optimizer",
+        "--no-residual",
+        "--no-local-bias",
+        "--no-strict",
+    }
+    cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS}
+    own = {"--all-components", "--quick"}
+    assert flags_of("partition") == (cut | ONLY_FLAGS | own) - {"--quiet"}
+    assert flags_of("methods") == flags_of("datasets") == {"--help"}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_and_its_key_are_the_same(configs: list[RunConfig], name: str) -> None:
+    arguments, line, value = FLAGS[name]
+    Path("run.toml").write_text(line, encoding="utf-8")
+    given = config_of(configs, *arguments, "--out", "o")
+    assert getattr(given, name) == value
+    assert given != RunConfig(out="o") or name == "out"
+    assert config_of(configs, "--config", "run.toml", "--out", "o") == given
+    Path("back.toml").write_text(write_toml(given), encoding="utf-8")
+    assert config_of(configs, "--config", "back.toml") == given
+
+
+def test_all_flags_and_all_keys_are_the_same(configs: list[RunConfig]) -> None:
+    arguments = [word for words, _, _ in FLAGS.values() for word in words]
+    given = config_of(configs, *arguments)
+    assert dataclasses.asdict(given) == {name: value for name, (_, _, value) in FLAGS.items()}
+    text = "\n".join(line for _, line, _ in FLAGS.values())
+    Path("run.toml").write_text(text, encoding="utf-8")
+    assert config_of(configs, "--config", "run.toml") == given
+
+
+def test_no_flag_is_the_default(configs: list[RunConfig]) -> None:
+    assert replace(config_of(configs), out=None) == RunConfig()
+    assert config_of(configs).out is not None
+
+
+def test_a_flag_goes_over_the_file(configs: list[RunConfig]) -> None:
+    text = 'dataset = "cora"\nrounds = 5\nlargest_component = true\nkeep_optimizer = true\n'
+    Path("run.toml").write_text(text, encoding="utf-8")
+    given = config_of(configs, "--config", "run.toml", "--rounds", "6", "--all-components")
+    assert (given.dataset, given.rounds) == ("cora", 6)
+    assert (given.largest_component, given.keep_optimizer) == (False, True)
+    given = config_of(configs, "digits", "--config", "run.toml", "--no-keep-optimizer")
+    assert (given.dataset, given.rounds, given.keep_optimizer) == ("digits", 5, False)
+
+
+def test_options_of_the_file_and_of_flags_join(configs: list[RunConfig]) -> None:
+    text = 'method = "fedopt"\n[options]\nserver_lr = 0.1\nserver_tau = 0.2\n'
+    Path("run.toml").write_text(text, encoding="utf-8")
+    given = config_of(configs, "--config", "run.toml", "--option", "server_tau=0.3")
+    assert given.options == {"server_lr": 0.1, "server_tau": 0.3}
+    given = config_of(configs, "--config", "run.toml")
+    assert given.options == {"server_lr": 0.1, "server_tau": 0.2}
+
+
+@pytest.mark.parametrize("flag", ["--quiet", "--json", None])
+def test_which_progress_is_shown(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, flag: str | None
+) -> None:
+    warm_up()
+    capsys.readouterr()
+    code = run_app(["run", "g.npz", *QUICK, "--out", "x", *([flag] if flag else [])])
+    assert code == 0
+    lines = capsys.readouterr().err.splitlines()
+    expected = [] if flag == "--quiet" else [PLAN, "round 1/2", "round 2/2"]
+    assert [line.split("  ")[0] for line in lines] == expected
+    if expected:
+        assert lines[1].startswith("round 1/2  val accuracy 0.")  # no pace is known yet
+        assert lines[2].startswith("round 2/2  0 s left  val accuracy 0.")
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "compare", "reproduce", "tune", "partition", "methods", "datasets"]
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> None:
+    text = printed(capsys, command, flag)
+    assert text.strip().startswith(f"Usage: silograph {command} [OPTIONS]")
+    for name in flags_of(command):
+        assert name in text
+    assert command in printed(capsys, flag)
+
+
+def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # so that no text is wrapped
+    text = printed(capsys, "run", "--help")
+    for field in dataclasses.fields(RunConfig):
+        if field.name not in ("dataset", "options"):
+            default = "" if field.default is None else f" (default: {str(field.default).lower()})"
+            choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+            listed = f": {' or '.join(choices)}" if choices else ""
+            assert f"{field.metadata['help']}{listed}{default}" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "table"), [("method", METHODS), ("partition", PARTITIONERS), ("model", MODELS)]
+)
+def test_help_names_every_choice(field: str, table: Mapping[str, object]) -> None:
+    text = next(f for f in dataclasses.fields(RunConfig) if f.name == field).metadata["help"]
+    assert all(name in text for name in table)
+
+
+def test_version(capsys: Capture) -> None:
+    assert printed(capsys, "--version") == f"silograph {silograph.__version__}\n"
+
+
+# --- as a program ---------------------------------------------------------------------------------
+
+
+def test_the_program_and_its_pipe(work: Path) -> None:
+    warm_up()
+    command = [sys.executable, "-m", "silograph", "run", "g.npz", *QUICK, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)) == RESULT_KEYS
+    assert done.stdout.count("\n") == 1
+    shown = [line.split("  ")[0] for line in done.stderr.splitlines()]
+    assert shown == [PLAN, "round 1/2", "round 2/2"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
+    """Ctrl-C, or what services are stopped with, in a run of a million rounds."""
+    warm_up()
+    # A test suite in the background of a shell has the signal switched off, for children too.
+    script = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from silograph.cli import main; main()"
+    )
+    command = [sys.executable, "-c", script, "run", "g.npz", *QUICK, "--rounds", "1000000"]
+    with subprocess.Popen(
+        [*command, "--out", "x"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"{PLAN}\n"
+        assert process.stderr.readline().startswith("round 1/1000000  ")
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-2:] == ["interrupted", "to go on: silograph resume x"]
+    assert "Traceback" not in err
+    assert not Path("x", "result.json").exists()
+    rounds = Path("x", "rounds.csv").read_bytes()
+    assert rounds.endswith(b"\n")
+    assert len({line.count(b",") for line in rounds.splitlines()}) == 1
+
+
+def test_help_loads_nothing_slow() -> None:
+    script = (
+        "import sys; from silograph.cli import run_app; run_app(['run', '--help']);"
+        "sys.exit(bool({'torch', 'scipy', 'sklearn', 'pandas'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

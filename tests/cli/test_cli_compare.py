@@ -1,0 +1,192 @@
+"""Laws of `silograph compare`: flags, tables, exit codes, Ctrl-C and what goes on after it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import flags_of
+
+from commands import Capture, everything, printed
+from silograph.cli import run_app
+from silograph.cli.compare_tune import options_of, over_of, seeds_of
+from silograph.core.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("work")
+
+QUICK = ["--rounds", "2", "--clients", "3", "--partition", "random", "--hidden", "4"]
+COMPARE = ["compare", "g.npz", *QUICK, "--methods", "local,fedavg", "--seeds", "2"]
+
+
+def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
+    text = printed(capsys, *COMPARE, "--processes", "0", "--out", "c")
+    assert text.splitlines()[0].endswith("g.npz, 3 clients, random: scores")
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.endswith("written to c\n")
+    assert {path.name for path in (work / "c").iterdir()} == {
+        *("compare.json", "compare.jsonl", "compare.md", "runs")
+    }
+    again = printed(capsys, *COMPARE, "--processes", "0", "--out", "c")
+    assert again == text  # nothing ran: seconds too are the same
+    assert printed(capsys, "resume", "c", "--quiet") == text
+
+
+def test_json_and_the_default_folder(work: Path, capsys: Capture) -> None:
+    flags = ["--over", "model=gcn,mlp", "--options", "fedopt.server_lr=0.1", "--json"]
+    flags += ["--processes", "0", "--baseline", "fedopt", "--view", "personalised"]
+    flags += ["--metric", "f1_macro", "--test", "wilcoxon"]
+    command = ["compare", "g.npz", *QUICK, "--methods", "fedopt", "--seeds", "0,5", *flags]
+    told = json.loads(printed(capsys, *command))
+    assert [row["model"] for row in told["rows"]] == ["gcn", "mlp"]
+    assert (told["baseline"], told["view"], told["metric"]) == (
+        "fedopt",
+        "personalised",
+        "f1_macro",
+    )
+    assert (told["test"], told["seeds"]) == ("wilcoxon", [0, 5])
+    options = [line["config"]["options"]["server_lr"] for line in told["cells"]]
+    assert options == [0.1] * 4
+    assert told["folder"].startswith("runs/g-compare-2")
+    assert (work / told["folder"] / "compare.md").is_file()
+
+
+def test_a_failed_cell_is_exit_code_1(capsys: Capture) -> None:
+    lr = ["--lr", "1e30", "--seeds", "1", "--processes", "0", "--out", "c"]
+    assert run_app(["compare", "g.npz", *QUICK, "--methods", "local,fedavg", *lr]) == 1
+    out, err = capsys.readouterr()
+    assert "failed: fedavg, seed 0: expected a finite " in out
+    assert "1 failed" in err
+    assert "Traceback" not in out + err
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "method": (["--methods", "fedavgg"], "unknown method 'fedavgg': did you mean 'fedavg'"),
+    "empty": (
+        ["--methods", "local,,fedavg"],
+        "expected --methods as a list like a,b, got 'local,,",
+    ),
+    "nothing": (["--methods", ""], "expected --methods as a list like a,b, got ''"),
+    "seeds": (["--seeds", "0"], "expected at least one seed, got 0"),
+    "seeds as words": (
+        ["--seeds", "all"],
+        "expected --seeds as a number or a list like 0,1,2, got",
+    ),
+    "over": (["--over", "clients"], "expected --over KEY=VALUE,VALUE, got 'clients'"),
+    "over twice": (["--over", "lr=1", "--over", "lr=2"], "expected --over lr once, got it twice"),
+    "over nothing": (["--over", "lr="], "expected --over lr as a list like a,b, got ''"),
+    "key": (["--over", "clientz=1"], "unknown key to vary 'clientz': did you mean 'clients'"),
+    "options": (["--options", "mu=1"], "expected --options METHOD.NAME=VALUE, got 'mu=1'"),
+    "option": (["--options", "fedavg.mu=1"], "expected no options in options of fedavg, got 'mu'"),
+    "option's method": (["--options", "fedopt.mu=1"], "unknown method with options 'fedopt'"),
+    "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),
+    "flag of a run": (["--method", "local"], "No such option: --method"),
+    "dataset": (["--over", "dataset=corra"], "unknown dataset 'corra': did you mean 'cora'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line(work: Path, capsys: Capture, case: str) -> None:
+    arguments, message = WRONG[case]
+    before = everything(work)
+    command = ["compare", "g.npz", *QUICK, "--methods", "local,fedavg", "--out", "c", *arguments]
+    assert run_app(command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert everything(work) == before
+
+
+def test_texts_of_flags() -> None:
+    assert seeds_of("4") == 4
+    assert seeds_of("4, 5") == [4, 5]
+    assert over_of(["local-epochs=1,2"]) == {"local_epochs": [1, 2]}
+    assert options_of(["a.x=1", "a.y=b"]) == {"a": {"x": 1, "y": "b"}}
+    with pytest.raises(ConfigError, match="expected --options METHOD"):
+        options_of(["a=b.c"])
+
+
+def test_the_set_of_flags() -> None:
+    """A fixed list: those of a run, without what a comparison has of its own."""
+    own = {"--methods", "--seeds", "--over", "--options", "--baseline", "--metric", "--view"}
+    own |= {"--test", "--processes"}
+    assert flags_of("compare") == (flags_of("run") - {"--method", "--option", "--seed"}) | own
+    own = {"--trials", "--max-minutes", "--seeds", "--keys", "--range", "--view", "--search-seed"}
+    assert flags_of("tune") == (flags_of("run") - {"--seed"}) | own | {"--processes"}
+    own = {"--datasets", "--only", "--out", "--data-dir", "--processes", "--max-minutes"}
+    assert flags_of("reproduce") == own | {"--recipes", "--quiet", "--help"}
+
+
+# --- as a program ---------------------------------------------------------------------------------
+
+SCRIPT = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from silograph.cli import main; main()"
+)
+
+
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    """Start a command in a process group of its own, which its workers share."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def nobody_is_left(group: int) -> bool:
+    """Whether every process of a group ends; waits for it a while."""
+    for _ in range(600):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize(
+    "signal_sent", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_a_comparison_is_stopped_and_goes_on(
+    work: Path, capsys: Capture, signal_sent: signal.Signals
+) -> None:
+    """Two processes run when Ctrl-C, or worse, comes; no process is left, and lines are whole."""
+    folder = work / "it's"
+    arguments = [*COMPARE, "--out", "it's", "--processes", "2"]
+    arguments[arguments.index("--rounds") + 1] = "50"
+    process = started(*arguments)
+    while not (folder / "compare.jsonl").exists() or not (folder / "compare.jsonl").stat().st_size:
+        assert process.poll() is None
+        time.sleep(0.05)
+    if signal_sent == signal.SIGINT:
+        os.killpg(process.pid, signal_sent)  # as a terminal does
+    else:
+        process.kill()
+    _, err = process.communicate(timeout=60)
+    assert nobody_is_left(process.pid)
+    assert "Traceback" not in err
+    if signal_sent == signal.SIGINT:
+        assert process.returncode == 130
+        hint = """to go on: silograph resume 'it'"'"'s'"""
+        assert err.splitlines()[-2:] == ["interrupted", hint]
+    before = (folder / "compare.jsonl").read_bytes()
+    told = json.loads(printed(capsys, "resume", "it's", "--quiet", "--json"))
+    assert (folder / "compare.jsonl").read_bytes().startswith(before)
+    assert len((folder / "compare.jsonl").read_bytes().splitlines()) == 4
+    assert told["failed"] == []
+    whole: Any = json.loads(
+        printed(capsys, *arguments[:-3], "whole", "--processes", "0", "--quiet", "--json")
+    )
+    for ours, theirs in zip(told["cells"], whole["cells"], strict=True):
+        assert {k: ours[k] for k in ("test", "curve", "bytes")} == {
+            k: theirs[k] for k in ("test", "curve", "bytes")
+        }

@@ -1,0 +1,295 @@
+"""`silograph server`, `silo`, `certs` and `demo-federation`."""
+
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+from test_cli import flags_of
+
+from commands import Capture, everything, printed
+from processes import children, children_of, is_running
+from silograph.cli import run_app
+from silograph.core.errors import SilographError
+from silograph.deploy.silo import read_versions
+from silograph.federation.session.own_folder import held
+from silos import running
+
+TRAINED = ["--rounds", "2", "--hidden", "4", "--method", "fedavg"]
+SMALL = [*TRAINED, "--partition", "random"]
+
+
+@pytest.fixture
+def alone(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for temporary files, which is empty again in the end."""
+    temporary = work / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    return temporary
+
+
+def test_a_server_has_no_flags_of_a_graph_or_a_cut() -> None:
+    gone = flags_of("run") - flags_of("server")
+    assert {"--partition", "--data-dir", "--drop-edges", "--partition-seed"} < gone
+    assert {"--clients", "--split", "--split-seed", "--seed", "--method"} < flags_of("server")
+    assert not flags_of("silo") & flags_of("run") - {"--device", "--help"}
+
+
+def test_the_demonstration_is_the_simulation_and_leaves_nothing(
+    alone: Path, capsys: Capture
+) -> None:
+    before = children()
+    text = printed(capsys, "demo-federation", "g.npz", *SMALL, "--clients", "2", "--quiet")
+    assert text.startswith("2 silos and a server, each a process of its own, over TLS on 127.0.0.1")
+    assert "model         the same, bit for bit as in the simulation\n" in text
+    assert re.search(r"ledger        the same, bit for bit: [0-9,]+ bytes\n", text)
+    assert everything(alone) == {}
+    assert children() == before
+
+
+def test_a_demonstration_that_fails_leaves_nothing(
+    alone: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        assert children() > before
+        raise SilographError("expected a server, got none")
+
+    before = children()
+    monkeypatch.setattr("silograph.deploy.demo._address", broken)
+    assert run_app(["demo-federation", "g.npz", *SMALL, "--clients", "2"]) == 2
+    assert capsys.readouterr().err.endswith("error: expected a server, got none\n")
+    assert everything(alone) == {}
+    assert children() == before
+
+
+def test_a_demonstration_that_is_killed_leaves_no_process(alone: Path) -> None:
+    command = ["demo-federation", "g.npz", *SMALL, "--clients", "2"]
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "silograph", *command],
+        env={**os.environ, "TMPDIR": str(alone)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stderr is not None
+    while "silos started" not in demo.stderr.readline():
+        assert demo.poll() is None
+    started = {int(pid) for pid in children_of(demo.pid)}
+    assert len(started) == 3  # the server and two silos
+    demo.kill()
+    demo.wait()
+    demo.stderr.close()
+    limit = time.monotonic() + 60
+    while any(is_running(pid) for pid in started):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_three_commands_make_a_federation(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The silos are threads of this process; the server's address is in its log."""
+    lines: list[str] = []
+    address: list[str] = []
+    listening = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            if lines[-1].startswith("listening on "):
+                address.append(lines[-1].split()[-1])
+                listening.set()
+
+    listener, log = Listener(), logging.getLogger("silograph")
+    monkeypatch.setattr(log, "handlers", [listener])
+    monkeypatch.setattr(log, "level", log.level)  # threads set it, too
+    run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    told = [Path("silos", name, "secret") for name in ("client_00", "client_01")]
+    assert [path.stat().st_mode & 0o777 for path in told] == [0o600, 0o600]
+    assert len({path.read_bytes() for path in told}) == 1
+    assert "ca.pem for the silos" in printed(capsys, "certs", "--out", "certs")
+    codes: dict[str, int] = {}
+
+    def silo(name: str) -> None:
+        assert listening.wait(60)
+        common = ["--server", address[0], "--ca", "certs/ca.pem"]
+        codes[name] = run_app(["silo", "--data", f"silos/{name}", "--name", name, *common])
+
+    names = ("client_00", "client_01")
+    with running([lambda name=name: silo(name) for name in names]):  # type: ignore[misc]
+        listen = ["--listen", "localhost:0", "--certs", "certs", "--silos", ",".join(names)]
+        capsys.readouterr()
+        watched = ["--quiet", "--json", "--log-file", "server.jsonl", "--metrics", "0"]
+        assert run_app(["server", *listen, *TRAINED, "--out", "out", *watched]) == 0
+        result = json.loads(capsys.readouterr().out)
+    assert codes == dict.fromkeys(names, 0)
+    assert (result["dataset"], result["clients"]) == ("silos", 2)
+    logged = [json.loads(line) for line in Path("server.jsonl").read_text().splitlines()]
+    assert {line["message"] for line in logged} <= set(lines)
+    assert {"metrics", "listening", "attached", "round", "ended"} <= {e["event"] for e in logged}
+    assert {"client_00 is attached (1 of 2)", "client_01 is attached (1 of 2)"} & set(lines)
+    for name in names:
+        assert {"key.pem", "key.pub", "state"} <= {p.name for p in Path("silos", name).iterdir()}
+    capsys.readouterr()
+    assert run_app(["resume", "out"]) == 2
+    assert "got one whose graph silos hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["server"], "error: Missing option '--listen'."),
+        (
+            ["server", "--listen", "localhost:0", "--clients", "2"],
+            "error: expected the server's certificate and key, got none: give --certs DIR (",
+        ),
+        (
+            ["server", "--listen", "localhost:0"],
+            "error: expected the silos' names or their number, got neither: --silos",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],
+            "error: expected a file at nowhere/server.pem, got: No such file or directory",
+        ),
+        (
+            ["silo", "--data", "untold", "--server", "localhost:1"],
+            "error: expected the secret that client_00 shares with client_01, which edges lead to",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--name", "x"],
+            "error: expected the silo x in silos/client_00, got client_00: see its silo.toml",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1"],
+            "error: expected the certificate of the server's authority, got none: give --ca FILE",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--secret", "silos"],
+            "error: expected a file at silos/client_01, got: Is a directory",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--clients", "2", "--insecure", "--metrics", "x"],
+            "error: expected PORT or HOST:PORT for metrics, got 'x'",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--clients", "2", "--log-level", "loud"],
+            "error: unknown level 'loud'; choices: debug, info, warning",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--log-file", "."],
+            "error: expected a log to write at ., got: Is a directory",
+        ),
+        *(
+            (
+                ["server", "--listen", "localhost:0", "--resume", "out", *word.split(), "--json"],
+                "error: expected --resume alone, for the run's folder says the rest, got "
+                f"{word.split()[0]} besides: leave it out",
+            )
+            for word in ("--rounds 5", "--silos a,b", "--keys k", "--config run.toml")
+        ),
+        (["certs", "--out", "c", "--host", "ü"], "error: expected the server's name or address, "),
+        (
+            ["demo-federation", "g.npz", "--method", "centralized"],
+            "error: expected a method that trains at silos alone, got centralized, whose server ",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], line: str) -> None:
+    run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    shutil.copytree("silos/client_00", "untold")
+    Path("untold", "secret").unlink()
+    Path("run.toml").write_text("rounds = 5\n")
+    capsys.readouterr()
+    assert run_app(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(line), error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_server_that_is_interrupted_says_how_it_goes_on(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("silograph.deploy.server.serve", interrupted)
+    monkeypatch.setattr("silograph.deploy.server.serve_again", interrupted)
+    run = ["--resume", "my run"] if resumed else [*TRAINED, "--silos", "a,b", "--out", "my run"]
+    how = ["--listen", "localhost:0", "--certs", "c", "--least", "1", "--quiet"]
+    assert run_app(["server", *run, *how]) == 130
+    assert capsys.readouterr().err == "interrupted\n"  # there is nothing to go on with yet
+    Path("my run").mkdir()
+    assert run_app(["server", *run, *how]) == 130
+    why, hint = capsys.readouterr().err.splitlines()
+    assert why == "interrupted"
+    words = shlex.split(hint.removeprefix("to go on: silograph server "))
+    assert words[:2] == ["--resume", "my run"]
+    assert sorted(words[2:]) == sorted(how)
+    assert run_app(["server", *words]) == 130
+
+
+def test_a_server_of_the_demonstration_waits_no_longer_than_its_silos(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo that dies at the start would hold it up for 10 minutes otherwise."""
+    begun: list[list[str]] = []
+    real = subprocess.Popen
+
+    def popen(command: list[str], **named: Any) -> Any:
+        begun.append(command)
+        return real(command, **named)
+
+    def broken(*_: object) -> str:
+        raise SilographError("expected a server, got none")
+
+    monkeypatch.setattr("silograph.deploy.demo._address", broken)
+    monkeypatch.setattr("silograph.deploy.demo.subprocess.Popen", popen)
+    assert run_app(["demo-federation", "g.npz", *SMALL, "--clients", "2", "--quiet"]) == 2
+    (server,) = [command for command in begun if "server" in command]
+    assert server[server.index("--wait") + 1] == "60"
+
+
+def test_a_silo_is_not_started_twice(work: Path, capsys: Capture) -> None:
+    run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    capsys.readouterr()
+    with held(Path("silos/client_00/state")):
+        silo = ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--insecure"]
+        assert run_app([*silo, "--wait", "0"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: expected one process for the state in silos/client_00/state, got another that "
+    )
+
+
+def test_an_error_is_one_line_that_cannot_steer_a_terminal(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise SilographError("expected a, got b\nerror: c \x1b[2J")
+
+    monkeypatch.setattr("silograph.deploy.demo.demonstrate", broken)
+    assert run_app(["demo-federation", "g.npz"]) == 2
+    assert capsys.readouterr().err == "error: expected a, got b error: c ?[2J\n"
+
+
+def test_versions_that_silos_tell_are_one_line() -> None:
+    told = {"versions": {"torch": "1\n2 \x1b[2J", "a\nb": "x" * 999}, "protocol": 1}
+    assert read_versions("north", told) == {"torch": "1 2 ?[2J", "a b": "x" * 300}
+
+
+@pytest.mark.parametrize("command", ["server", "silo", "certs", "demo-federation"])
+def test_every_command_has_help(capsys: Capture, command: str) -> None:
+    text = printed(capsys, command, "--help")
+    assert text.strip().startswith(f"Usage: silograph {command} [OPTIONS]")

@@ -1,0 +1,366 @@
+"""Laws of mistakes: one line on standard error, exit code 2, nothing written."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from commands import QUICK, Capture, MakeGraph, everything, printed, save
+from silograph.cli import run_app
+from silograph.methods import METHODS
+
+pytestmark = pytest.mark.usefixtures("work")
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "command": (["rum"], "No such command 'rum'. Did you mean 'run'"),
+    "dataset": (["run", "corra"], "unknown dataset 'corra': did you mean 'cora'? Choices: "),
+    "dataset of a cut": (["partition", "pubmet"], "unknown dataset 'pubmet': did you mean 'pubm"),
+    "method": (
+        ["run", "g.npz", "--method", "fedavgg"],
+        "unknown method 'fedavgg': did you mean 'fedavg'? Choices: ",
+    ),
+    "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
+    "option as a flag": (
+        ["run", "g.npz", "--server-lr", "0.1"],
+        "expected an option of fedopt as --option server_lr=VALUE, got --server-lr",
+    ),
+    "option as a flag of many": (
+        ["compare", "g.npz", "--server-lr=0.1"],
+        "expected an option of fedopt as --options fedopt.server_lr=VALUE, got --server-lr",
+    ),
+    "underscore": (["run", "--local_epochs", "2"], "--local-bias, --local-epochs)"),
+    "partition": (["run", "g.npz", "--partition", "metes"], "'metes': did you mean 'metis'? "),
+    "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),
+    "option": (
+        ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
+        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+    ),
+    "option of none": (
+        ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
+        "expected no options in options of fedavg, got 'mu'",
+    ),
+    "option of the default method": (
+        ["run", "g.npz", "--option", "server_lrr=1"],
+        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+    ),
+    "option's value": (
+        ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
+        "server_lr: input should be greater than 0, got -1 (options of fedopt)",
+    ),
+    "option's form": (["run", "g.npz", "--option", "mu"], "expected --option NAME=VALUE, got 'mu'"),
+    "key": (["run", "g.npz", "--config", "key.toml"], "unknown key in key.toml 'rouns': did you"),
+    "key under options": (
+        ["run", "g.npz", "--config", "deep.toml", "--method", "fedopt"],
+        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+    ),
+    "file of a model": (
+        ["run", "g.npz", "--model", "mine.py"],
+        "expected FILE.py:NAME or package.module:NAME, got 'mine.py'",
+    ),
+    "table": (["run", "g.npz", "--config", "table.toml"], "'optons': did you mean 'options'? "),
+    "value of a key": (
+        ["run", "g.npz", "--config", "value.toml"],
+        "rounds: input should be greater than or equal to 1, got 0 (value.toml)",
+    ),
+    "value over a file": (
+        ["run", "g.npz", "--config", "good.toml", "--rounds", "0"],
+        "rounds: input should be greater than or equal to 1, got 0 (options)",
+    ),
+    "options as a number": (
+        ["run", "g.npz", "--config", "number.toml", "--option", "mu=1"],
+        "options: input should be a valid dictionary, got 3 (number.toml)",
+    ),
+    "no TOML": (["run", "--config", "text.toml"], "expected TOML in text.toml, got: "),
+    "no run file": (["run", "--config", "no.toml"], "expected a run file at no.toml, got: No such"),
+    "folder as run file": (["run", "--config", "."], "expected a run file at ., got: Is a dir"),
+    "two datasets": (["run", "g.npz", "h.npz"], "Got unexpected extra argument (h.npz)"),
+    "no value": (["run", "g.npz", "--rounds"], "Option '--rounds' requires an argument."),
+    "no number": (["run", "g.npz", "--rounds", "many"], "'many' is not a valid integer."),
+    "half a round": (["run", "g.npz", "--rounds", "1.5"], "'1.5' is not a valid integer."),
+    "no client": (["run", "g.npz", "--clients", "0"], "clients: input should be greater than or"),
+    "rate": (["run", "g.npz", "--lr", "inf"], "lr: input should be a finite number, got inf"),
+    "dropout": (["run", "g.npz", "--dropout", "nan"], "dropout: input should be a finite number"),
+    "seed": (["run", "g.npz", "--seed", "-1"], "seed: input should be greater than or equal to 0"),
+    "dtype": (["run", "g.npz", "--dtype", "half"], "input should be 'float32' or 'float64', got"),
+    "device": (["run", "g.npz", "--device", "nosuch"], "expected a torch device of this machine,"),
+    "momentum": (
+        ["run", "g.npz", "--optimizer", "adam", "--momentum", "0.9"],
+        "expected momentum 0 with optimizer adam, got 0.9",
+    ),
+    "momentum of a method": (
+        ["run", "g.npz", "--method", "fedavg", "--momentum", "0.9"],
+        "expected momentum 0 with optimizer adam, got 0.9",
+    ),
+    "alpha": (
+        ["run", "g.npz", "--partition", "dirichlet", "--alpha", "1e9"],
+        "expected 0 < alpha <= 1e+06, got 1000000000.0",
+    ),
+    "clients of a part": (
+        ["run", "g.npz", "--partition", "metis_overlapping", "--clients", "12"],
+        "expected a multiple of clients_per_part for 'metis_overlapping', got 12 clients at 5 a",
+    ),
+    "alpha of another cut": (
+        ["run", "g.npz", "--alpha", "0.5"],
+        "expected alpha with partition dirichlet only, got partition metis: leave alpha out, or c",
+    ),
+    "share of another cut": (
+        ["partition", "g.npz", "--partition", "silo", "--part-share", "0.1"],
+        "expected part_share with partition metis_overlapping only, got partition silo: leave pa",
+    ),
+    "alpha of no cut that is compared": (
+        ["compare", "g.npz", "--over", "partition=metis,random", "--over", "alpha=0.1,1"],
+        "expected alpha with partition dirichlet only, got partition metis, random: leave alpha",
+    ),
+    "one folder twice": (["report", "x", "../work/x"], "expected result folders that differ, got"),
+    "favored classes": (
+        ["partition", "g.npz", "--partition", "class_biased", "--favored-classes", "3"],
+        "expected 1 to 2 favored_classes (fewer than the 3 classes of 'g'), got 3",
+    ),
+    "dropped edges": (
+        ["run", "g.npz", "--drop-edges", "2"],
+        "drop_edges: input should be less than or equal to 1, got 2.0",
+    ),
+    "fanout": (
+        ["run", "g.npz", "--fanout", "10,x"],
+        "expected a fanout of numbers like 10,5, got '10,x'",
+    ),
+    "fanout of another depth": (
+        ["run", "g.npz", "--fanout", "3,2,1"],
+        "expected a fanout of one number or 2 (one for each layer), got '3,2,1'",
+    ),
+    "empty batch": (["run", "g.npz", "--batch-size", "0"], "batch_size: input should be greater "),
+    "kernels": (
+        ["run", "g.npz", "--kernels", "numba"],
+        "kernels: input should be 'auto', 'compiled' or 'torch', got 'numba'",
+    ),
+    "split": (
+        ["run", "g.npz", "--split", "1/2"],
+        "expected a split of 'public', 'full' or train/val",
+    ),
+    "split above 1": (["run", "g.npz", "--split", ".9/.9/.9"], "expected ratios that sum to at mo"),
+    "split of NaN": (["run", "g.npz", "--split", "nan/0/0"], "expected a training ratio above 0"),
+    "public split": (["run", "g.npz", "--split", "public"], "expected a graph with a public split"),
+    "no silos": (["run", "g.npz", "--partition", "silo"], "expected a graph that names its silos "),
+    "more clients than nodes": (
+        ["run", "g.npz", "--clients", "61"],
+        "expected 1 to 60 clients (one node each at least), got 61",
+    ),
+    "more clients than nodes, cut": (
+        ["partition", "g.npz", "--clients", "61"],
+        "expected 1 to 60 clients (one node each at least), got 61",
+    ),
+    "silos and clients": (
+        ["run", "silos.npz", "--partition", "silo", "--clients", "3"],
+        "expected 2 clients, one for each silo, got 3",
+    ),
+    "empty client": (
+        ["run", "empty-silo.npz", "--partition", "silo"],
+        "expected at least one node a client, got 1 empty of 3 clients (first: 'c')",
+    ),
+    "edge to nowhere": (
+        ["run", "edge.npz"],
+        "edge.npz: expected edges between nodes 0..59, got edge 3 from 60 to ",
+    ),
+    "NaN": (["run", "nan.npz"], "nan.npz: expected finite features, got 1 NaN or infinite in x"),
+    "labels": (
+        ["run", "labels.npz"],
+        "labels.npz: expected y of shape (60,) or (60, T), got (59,): ",
+    ),
+    "no labels": (["run", "unlabelled.npz"], "expected at least one known label in y, got none"),
+    "no training node": (
+        ["run", "g.npz", "--split", "0.001/0.5/0.4"],
+        "expected at least one training node, got 0 of 60 labelled ones over 10 clients",
+    ),
+    "cut short": (["run", "short.npz"], "short.npz: expected an .npz file with edge_index, y and"),
+    "foreign": (["run", "foreign.npz"], "foreign.npz: expected an .npz file with edge_index, y "),
+    "empty file": (["run", "empty.npz"], "empty.npz: expected an .npz file with edge_index, y an"),
+    "other arrays": (["run", "other.npz"], "other.npz: expected keys edge_index, y and x (or "),
+    "objects": (["run", "objects.npz"], "objects.npz: expected 'y' to be an array of numbers or"),
+    "no file": (["run", "no.npz"], "expected a file or folder, got no.npz: no such file"),
+    "no path": (["run", "./no"], "expected a file or folder, got no: no such file"),
+    "no data folder": (
+        ["run", "cora", "--data-dir", "no"],
+        "expected a folder as data_dir, got ",
+    ),
+    "folder without a graph": (["run", "."], "expected a folder with nodes.csv and edges.csv, or"),
+    "folder exists": (
+        ["run", "g.npz", "--out", "taken"],
+        "expected a result folder that does not exist yet, got taken: choose another --out, "
+        "nothing was overwritten",
+    ),
+    "file exists": (["run", "g.npz", "--out", "g.npz"], "does not exist yet, got g.npz: choose a"),
+    "folder in a file": (
+        ["run", "g.npz", "--out", "g.npz/x"],
+        "expected to make the result folder",
+    ),
+    "no folder": (["run", "g.npz", "--out", ""], "expected the path of a result folder, got ''"),
+    "flag of another command": (
+        ["partition", "g.npz", "--rounds", "1"],
+        "No such option: --rounds",
+    ),
+    "argument too many": (["methods", "fedavg"], "Got unexpected extra argument (fedavg)"),
+}
+
+
+@pytest.fixture
+def wrong_files(work: Path, make_graph: MakeGraph) -> Path:
+    graph = make_graph()
+    x, y, edges = graph.x, graph.y.numpy(), graph.edge_index.numpy().copy()
+    assert isinstance(x, Tensor)
+    edges[0, 3] = 60
+    save("edge.npz", graph, edge_index=edges)
+    features = x.numpy().copy()
+    features[5, 2] = np.nan
+    save("nan.npz", graph, x=features)
+    save("labels.npz", graph, y=y[:-1])
+    save("unlabelled.npz", graph, y=np.full_like(y, -1))
+    save("objects.npz", graph, y=np.array([{}] * 60))
+    silo = np.arange(60) % 2
+    save("silos.npz", graph, silo=silo)
+    save("empty-silo.npz", graph, silo=silo, silo_names=np.array(["a", "b", "c"]))
+    np.savez("other.npz", a=np.arange(3))
+    whole = Path("g.npz").read_bytes()
+    Path("short.npz").write_bytes(whole[: len(whole) // 2])
+    Path("foreign.npz").write_bytes(b"%PDF-1.7\n" * 100)
+    Path("empty.npz").write_bytes(b"")
+    Path("taken").mkdir()
+    Path("taken", "result.json").write_text("mine", encoding="utf-8")
+    for name, text in {
+        "good": "rounds = 2\nclients = 3\n",
+        "key": "rouns = 3\n",
+        "deep": "[options]\nserver_lrr = 1\n",
+        "table": "[optons]\nserver_lr = 1\n",
+        "value": "rounds = 0\n",
+        "number": "options = 3\n",
+        "text": "rounds: 3\n",
+    }.items():
+        Path(f"{name}.toml").write_text(text, encoding="utf-8")
+    return work
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    wrong_files: Path, capsys: Capture, case: str
+) -> None:
+    arguments, message = WRONG[case]
+    before = everything(wrong_files.parent)
+    assert run_app(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    assert shown.err.endswith("\n")
+    assert message in shown.err
+    assert everything(wrong_files.parent) == before
+
+
+def test_a_mistake_with_json_prints_nothing(wrong_files: Path, capsys: Capture) -> None:
+    for command in ("run", "partition"):
+        assert run_app([command, "nan.npz", "--json"]) == 2
+        assert capsys.readouterr().out == ""
+
+
+def test_no_command_shows_the_help(capsys: Capture) -> None:
+    assert run_app([]) == 2
+    assert capsys.readouterr().out.strip().startswith("Usage: silograph")
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_exit_code_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("silograph.experiment.run.run.run", interrupted)
+    assert run_app(["run", "g.npz", *QUICK]) == 130
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.split() == ["interrupted"]
+
+
+def test_an_interrupt_keeps_the_rounds_so_far(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "fedavg", replace(METHODS["fedavg"], round=interrupted))
+    assert run_app(["run", "g.npz", *QUICK, "--out", "x", "--json"]) == 130
+    assert capsys.readouterr().out == ""
+    assert {path.name for path in (work / "x").iterdir()} == {
+        "config.toml",
+        "run.json",
+        "simulation.json",
+        "clients.csv",
+    }
+
+
+FULL = "[Errno 28] No space left on device: 'x'"
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(28, "No space left on device", "x")
+
+
+def test_a_full_disk_is_one_line_and_how_to_go_on(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "g.npz", *QUICK, "--quiet", "--json", "--out"]
+    whole = json.loads(printed(capsys, *command, "whole"))
+    hint = "to go on: silograph resume 'my run; 1'"
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.federation.checkpoint.CheckpointFolder.write", full)
+        for again in ([*command, "my run; 1"], ["resume", "my run; 1", "--quiet"]):
+            assert run_app(again) == 2
+            shown = capsys.readouterr()
+            assert shown.out == ""
+            assert shown.err.splitlines() == [f"error: {FULL}", hint]
+    program, *words = shlex.split(hint.removeprefix("to go on: "))
+    assert program == "silograph"
+    gone_on = json.loads(printed(capsys, *words, "--quiet", "--json"))
+    assert gone_on["result_dir"] == "my run; 1"
+    assert {k: gone_on[k] for k in ("test", "bytes", "best_round")} == {
+        k: whole[k] for k in ("test", "bytes", "best_round")
+    }
+
+
+@pytest.mark.parametrize("where", ["silograph.experiment.run.run.load_data", "pathlib.Path.rename"])
+def test_a_full_disk_before_there_is_a_folder(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    before = everything(work)
+    monkeypatch.setattr(where, full)
+    assert run_app(["run", "g.npz", *QUICK, "--out", "x"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert "No space left on device" in shown.err
+    assert shown.err.count("\n") == 1
+    assert everything(work) == before
+
+
+def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "fedavg", replace(METHODS["fedavg"], round=interrupted))
+    assert run_app(["run", "g.npz", *QUICK, "--quiet", "--out", "it's"]) == 130
+    hint = """to go on: silograph resume 'it'"'"'s'"""
+    assert capsys.readouterr().err.splitlines() == ["interrupted", hint]
+
+
+def test_too_large_for_the_memory_is_one_line(work: Path, capsys: Capture) -> None:
+    assert run_app(["run", "g.npz", "--clients", "2", "--hidden", str(10**12)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: expected a run that fits into memory, got: can't allocate memory")
+    assert err.count("\n") == 1
+    assert not (work / "runs").exists()
+
+
+def test_other_errors_of_torch_are_not_hidden(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
+    def broken(**_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("silograph.experiment.run.run.run", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_app(["run", "g.npz", "--out", "x"])

@@ -1,0 +1,64 @@
+"""Laws of `silograph export-silos`: the folders are those of the cut that a run would make."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from commands import Capture, everything, printed
+from silo_folders import same
+from silograph.cli import run_app
+from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.key import Key
+from silograph.experiment.resolve.cutting import cut_graph
+from silograph.federation.joining.matching import agree
+from silograph.graph.block.block import make_block
+from silograph.graph.datasets import load
+from silograph.graph.silos.data import join_blocks, silo_block, silo_split
+from silograph.graph.silos.read import read_silos
+
+CUT = ["--clients", "3", "--partition", "random", "--drop-edges", "0.2", "--seed", "4"]
+
+
+@pytest.mark.parametrize("format", ["csv", "npz"])
+def test_exported_silos_are_the_cut_of_a_run(work: Path, capsys: Capture, format: str) -> None:
+    options = [*CUT, "--split", "0.5/0.2/0.3", "--out", "silos", "--format", format]
+    text = printed(capsys, "export-silos", "g.npz", *options)
+    assert text == "3 silos written to silos\n"
+    config = RunConfig(clients=3, partition="random", drop_edges=0.2, seed=4, split="0.5/0.2/0.3")
+    cut = cut_graph(resolve_seeds(config), load("g.npz"))
+    silos = read_silos("silos")
+    assert silos.name == "g"
+    for how in ("public", config.split):  # what came along is what silos draw
+        key = Key.of(4).fold("split")
+        blocks = [silo_block(silo, silo_split(silo, how, key)) for silo in silos.members]
+        expected = make_block(cut.graph, cut.partition, cut.split, torch.float32)
+        same((join_blocks(blocks), agree(silos)), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ([], "error: Missing option '--out'."),
+        (
+            ["--out", "g.npz"],
+            "error: expected a folder that is empty or does not exist yet, got g.",
+        ),
+        (
+            ["--out", "s", "--format", "xml"],
+            "error: expected format csv, npz or parquet, got 'xml'",
+        ),
+        (["--out", "s", "--partition", "shares"], "error: expected a cut in which no two clients "),
+        (["--out", "s", "--split", "public"], "error: expected a graph with a public split, got "),
+        (["--out", "s", "--clients", "99"], "error: expected 1 to 60 clients (one node each at "),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(
+    work: Path, capsys: Capture, options: list[str], line: str
+) -> None:
+    before = everything(work)
+    assert run_app(["export-silos", "g.npz", "--clients", "3", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(line)
+    assert error.count("\n") == 1
+    assert everything(work) == before

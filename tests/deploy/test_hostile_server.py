@@ -1,0 +1,267 @@
+"""What a server asks of a silo in a run called fedavg, beyond fedavg: nothing of it is done."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sessions import TOKEN
+from silograph.core.config import make_config, resolve_seeds
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Field, Shared, Stacked
+from silograph.deploy.silo import OwnData, read_allowed, start_facts
+from silograph.exchange.stages import absorb, begin, contribute, lose
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.run.setup import DTYPES, choose_method, configure, write_out
+from silograph.federation.base import Op
+from silograph.federation.frame import Envelope, encode
+from silograph.federation.session.message import (
+    CallBody,
+    Message,
+    Type,
+    call_body,
+    facts_body,
+    pack,
+    unpack,
+)
+from silograph.federation.session.names import own_ops, qualified
+from silograph.federation.session.responder import Responder
+from silograph.federation.session.state_store import StateStore
+from silograph.graph.graph import Graph, schema_of
+from silograph.graph.silos.data import Silo
+from silograph.graph.silos.read import read_silo
+from silograph.methods import cagnet
+from silograph.methods.local_training import begin as begin_training
+from silograph.methods.local_training import train
+from silograph.nn.model import init_weights
+from silos import config_of, folders
+
+HIDDEN = 8
+
+
+class Hostile:
+    """A server that asks one silo whatever it likes.
+
+    Args:
+        silo: the silo's data.
+        allow: what the silo allows.
+        state: folder of its states.
+    """
+
+    def __init__(self, silo: Silo, allow: tuple[str, ...] = (), state: Path | None = None) -> None:
+        self.silo = silo
+        secrets = dict.fromkeys(silo.cross.silo, bytes(32))
+        holder = OwnData(silo, secrets, None, lambda _: None, allow)
+        self.worker = Responder(TOKEN, own_ops(), holder, StateStore(state), lambda _: None)
+        self.sequence = 0
+
+    def ask(self, kind: Type, body: bytes = b"{}") -> Message:
+        self.sequence += 1
+        return unpack(self.worker.answer(pack(Message(kind, TOKEN, self.sequence, body))))
+
+    def start(self, **options: Any) -> Message:
+        return self.ask(Type.START, facts_body(self.facts(**options)))
+
+    def facts(self, **options: Any) -> dict[str, Any]:
+        plain = {"dataset": "silos", "clients": 3, "hidden": HIDDEN, "rounds": 2}
+        config = resolve_seeds(make_config(plain | options))
+        method, _ = choose_method(config)
+        schema = schema_of(self.silo.graph)
+        self.config, self.method_config = configure(write_out(config, method), schema, None)
+        return start_facts(self.config, schema)
+
+    def call(
+        self, op: Op, inbox: dict[str, Field], what: Kind, key: Key, t: int, *, rows: bool = False
+    ) -> Message:
+        frame = encode(Envelope(op.__name__, what, t, 1), inbox, 0)
+        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, True, rows, frame)))
+
+    def weights(self) -> dict[str, Field]:
+        dtype = DTYPES[self.config.dtype]
+        weights = init_weights(self.method_config.model, Key.of(0), dtype)
+        return {f"weights/{name}": Shared(w) for name, w in weights.items()}
+
+    def begin(self) -> Message:
+        key = training_key(self.config).fold("init")
+        return self.call(begin_training, {}, Kind.CONTROL, key, 0)
+
+    def train(self, weights: dict[str, Field], t: int = 1) -> Message:
+        key = training_key(self.config).fold("train", t)
+        return self.call(train, weights, Kind.WEIGHTS, key, t)
+
+
+@pytest.fixture
+def silo(make_graph: Callable[..., Graph], tmp_path: Path) -> Silo:
+    paths = folders(make_graph(60), config_of(3, partition="random"), tmp_path / "silos")
+    return read_silo(paths[0])
+
+
+def reason(message: Message) -> str:
+    assert message.type is Type.REFUSED
+    return str(message.facts()["reason"])
+
+
+def test_what_fedavg_is(silo: Silo) -> None:
+    server = Hostile(silo)
+    assert server.start(method="fedavg").type is Type.DONE
+    assert server.begin().type is Type.REPLY
+    assert server.train(server.weights()).type is Type.REPLY
+
+
+@pytest.mark.parametrize("allow", [(), ("cagnet", "label_guided")])
+def test_features_labels_and_edges_are_not_handed_out(silo: Silo, allow: tuple[str, ...]) -> None:
+    """Identity weights, then all rows: with ops of other methods every feature would leave."""
+    server = Hostile(silo, allow)
+    features = silo.graph.num_features
+    assert server.start(method="fedavg", hidden=features).type is Type.DONE
+    assert server.begin().type is Type.REPLY
+    key = training_key(server.config).fold("train", 1)
+    identity = server.weights()
+    identity["weights/0.weight"] = Shared(torch.eye(features))
+    told: dict[str, Field] = {"stage": Shared(torch.tensor(0, dtype=torch.int32))}
+    for op, inbox, what in (
+        (begin, {**identity, "train": Shared(torch.tensor(True))}, Kind.WEIGHTS),
+        (cagnet.send, told, Kind.EMBEDDINGS),
+        (contribute, told, Kind.PARTIAL_SUMS),
+        (absorb, told, Kind.PARTIAL_SUMS),
+        (lose, {"count": Shared(torch.tensor(1))}, Kind.CONTROL),
+    ):
+        said = reason(server.call(op, dict(inbox), what, key, 1, rows=True))
+        assert said.startswith("expected local_training.train (weights) in round 1, as agreed, got")
+        assert said.endswith(f".{op.__name__} ({what.value})")
+    assert server.train(server.weights()).type is Type.REPLY  # and fedavg goes on
+
+
+def test_every_other_op_of_the_table_is_refused(silo: Silo) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    server.begin()
+    ops = own_ops()
+    assert len(ops) > 40
+    for op in ops.values():
+        for what in Kind:
+            if (op, what) != (train, Kind.WEIGHTS):
+                assert server.call(op, {}, what, Key.of(0), 1).type is Type.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "message"),
+    [
+        ("0.weight", torch.zeros(1, HIDDEN), r"expected shape (7, 8), got (1, 8)"),
+        ("0.weight", torch.zeros(7, 64), r"expected shape (7, 8), got (7, 64)"),
+        ("1.weight", torch.zeros(1, 65536), r"expected shape (8, 3), got (1, 65536)"),
+        ("0.bias", torch.zeros(HIDDEN).double(), "expected dtype torch.float32, got torch.float64"),
+        (
+            "0.bias",
+            torch.full((HIDDEN,), torch.nan),
+            "expected finite numbers, got NaN or infinity",
+        ),
+    ],
+)
+def test_weights_of_another_model_reach_no_kernel(
+    silo: Silo, name: str, field: torch.Tensor, message: str
+) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    server.begin()
+    weights = server.weights() | {f"weights/{name}": Shared(field)}
+    said = reason(server.train(weights))
+    assert said == f"{message} for 'weights/{name}' in inbox of train"
+
+
+@pytest.mark.parametrize("again", ["in the same stream", "in another one", "by another process"])
+def test_a_run_does_not_become_another_one(silo: Silo, tmp_path: Path, again: str) -> None:
+    server = Hostile(silo, state=tmp_path / "state" / "run")
+    assert server.start(method="fedavg").type is Type.DONE
+    server.begin()
+    if again == "by another process":
+        server = Hostile(silo, state=tmp_path / "state" / "run")
+    elif again == "in another one":
+        server.worker.attach()
+        server.sequence = 0
+    said = reason(server.start(method="fedavg", hidden=64))
+    if again == "in the same stream":
+        assert said == "expected START once, got it again"
+    else:
+        assert said == (
+            "expected the run that this silo has agreed to, got one of another hidden: start the "
+            "silo anew for another run"
+        )
+        assert server.start(method="fedavg").type is Type.DONE  # the one that it agreed to
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"method": "label_guided"}, "label_guided"),
+        ({"method": "bns"}, "bns"),
+        ({"method": "cagnet"}, "cagnet"),
+        ({"method": "fedavg", "collect": 0.5}, "collect"),
+    ],
+)
+def test_rows_of_nodes_leave_by_name_only(silo: Silo, options: dict[str, Any], name: str) -> None:
+    said = reason(Hostile(silo).start(**options))
+    assert said.startswith(f"this silo has not agreed to {name}, which sends rows of single nodes")
+    assert said.endswith(f"start it with --allow {name}, or leave the run")
+    assert Hostile(silo, (name,)).start(**options).type is Type.DONE
+
+
+def test_methods_to_allow() -> None:
+    assert read_allowed(None) == ()
+    assert read_allowed("bns, collect") == ("bns", "collect")
+    with pytest.raises(ConfigError, match="unknown method to allow 'bnss': did you mean 'bns'"):
+        read_allowed("bnss")
+
+
+def test_states_of_another_model_are_not_loaded(silo: Silo, tmp_path: Path) -> None:
+    """A file that somebody put in the place of the silo's own state."""
+    folder = tmp_path / "state" / "run"
+    server = Hostile(silo, state=folder)
+    server.start(method="fedavg", keep_optimizer=True)
+    server.begin()
+    assert server.ask(Type.KEEP, facts_body({"round": 0, "committed": []})).type is Type.DONE
+    store = StateStore(folder, "")
+    state = dict(store.load(0))
+    state["optimizer/first/0.weight"] = Stacked(torch.zeros(1, 7, 64))
+    store.keep(0, state)
+    again = Hostile(silo, state=folder)
+    again.start(method="fedavg", keep_optimizer=True)
+    assert reason(again.ask(Type.LOAD, facts_body({"round": 0}))) == (
+        "expected shape (1, 7, 8), got (1, 7, 64) for 'optimizer/first/0.weight' in the state of a "
+        "round"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "committed"), [(3, []), (10**9, []), (0, [1]), (0, [0] * 5), (-1, [])]
+)
+def test_a_server_does_not_fill_a_silos_disk(
+    silo: Silo, tmp_path: Path, number: int, committed: list[int]
+) -> None:
+    server = Hostile(silo, state=tmp_path / "state" / "run")
+    server.start(method="fedavg")
+    server.begin()
+    said = server.ask(Type.KEEP, facts_body({"round": number, "committed": committed}))
+    assert reason(said).startswith("expected a round")
+
+
+def test_a_round_is_kept_once_it_is_over(silo: Silo) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    server.begin()
+    server.train(server.weights())
+    said = server.ask(Type.KEEP, facts_body({"round": 1, "committed": []}))
+    assert reason(said) == "expected judge.judge_server (evaluation) before round 1 is over"
+
+
+def test_a_silo_shows_itself_once(silo: Silo) -> None:
+    server = Hostile(silo)
+    join = facts_body({"nonce": bytes(16).hex()})
+    assert server.ask(Type.JOIN, join).type is Type.JOINED
+    assert reason(server.ask(Type.JOIN, join)) == "expected JOIN once, before START, got it again"
+    server.start(method="fedavg")
+    assert reason(server.ask(Type.JOIN, join)) == "expected JOIN once, before START, got it again"

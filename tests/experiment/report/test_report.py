@@ -1,0 +1,554 @@
+"""Laws of reports: whole, escaped, small pages with the figures of result.json, for every run."""
+
+import json
+import logging
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commands import save
+from pages import read_page
+from runs import FAST, MakeGraph, go, run_until
+from silograph.cli import run_app
+from silograph.core.config import RunConfig, make_config, read_toml
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.kinds import Kind
+from silograph.experiment.report import reading, write_comparison, write_report
+from silograph.experiment.report.figures import quantile, thinned, ticks
+from silograph.experiment.report.reading import read_run, read_traffic
+from silograph.experiment.result_files import read_csv, read_rounds
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.run import resume, run
+from silograph.federation.ledger import Record
+from silograph.task.scores import Views
+
+NAMES = {"accuracy": "accuracy", "client mean": "accuracy_client_mean", "AUC": "auc"}
+FIGURES = ["Accuracy", "Loss", "Bytes by kind", "Test accuracy of each client"]
+CUT = ["Sizes", "Mix of labels", "Edges between clients"]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "x"
+
+
+@pytest.fixture
+def done(make_graph: MakeGraph, out: Path) -> Result:
+    """A finished run, its folder at `out`."""
+    return go(make_graph(), out=str(out), rounds=6)
+
+
+def result_of(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+# --- what the page says ---------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_page_with_its_figures(done: Result, out: Path) -> None:
+    page = read_page(out / "report.html")
+    sections = ["Scores", "Learning", "Bytes", "Clients", "The cut", "Config", "Run it again"]
+    assert [title for title in page.titles if title in sections] == sections
+    assert [title for title in page.titles if title not in sections] == FIGURES + CUT
+    assert "finished: all 6 rounds" in page.text
+    assert done.partition_hash in page.text
+    assert "McMahan et al., Communication-efficient learning" in page.text
+
+
+def test_the_scores_are_those_of_the_result(done: Result, out: Path) -> None:
+    page, result = read_page(out / "report.html"), result_of(out)
+    tables = [t for t in page.tables if t[0][:3] == ["view", "accuracy", "client mean"]]
+    for table, part in zip(tables, ("test", "val"), strict=True):
+        assert [row[0] for row in table[1:]] == ["server", "uncut", "personalised"]
+        for view, *cells in table[1:]:
+            shown = dict(zip(table[0][1:], cells, strict=True))
+            assert ("AUC" in shown) == (part == "test")
+            for column in shown.keys() & NAMES.keys():
+                assert shown[column] == f"{result[part][view][NAMES[column]]:.4f}"
+    assert f"best: round {result['best_round']}" in page.text
+    total = sum(size for size in result["bytes"]["by_kind"].values())
+    assert total == result["bytes"]["total"]
+    assert f"{total / 1e3:.1f} kB" in page.text
+
+
+def test_a_page_says_which_neighbors_are_heard(make_graph: MakeGraph, tmp_path: Path) -> None:
+    for method in ("label_guided", "fedavg", "centralized"):
+        go(make_graph(), method=method, out=str(tmp_path / method), rounds=1)
+    go(make_graph(), method="fedavg", collect=0.5, out=str(tmp_path / "fetched"), rounds=1)
+    fetched, uncut = (read_page(tmp_path / m / "report.html") for m in ("fetched", "centralized"))
+    assert "its own client's graph and the neighbors that it has fetched" in fetched.text
+    assert "each node on the uncut graph, where it was trained" in uncut.text
+    assert "client's graph" not in uncut.text
+    heard, own = "with its neighbors in all silos", "through its own client's graph"
+    guided, plain = (read_page(tmp_path / m / "report.html") for m in ("label_guided", "fedavg"))
+    assert (heard in guided.text, own in guided.text) == (True, False)
+    assert (heard in plain.text, own in plain.text) == (False, True)
+    assert "has fetched" not in plain.text
+    folders = [tmp_path / "label_guided", tmp_path / "fedavg"]
+    both = read_page(write_comparison(folders, tmp_path / "both.html"))
+    assert heard in both.text
+    assert own in both.text
+
+
+def test_the_curves_are_the_table_of_rounds(done: Result, out: Path) -> None:
+    page, rows = read_page(out / "report.html"), read_rounds(out / "rounds.csv")
+    [axis], figures = page.data["axes"], page.data["figures"]
+    for unit in ("round", "bytes", "seconds"):
+        assert axis[unit] == [row[unit] for row in rows]
+    series = {s["name"]: s["y"] for s in figures["accuracy"]["series"]}
+    assert list(series) == [
+        f"{part}, {view}" for part in ("validation", "test") for view in ("server", "personalised")
+    ]
+    for name, column in (("validation, server", "val_server"), ("test, server", "test_server")):
+        assert series[name] == pytest.approx([row[f"{column}_accuracy"] for row in rows], rel=1e-5)
+    losses = {s["name"]: s["y"] for s in figures["loss"]["series"]}
+    assert losses["training"] == pytest.approx([row["train_loss"] for row in rows], rel=1e-5)
+    # Test is never the thick line that chooses.
+    looks = [s["look"].split() for f in figures.values() for s in f["series"]]
+    assert [look for look in looks if "judge" in look] == [["server", "val", "judge"]] * 2
+
+
+def test_without_a_script_all_of_it_is_there(done: Result, out: Path) -> None:
+    page = read_page(out / "report.html")
+    for unit in ("round", "bytes", "seconds"):
+        assert len(page.all("div", f"by-{unit}")) == 2  # accuracy and loss, drawn for each axis
+        assert [given for given in page.all("input") if given["id"] == f"axis-{unit}"]
+    rows = page.table("round", "train loss")
+    assert [row["round"] for row in rows] == [str(t) for t in range(1, 7)]
+    clients = page.table("client", "internal edges")
+    for shown, row in zip(clients, read_csv(out / "clients.csv"), strict=True):
+        assert (shown["client"], shown["nodes"]) == (row["client"], row["nodes"])
+        exact = float(row["test_server_accuracy"])
+        assert float(shown["test server accuracy"]) == pytest.approx(exact, rel=1e-5)
+
+
+def test_the_curves_are_drawn_to_scale(done: Result, out: Path) -> None:
+    """Ticks and points agree: the first and the last round are the ends of the axis."""
+    page = read_page(out / "report.html")
+    panels = [p for p in page.all("div", "panel") if p["data-unit"] == "round"]
+    assert [(p["data-low"], p["data-high"]) for p in panels] == [("1.0", "6.0")] * 2
+    lines = [p["d"] for p in page.all("path", "judge")]
+    assert all(d.startswith("M0 ") and "L1000 " in d for d in lines if d != "M1 4h22")
+
+
+def test_clients_and_cut_hold_together(done: Result, out: Path) -> None:
+    rows = read_csv(out / "clients.csv")
+    cut = json.loads((out / "simulation.json").read_text(encoding="utf-8"))
+    assert "simulation only" in cut["note"]
+    nodes = np.array([int(row["test"]) for row in rows])
+    for view in ("server", "uncut", "personalised"):
+        accuracy = np.array([float(row[f"test_{view}_accuracy"]) for row in rows])
+        assert tuple(accuracy) == done.client_accuracy[view]
+        scores = getattr(done.test, view)
+        assert (accuracy * nodes).sum() / nodes.sum() == pytest.approx(scores.accuracy)
+        assert accuracy.mean() == pytest.approx(scores.accuracy_client_mean)
+    assert np.sum(cut["between"], axis=1).tolist() == [int(row["cross_edges"]) for row in rows]
+    assert np.sum(cut["between"]) == 2 * cut["edges_cut"]
+    assert np.sum(cut["labels"], axis=1).tolist() == [int(row["nodes"]) for row in rows]
+
+
+def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
+    page = read_page(out / "report.html")
+    table = {row["key"]: row["value"] for row in page.table("key", "value", "meaning")}
+    assert set(table) == {f.name for f in fields(RunConfig)} - {"out"}
+    assert (table["method"], table["lr"], table["init_seed"]) == ("fedavg", "0.05", "0")
+    given = {**FAST, "rounds": 6}
+    default = RunConfig()
+    changed = {k for k in given if given[k] != getattr(default, k)} | {"dataset"}
+    assert len(page.all("tr", "changed")) == len(changed)
+    for name, version in done_versions(out).items():
+        assert f"{name}\xa0{version}" in page.text
+
+
+def done_versions(folder: Path) -> Any:
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))["versions"]
+
+
+GIVEN: list[dict[str, Any]] = [
+    {"clients": 3, "rounds": 1, "hidden": 4},
+    {"clients": 3, "rounds": 1, "hidden": 4, "largest_component": True, "strict": True, "seed": 5},
+    {"clients": 2, "rounds": 1, "keep_optimizer": False, "method": "local", "target": "accuracy=1"},
+    {"rounds": 1, "clients": 2, "options": {"server_lr": 0.5, "server_optimizer": "momentum"}},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_the_command_runs_the_same_again(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+) -> None:
+    save(tmp_path / "a graph.npz", make_graph(150))
+    run(str(tmp_path / "a graph.npz"), **given, out=str(out))
+    page = read_page(out / "report.html")
+    seen: list[RunConfig] = []
+    monkeypatch.setattr("silograph.experiment.run.run.run", lambda **kw: seen.append(kw["config"]))
+    monkeypatch.setattr("silograph.cli.printing.print_result", lambda _: None)
+    commands = [code for code in page.codes if code.startswith("silograph ")]
+    assert len(commands) == 3
+    assert commands[2] == shlex.join(["silograph", "resume", str(out)])
+    for command in commands[:2]:
+        assert run_app([*shlex.split(command)[1:], "--out", "y"]) == 0
+        assert vars(seen[-1]) == vars(make_config(read_toml(out / "config.toml"))) | {"out": "y"}
+
+
+def test_a_graph_in_memory_runs_again_in_python(done: Result, out: Path) -> None:
+    codes = read_page(out / "report.html").codes
+    line = next(code for code in codes if code.startswith("sg.run(graph, "))
+    seen: dict[str, Any] = {}
+    exec(line, {"sg": type("sg", (), {"run": lambda _, **kw: seen.update(kw)}), "graph": None})
+    assert {k: seen[k] for k in seen} == {
+        k: v for k, v in {**FAST, "rounds": 6}.items() if v != getattr(RunConfig(), k)
+    }
+    assert f"sg.resume('{out}', graph=graph)" in codes
+
+
+# --- every kind of run ----------------------------------------------------------------------------
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
+    "multi-label": ({"multilabel": True, "missing": 0.2}, {}, FIGURES + CUT, "right label bits"),
+    "no validation": ({}, {"split": "0.5/0/0.5"}, FIGURES + CUT, "there are no validation nodes"),
+    "no test": ({}, {"split": "0.5/0.5/0"}, FIGURES[:3] + CUT, "There are no test scores."),
+    "neither": ({}, {"split": "1/0/0"}, [*FIGURES[1:3], *CUT], "There are no test nodes"),
+    "one client": ({}, {"clients": 1}, FIGURES + CUT[:2], "One client holds the graph."),
+    "one round": ({}, {"rounds": 1}, FIGURES + CUT, "finished: all 1 rounds"),
+    "centralized": ({}, {"method": "centralized"}, FIGURES + CUT, "centralized on planted"),
+    "local": ({}, {"method": "local"}, FIGURES + CUT, "of the personalised view"),
+    "stopped": ({}, {"max_bytes": 1}, FIGURES + CUT, "finished: max_bytes: "),
+    "seldom judged": ({}, {"eval_every": 3}, FIGURES + CUT, "finished"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_has_a_page(make_graph: MakeGraph, out: Path, kind: str) -> None:
+    about, options, figures, words = KINDS[kind]
+    result = go(make_graph(**about), **options, out=str(out))
+    page = read_page(out / "report.html")
+    assert [t for t in page.titles if t in FIGURES + CUT] == figures
+    assert words in " ".join(page.text.split())
+    for view, scores in vars(result.test).items():
+        assert (
+            (f"{scores.accuracy:.4f}" in page.text) if scores else f"test, {view}" not in page.text
+        )
+    if kind == "centralized":  # one client trained: only the uncut view knows the cut's clients
+        assert {len(found) for found in result.client_accuracy.values()} == {1, 4}
+        row = read_csv(out / "clients.csv")[0]
+        assert row["bytes"] == row["test_server_accuracy"] == ""
+        assert row["test_uncut_accuracy"] != ""
+
+
+@pytest.mark.parametrize(("clients", "most"), [(300, 0.25), (1000, 0.6)])
+def test_many_clients_make_a_small_page(
+    make_graph: MakeGraph, out: Path, clients: int, most: float
+) -> None:
+    go(make_graph(3 * clients), clients=clients, rounds=2, out=str(out))
+    page = read_page(out / "report.html")
+    assert len(page.source) < most * 1e6
+    many = ["Nodes", "Largest class", "Cut edges"]
+    assert [t for t in page.titles if t in FIGURES + CUT + many] == FIGURES + many
+    assert f"{clients} clients with test nodes" in page.text
+    assert len(page.table("client", "internal edges")) == clients
+    assert json.loads((out / "simulation.json").read_text())["between"] is None
+
+
+def test_many_rounds_are_thinned_and_the_best_stays(done: Result, out: Path) -> None:
+    lines = (out / "rounds.csv").read_text().splitlines()
+    more = [lines[1].replace("1,", f"{t},", 1) for t in range(7, 3000)]
+    (out / "rounds.csv").write_text("\n".join([*lines, *more]) + "\n")
+    write_report(out)
+    page = read_page(out / "report.html")
+    rounds = page.data["axes"][0]["round"]
+    assert len(rounds) <= 402
+    assert {1, done.best_round, 2999} <= set(rounds)
+    assert len(page.source) < 1e6
+    assert "(201 of 2999; all of them are in rounds.csv)" in page.text
+
+
+EVIL = ["</script><script>alert(1)</script>", 'a & b\'s "silo"', "<img src=x onerror=y>{{ 7*7 }}"]
+
+
+def test_names_are_escaped(make_graph: MakeGraph, tmp_path: Path) -> None:
+    folder = tmp_path / "<b>x & 'y'"
+    folder.mkdir()
+    silo = np.array(EVIL)[np.arange(60) % 3]
+    save(folder / "<i>g.npz", make_graph(), silo=silo)
+    run(folder / "<i>g.npz", partition="silo", rounds=2, out=str(folder / "<u>"))
+    page = read_page(folder / "<u>" / "report.html")
+    shutil.copytree(folder / "<u>", folder / "two")
+    other = read_page(write_comparison([folder / "<u>", folder / "two"], folder / "c.html"))
+    for written in (page, other):
+        assert not {"u", "img"} & {tag for tag, _ in written.tags}
+        assert written.source.count("<script") == 2
+    for name in EVIL:
+        assert name in page.text
+    assert shlex.join(["silograph", "resume", str(folder / "<u>")]) in page.codes
+    assert str(folder / "<u>") in other.text
+
+
+# --- runs that are not over -----------------------------------------------------------------------
+
+
+def test_an_interrupted_run_has_a_page_and_then_a_better_one(
+    make_graph: MakeGraph, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph()
+    run_until(monkeypatch, graph, 4, out, **FAST | {"rounds": 6})
+    assert not (out / "report.html").exists()
+    write_report(out)
+    page = read_page(out / "report.html")
+    assert "not finished: round 3 is the last one judged" not in page.text
+    assert "not finished: round 3 of 6 is the last one judged" in page.text
+    assert [t for t in page.titles if t in FIGURES + CUT] == FIGURES[:3] + CUT
+    record = read_run(out)
+    best = record.best_row
+    assert best == max(
+        record.rows, key=lambda r: (r["val_server_accuracy"], -(r["val_server_loss"] or 0))
+    )
+    assert f"{best['test_server_accuracy']:.4f}" in page.text
+    result = resume(out, graph=graph)
+    page = read_page(out / "report.html")
+    assert "finished: all 6 rounds" in page.text
+    assert f"best: round {result.best_round}" in page.text
+
+
+def test_a_run_without_a_round_has_a_page(
+    make_graph: MakeGraph, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_until(monkeypatch, make_graph(), 1, out, **FAST)
+    page = read_page(write_report(out))
+    assert "No round has been judged yet." in page.text
+    assert "The ledger has no bytes yet" in page.text
+    other = read_page(write_comparison([out, out], out / "c.html"))
+    assert "No round has been judged yet." in other.text
+    assert "not finished" in other.text
+
+
+def test_the_folder_alone_tells_what_the_result_says(done: Result, out: Path) -> None:
+    """Without result.json the same rows choose the same round."""
+    whole = read_run(out)
+    (out / "result.json").unlink()
+    part = read_run(out)
+    assert part.best_row == whole.best_row
+    assert part.total_bytes == whole.total_bytes
+    assert part.seconds == pytest.approx(whole.seconds, abs=0.1)
+    for name in ("test", "val"):
+        ours, theirs = part.scores(name), whole.scores(name)
+        assert ours["server"]["accuracy"] == theirs["server"]["accuracy"]
+    assert tuple(f.name for f in fields(Views)) == reading.VIEWS
+
+
+@pytest.mark.parametrize("sizes", [[3], [5, 5, 5], [5, 6, 7], [5, 7, 4]])
+def test_bytes_are_added_up_however_they_are_packed(tmp_path: Path, sizes: list[int]) -> None:
+    k = len(sizes)
+    record = Record(1, 1, "a", Kind.WEIGHTS, "up", np.arange(k), np.array(sizes), np.zeros(k))
+    (tmp_path / "ledger.jsonl").write_text(record.to_line() + "\n")
+    assert read_traffic(tmp_path / "ledger.jsonl") == {("weights", "up"): sum(sizes)}
+
+
+def test_bytes_by_kind_and_direction_are_the_ledger(done: Result, out: Path) -> None:
+    found = read_traffic(out / "ledger.jsonl")
+    expected: dict[tuple[str, str], int] = {}
+    for record in done.ledger.records:
+        key = (str(record.what), record.direction)
+        expected[key] = expected.get(key, 0) + int(record.bytes.sum())
+    assert found == expected
+    with (out / "ledger.jsonl").open("a") as file:
+        file.write(Record.to_line(done.ledger.records[0])[:40])  # still being written
+    assert read_traffic(out / "ledger.jsonl") == expected
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(make_graph: MakeGraph, tmp_path: Path) -> list[Path]:
+    """Two seeds of one method and one of another."""
+    graph = make_graph()
+    options: list[dict[str, Any]] = [{}, {"seed": 1}, {"method": "local"}]
+    for number, given in enumerate(options):
+        go(graph, **given, out=str(tmp_path / f"r{number}"))
+    return [tmp_path / f"r{number}" for number in range(3)]
+
+
+def test_runs_side_by_side(three: list[Path], tmp_path: Path) -> None:
+    path = write_comparison(three, tmp_path / "c.html")
+    assert path == tmp_path / "c.html"
+    page = read_page(path)
+    assert page.titles[:5] == [
+        "Scores",
+        "Learning",
+        "Validation accuracy",
+        "Training loss",
+        "Test accuracy",
+    ]
+    rows = page.table("run", "best round")
+    assert [row["run"] for row in rows] == ["fedavg, seed 0", "fedavg, seed 1", "local, seed 0"]
+    for row, folder in zip(rows, three, strict=True):
+        result = result_of(folder)
+        for view, scores in result["test"].items():
+            assert row[view] == ("-" if scores is None else f"{scores['accuracy']:.4f}")
+        assert row["best round"] == str(result["best_round"])
+    differ = page.table("run", "method")
+    assert list(differ[0]) == [
+        *("run", "method", "keep_optimizer", "seed", "partition_seed", "split_seed", "init_seed"),
+        "hash of the cut",
+    ]
+    assert [row["run"] for row in differ] == [str(folder) for folder in three]
+    looks = [s["look"] for s in page.data["figures"]["val"]["series"]]
+    assert looks == ["color0 dash0", "color0 dash0", "color1 dash0"]  # seeds share a color
+    for number, folder in enumerate(three):
+        assert page.data["axes"][number]["round"] == [
+            r["round"] for r in read_rounds(folder / "rounds.csv")
+        ]
+
+
+def test_runs_of_one_config_are_called_by_their_folders(three: list[Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(three[0], copy)
+    page = read_page(write_comparison([three[0], copy], tmp_path / "c.html"))
+    assert [row["run"] for row in page.table("run", "best round")] == ["r0", "copy"]
+    assert "They do not." in page.text
+    page = read_page(write_comparison([three[0], three[0]], tmp_path / "c.html"))
+    assert [row["run"] for row in page.table("run", "best round")] == [str(three[0])] * 2
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+def test_the_command(
+    three: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (three[0] / "report.html").unlink()
+    assert run_app(["report", "r0"]) == 0
+    assert capsys.readouterr().out == "written to r0/report.html\n"
+    assert run_app(["report", "r0", "--out", "one.html"]) == 0
+    assert Path("one.html").read_bytes() == Path("r0/report.html").read_bytes()
+    assert run_app(["report", "r0", "r1", "r2"]) == 0
+    assert run_app(["report", "r0", "r1", "r2", "--out", "several.html"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "written to comparison.html",
+        "written to several.html",
+    ]
+    assert Path("comparison.html").read_bytes() == Path("several.html").read_bytes()
+
+
+def test_a_page_needs_no_torch(done: Result, out: Path) -> None:
+    code = (
+        f"import sys; from silograph.cli import run_app; assert run_app(['report', {str(out)!r}]) "
+        "== 0; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_the_page_of_a_result(done: Result, out: Path, tmp_path: Path) -> None:
+    before = (out / "report.html").read_bytes()
+    assert done.report(tmp_path / "mine.html") == tmp_path / "mine.html"
+    assert (tmp_path / "mine.html").read_bytes() == before
+    assert done.report() == out / "report.html"
+    assert done.report(tmp_path / "new" / "deep" / "mine.html").read_bytes() == before
+
+
+def test_a_result_without_a_folder_has_no_page(make_graph: MakeGraph) -> None:
+    with pytest.raises(ConfigError, match=r"expected a run with a result folder for report\(\)"):
+        go(make_graph(), rounds=1).report("x.html")
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no folder": (shutil.rmtree, "got run.json: No such file"),
+    "no run.json": (lambda p: (p / "run.json").unlink(), "got run.json: No such file"),
+    "no config": (lambda p: (p / "config.toml").unlink(), "expected a run file at"),
+    "a comparison": (
+        lambda p: shutil.copytree(p, p / "runs") and (p / "run.json").rename(p / "x"),
+        r"got run.json: No such file or directory; there are runs in .*/runs$",
+    ),
+    "damaged": (lambda p: (p / "run.json").write_text("{"), "got Expecting property name"),
+    "older": (lambda p: (p / "run.json").write_text("{}"), "got run.json without 'config'"),
+    "no simulation": (lambda p: (p / "simulation.json").unlink(), "got simulation.json: No such"),
+    "bad ledger": (lambda p: (p / "ledger.jsonl").write_text("x\n"), "got substring not found"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_no_run_is_one_line(done: Result, out: Path, kind: str) -> None:
+    damage, words = DAMAGE[kind]
+    damage(out)
+    with pytest.raises((DataError, ConfigError), match=words) as caught:
+        write_report(out, out.parent / "new.html")
+    assert str(out) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (out.parent / "new.html").exists()
+
+
+def test_nothing_else_is_overwritten(done: Result, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.html").write_text("mine")
+    for path in (tmp_path / "mine.html", tmp_path):
+        with pytest.raises(ConfigError, match="expected the path of a new report or of an old one"):
+            write_report(out, path)
+        with pytest.raises(ConfigError, match="nothing was overwritten"):
+            write_comparison([out, out], path)
+    assert (tmp_path / "mine.html").read_text() == "mine"
+    with pytest.raises(ConfigError, match="expected at least one result folder, got none"):
+        write_comparison([], tmp_path / "new.html")
+
+
+def test_a_full_disk_does_not_fail_a_run(
+    make_graph: MakeGraph, out: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("silograph.experiment.report.write_report", full)
+    with caplog.at_level(logging.WARNING, "silograph"):
+        result = go(make_graph(), rounds=1, out=str(out))
+    assert result.best_round == 1
+    assert caplog.messages == [
+        f"no report.html: No space left on device; later: silograph report {out}"
+    ]
+
+
+# --- parts of figures -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (1, 6, [1, 2, 3, 4, 5, 6]),
+        (0.93, 1.0, [0.94, 0.96, 0.98, 1]),
+        (-0.02, 0.004, [-0.02, -0.015, -0.01, -0.005, 0]),
+        (1590170, 158973440, [50e6, 100e6, 150e6]),
+    ],
+)
+def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 399, 400, 401, 12345])
+def test_thinning_keeps_ends_and_what_it_is_told(count: int) -> None:
+    keep = [count // 3] if count else []
+    kept = thinned(count, keep)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= 402
+    if count:
+        assert {0, count - 1, *keep} <= set(kept) <= set(range(count))
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 1])
+def test_quantiles_are_numpys(share: float) -> None:
+    for size in (1, 2, 7, 10):
+        values = np.random.default_rng(size).random(size).tolist()
+        assert quantile(values, share) == pytest.approx(float(np.quantile(values, share)))

@@ -1,0 +1,148 @@
+"""Laws of model options: which model has which, what is refused, and whole runs with them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import silograph as sg
+from layers import MODELS_WITH_SKIPS
+from runs import FAST, MakeGraph, files_of, go, of, run_until
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError
+from silograph.experiment.resolve.model_options import with_model_options
+from silograph.experiment.run.setup import choose_method, parse_fanout
+from silograph.graph.graph import largest_component
+from silograph.nn.model import MODELS, Model
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"model": "gcn"}, (None, None, None)),
+        ({"model": "gat"}, (8, None, None)),
+        ({"model": "gat", "heads": 4}, (4, None, None)),
+        ({"model": "appnp"}, (None, 10, 0.1)),
+        ({"model": "appnp", "hops": 3, "teleport": 0.0}, (None, 3, 0.0)),
+    ],
+)
+def test_options_of_a_model_are_written_out(given: dict[str, Any], options: object) -> None:
+    config = with_model_options(make_config(given))
+    assert (config.heads, config.hops, config.teleport) == options
+    assert with_model_options(config) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"model": "gcn", "heads": 4},
+            "expected heads with model gat only, got heads=4 with model gcn: leave it out",
+        ),
+        (
+            {"model": "gat", "hops": 2},
+            "expected hops with model appnp only, got hops=2 with model gat: leave it out",
+        ),
+        (
+            {"model": "mlp", "teleport": 0.0},
+            "expected teleport with model appnp only, got teleport=0.0 with model mlp: leave it "
+            "out",
+        ),
+        (
+            {"residual": True},
+            "expected 3 layers or more with residual, got 2: there is no hidden layer whose input "
+            "and output are equally wide",
+        ),
+        (
+            {"model": "gat", "hidden": 20},
+            "expected a hidden width that is a multiple of 8 heads, got 20: they stand side by "
+            "side in it",
+        ),
+        (
+            {"model": "gcm"},
+            "unknown model 'gcm': did you mean 'gcn'? Choices: appnp, gat, gcn, gin, graphconv, "
+            "mlp, sage",
+        ),
+    ],
+)
+def test_options_that_do_nothing_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_method(make_config(given))
+    assert str(caught.value) == message
+
+
+def test_one_layer_of_heads_has_no_hidden_width() -> None:
+    assert with_model_options(make_config({"model": "gat", "hidden": 3, "layers": 1})).heads == 8
+
+
+def test_drawn_neighbors_are_counted_by_hops_of_appnp(make_graph: MakeGraph) -> None:
+    config = with_model_options(make_config({"model": "appnp", "hops": 3, "fanout": "4"}))
+    assert parse_fanout(config) == (4, 4, 4)
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), model="appnp", hops=3, fanout="4,4")
+    assert str(caught.value) == (
+        "expected a fanout of one number or 3 (one for each hop), got '4,4'"
+    )
+
+
+def run_options(conv: str, residual: bool) -> dict[str, Any]:
+    own: dict[str, dict[str, Any]] = {"gat": {"heads": 2}, "appnp": {"hops": 3}}
+    return own.get(conv, {}) | {"layers": 3 if residual else 2, "residual": residual}
+
+
+@pytest.mark.parametrize(("conv", "residual"), MODELS_WITH_SKIPS)
+def test_every_model_trains_is_saved_and_goes_on(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    conv: str,
+    residual: bool,
+) -> None:
+    graph = make_graph(60, sparse=True)
+    options = FAST | run_options(conv, residual) | {"model": conv, "kernels": "torch"}
+    result = sg.run(graph, **options, out=str(tmp_path / "whole"))
+    back = sg.load_model(tmp_path / "whole" / "model.safetensors")
+    assert result.model is not None
+    assert back.shape == result.model.shape
+    assert torch.equal(back.logits(graph), result.model.logits(graph))
+    run_until(monkeypatch, graph, 3, tmp_path / "cut", **options)
+    sg.resume(tmp_path / "cut", graph=graph)
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("conv", MODELS)
+def test_every_model_learns_a_planted_graph(make_graph: MakeGraph, conv: str) -> None:
+    """Better than the largest class alone, with the defaults of `run`."""
+    graph = largest_component(make_graph(150, features=12))
+    options = run_options(conv, False) | {"clients": 3, "partition": "random", "rounds": 30}
+    result = sg.run(graph, model=conv, hidden=16, **options, kernels="torch")
+    assert result.test.server is not None
+    assert result.test.server.accuracy is not None
+    largest = float(graph.y.bincount().max()) / len(graph.y)
+    assert result.test.server.accuracy > largest + 0.2
+
+
+def test_models_saved_before_there_were_options_still_load(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    graph, path = make_graph(), tmp_path / "model.safetensors"
+    model = go(graph, rounds=1).model
+    assert model is not None
+    shape = dataclasses.asdict(model.shape)
+    for name in ("residual", "heads", "hops", "teleport"):
+        del shape[name]
+    about = {"shape": shape, "class_names": [], "normalize": "none"}
+    safetensors.torch.save_file(model.weights, path, {"silograph model 1": json.dumps(about)})
+    assert sg.load_model(path).shape == model.shape
+    assert Model("gcn", 7, 8, 3, 2, 0.5, "multiclass") == model.shape
+
+
+def test_a_model_is_the_same_in_blocks_of_any_size(make_graph: MakeGraph) -> None:
+    graph = make_graph(60, sparse=True)
+    one, many = (of(go(graph, model="gat", heads=2, block_size=size)) for size in (1, 4))
+    for name, w in one.items():
+        torch.testing.assert_close(many[name], w, rtol=0, atol=1e-10)

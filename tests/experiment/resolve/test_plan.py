@@ -1,0 +1,242 @@
+"""Laws of the plan: which kernels, how many clients at once, which neighbors; and what is refused.
+
+H = 6 hidden, K = 3 classes, F = 12 features throughout.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from runs import MakeGraph, go
+from silograph.core.config import RunConfig, make_config
+from silograph.core.errors import ConfigError
+from silograph.experiment.resolve.plan import (
+    COPIES,
+    choose_block_size,
+    choose_kernels,
+    client_bytes,
+    plan,
+)
+from silograph.experiment.run.run import run
+from silograph.experiment.run.setup import parse_fanout
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.block.halo import Route
+from silograph.nn.backends import Kernels
+from silograph.nn.correction import Correction, Proximal
+from silograph.nn.fit import Schedule, Training
+from silograph.nn.model import Model
+from silograph.nn.optim import SGD, Adam, Optimizer
+
+pytest.importorskip("numba")
+
+CutBlock = Callable[..., tuple[ClientBlock, Route]]
+CPU = torch.device("cpu")
+MODEL = Model("gcn", 12, 6, 3, 2, 0.5, "multiclass")
+PULL = (Proximal(0.1),)
+TIERS = pytest.mark.parametrize("kernels", ["compiled", "torch"])
+
+
+class Plain:
+    """An optimizer that the kernels do not know."""
+
+
+@pytest.fixture
+def no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if numba were not installed."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "numba" else real(name, *a)
+    )
+
+
+def training(
+    model: Model = MODEL,
+    optimizer: Optimizer = Adam(0.1),  # noqa: B008 (frozen)
+    corrections: tuple[Correction, ...] = (),
+) -> Training:
+    return Training(model, optimizer, Schedule(1), corrections)
+
+
+def config(**changes: Any) -> RunConfig:
+    return make_config(changes)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(0.1), SGD(0.1, 0.1, 0.9)])
+@pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])
+def test_kernels_are_compiled_where_they_can_be(conv: str, optimizer: Optimizer) -> None:
+    given = training(replace(MODEL, conv=conv), optimizer, PULL)
+    for asked, expected in {"auto": "compiled", "compiled": "compiled", "torch": "torch"}.items():
+        assert choose_kernels(config(kernels=asked), given, CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("conv", "optimizer", "device", "reason"),
+    [
+        ("gat", Adam(0.1), "cpu", "model gat is not compiled"),
+        ("gcn", Plain(), "cpu", "optimizer Plain is not compiled"),
+        ("gcn", Adam(0.1), "cuda", "device cuda is not a CPU"),
+    ],
+)
+def test_what_is_not_compiled_is_left_to_torch_unless_asked_for(
+    conv: str, optimizer: Any, device: str, reason: str
+) -> None:
+    given = training(replace(MODEL, conv=conv), optimizer), torch.device(device)
+    for asked in ("auto", "torch"):
+        assert choose_kernels(config(kernels=asked), *given) == "torch"
+    message = f"^expected a run for compiled kernels, got: {reason}; use kernels=torch$"
+    with pytest.raises(ConfigError, match=message):
+        choose_kernels(config(kernels="compiled"), *given)
+
+
+@pytest.mark.usefixtures("no_numba")
+def test_without_numba_runs_are_left_to_torch(make_graph: MakeGraph) -> None:
+    result = go(make_graph(), rounds=1)
+    assert result.config.kernels == "torch"
+    message = (
+        r"^expected a run for compiled kernels, got: numba is not installed \(extra `fast`\); "
+        "use kernels=torch$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        go(make_graph(), rounds=1, kernels="compiled")
+
+
+@TIERS
+def test_the_plan_is_written_into_the_config(make_graph: MakeGraph, kernels: str) -> None:
+    graph = make_graph()
+    asked = "auto" if kernels == "compiled" else "torch"
+    result = go(graph, rounds=1, kernels=asked)
+    assert (result.config.kernels, result.config.block_size) == (kernels, 4)
+    assert go(graph, rounds=1, kernels=asked, block_size=3).config.block_size == 3
+    # A run of that config makes the same choice.
+    assert run(graph, config=result.config).config == result.config
+
+
+@TIERS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_bytes_of_a_client_are_the_closed_form(
+    make_graph: MakeGraph,
+    cut_block: CutBlock,
+    sparse: bool,
+    dtype: torch.dtype,
+    kernels: Kernels,
+) -> None:
+    """F H + H + H K + K weights; compact, the F rows are those a client uses, on the mean.
+
+    GraphSAGE has every matrix twice.
+    """
+    block, _ = cut_block(make_graph(60, features=12, sparse=sparse), 4, dtype=dtype)
+    item = 4 if dtype is torch.float32 else 8
+    used = len(block.x.used.feature) if isinstance(block.x, SparseRows) else 4 * 12
+    for conv, copies in (("gcn", 1), ("mlp", 1), ("sage", 2)):
+        model, rest = replace(MODEL, conv=conv), 6 + copies * 6 * 3 + 3
+        whole = copies * 12 * 6 + rest
+        compact = copies * (used * 6 // 4) + rest
+        for corrections in ((), PULL):  # torch holds every client's start as well
+            held = (COPIES[kernels] + len(corrections) * (kernels == "torch")) * item
+            given = training(model, corrections=corrections)
+            assert client_bytes(given, block, kernels, item, compact=False) == whole * held
+            assert client_bytes(given, block, kernels, item, compact=True) == compact * held
+
+
+@TIERS
+@pytest.mark.parametrize("keep", [True, False])
+def test_blocks_fill_their_memory(
+    make_graph: MakeGraph,
+    cut_block: CutBlock,
+    monkeypatch: pytest.MonkeyPatch,
+    keep: bool,
+    kernels: Kernels,
+) -> None:
+    block, _ = cut_block(make_graph(60, features=12, sparse=True), 10)
+    one = client_bytes(training(), block, kernels, 8, compact=not keep)
+    for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
+        monkeypatch.setattr("silograph.experiment.resolve.plan.BLOCK_BYTES", room)
+        size = choose_block_size(training(), block, kernels, keep=keep)
+        assert size <= most
+        assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
+        given = config(kernels=kernels, keep_optimizer=keep)
+        planned = plan(given, training(), block, CPU)
+        assert planned == replace(given, kernels=kernels, block_size=size)
+        asked = replace(given, block_size=7)
+        assert plan(asked, training(), block, CPU).block_size == 7
+
+
+QUIET = """
+import sys
+import numpy as np
+import silograph as sg
+rng = np.random.default_rng(0)
+x, edges = rng.random((30, 5), np.float32), rng.integers(0, 30, (2, 60))
+graph = sg.from_arrays(edge_index=edges, x=x, y=np.arange(30) % 3)
+for kernels in ("torch", "compiled"):
+    sg.run(graph, clients=2, partition="random", rounds=1, hidden=4, kernels=kernels)
+    print(kernels, "numba" in sys.modules)
+"""
+
+
+def test_torch_runs_do_not_import_numba() -> None:
+    done = subprocess.run([sys.executable, "-c", QUIET], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["torch", "False", "compiled", "True"]
+
+
+# --- mini-batches ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fanout", "layers", "expected"),
+    [
+        (None, 2, None),
+        ("10,5", 2, (10, 5)),
+        ("7", 3, (7, 7, 7)),
+        ("0", 2, (0, 0)),
+        (" 3 , 0 ", 2, (3, 0)),
+        ("4", 1, (4,)),
+    ],
+)
+def test_fanout_is_one_number_for_each_hop(
+    fanout: str | None, layers: int, expected: tuple[int, ...] | None
+) -> None:
+    assert parse_fanout(config(fanout=fanout, layers=layers)) == expected
+
+
+@pytest.mark.parametrize("fanout", ["10,x", "", "10,", ",", "-1", "1.5", "10;5", "²"])
+def test_a_fanout_that_is_no_list_of_numbers_is_refused(fanout: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_fanout(config(fanout=fanout))
+    assert str(caught.value) == f"expected a fanout of numbers like 10,5, got {fanout!r}"
+
+
+@pytest.mark.parametrize("fanout", ["1,2,3", "1,2"])
+def test_a_fanout_of_another_depth_is_refused(fanout: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_fanout(config(fanout=fanout, layers=4))
+    assert str(caught.value) == (
+        f"expected a fanout of one number or 4 (one for each layer), got {fanout!r}"
+    )
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_has_a_node(size: int) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^batch_size: input should be greater than or equal to 1, got"
+    ):
+        config(batch_size=size)
+
+
+@TIERS
+@pytest.mark.parametrize("options", [{"batch_size": 2**62}, {"fanout": str(2**40)}], ids=str)
+def test_sizes_beyond_every_client_are_all_of_it(
+    make_graph: MakeGraph, kernels: str, options: dict[str, Any]
+) -> None:
+    graph = make_graph()
+    ours, theirs = (go(graph, rounds=1, kernels=kernels, **o) for o in (options, {}))
+    for name, w in theirs.model.weights.items() if theirs.model else ():
+        assert ours.model is not None
+        torch.testing.assert_close(ours.model.weights[name], w, rtol=0, atol=1e-10)

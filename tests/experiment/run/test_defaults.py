@@ -1,0 +1,192 @@
+"""Defaults: what a run does that is told nothing, and how the config of its result says so.
+
+Optimizer and learning rate belong to the method; the others are fields with one value.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import silograph as sg
+from commands import Capture, printed
+from runs import MakeGraph, outcome, rows_of, same_bits, weights_of
+from silograph.aggregation.server_step import ServerAdam, ServerMomentum, replace
+from silograph.core.config import RunConfig, read_toml
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.setup import Setup
+from silograph.graph.graph import Graph
+from silograph.methods import METHODS
+from silograph.methods.base import NoOptions
+from silograph.methods.fedavg import FedOptOptions, server_step
+from silograph.nn.optim import SGD, Adam, Optimizer
+
+SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
+# Method: the clients' optimizer, its rate, and whether it outlives the round. The list is fixed.
+WRITTEN_OUT: dict[str, tuple[str, float, bool]] = {
+    "fedopt": ("sgd", 0.1, False),
+    "fedavg": ("adam", 0.01, False),
+    "fedprox": ("adam", 0.01, False),
+    "scaffold": ("sgd", 0.1, False),
+    "llcg": ("adam", 0.01, False),
+    "label_guided": ("adam", 0.01, True),
+    "bns": ("adam", 0.01, True),
+    "cagnet": ("adam", 0.01, True),
+    "local": ("adam", 0.01, True),
+    "centralized": ("adam", 0.01, True),
+    "graphsaint": ("adam", 0.01, True),
+}
+OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.1, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
+TAU = 1e-5
+NAMES = ("optimizer", "lr", "keep_optimizer")
+
+
+def small(graph: Graph, **options: Any) -> Result:
+    return sg.run(graph, **SMALL | options)
+
+
+def training(config: RunConfig) -> tuple[Any, ...]:
+    """What of a config was written out for its method."""
+    return tuple(getattr(config, name) for name in NAMES)
+
+
+def assert_same(a: Result, b: Result) -> None:
+    assert same_bits(weights_of(a), weights_of(b))
+    assert rows_of(a) == rows_of(b)
+    assert outcome(a) == outcome(b)
+    assert a.config == b.config
+
+
+# --- from Python ----------------------------------------------------------------------------------
+
+
+def test_every_method_has_its_defaults() -> None:
+    assert set(WRITTEN_OUT) == set(METHODS)
+    assert (RunConfig().method, training(RunConfig())) == ("fedopt", (None, None, None))
+
+
+def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: list[Setup]) -> None:
+    result = small(make_graph())
+    config = result.config
+    assert (config.method, config.options, config.local_epochs) == ("fedopt", {}, 1)
+    assert training(config) == WRITTEN_OUT["fedopt"]
+    assert setups[0].method is METHODS["fedopt"]
+    assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
+    options = setups[0].method_config.options
+    assert options == FedOptOptions("adam", None, 0.9, 0.9, 0.99, TAU)
+    assert_same(result, small(make_graph(), method="fedopt"))
+
+
+def test_the_step_of_the_server() -> None:
+    assert server_step(FedOptOptions()) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=TAU)
+    momentum = FedOptOptions(server_optimizer="momentum")
+    assert server_step(momentum) == ServerMomentum(lr=1.0, momentum=0.9)
+    assert server_step(NoOptions()) is replace
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_trains_with_is_written_out(
+    make_graph: MakeGraph, setups: list[Setup], method: str
+) -> None:
+    result = small(make_graph(), method=method)
+    assert training(result.config) == WRITTEN_OUT[method]
+    optimizer, lr, keep = WRITTEN_OUT[method]
+    assert setups[0].method_config.optimizer == OPTIMIZERS[optimizer]
+    assert setups[0].method_config.keep_optimizer == keep
+    given = {"optimizer": optimizer, "lr": lr, "keep_optimizer": keep}
+    assert_same(result, small(make_graph(), method=method, **given))
+    # A config that was written out makes the same run.
+    assert_same(result, sg.run(make_graph(), config=result.config))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", [name for name, m in METHODS.items() if not m.plain_sgd])
+def test_the_learning_rate_follows_the_optimizer(
+    make_graph: MakeGraph, setups: list[Setup], method: str, optimizer: str
+) -> None:
+    config = small(make_graph(), method=method, optimizer=optimizer).config
+    rate = {"sgd": 0.1, "adam": 0.01}[optimizer]
+    assert training(config) == (optimizer, rate, WRITTEN_OUT[method][2])
+    assert setups[0].method_config.optimizer == OPTIMIZERS[optimizer]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_learning_rate_does_not_change_the_optimizer(make_graph: MakeGraph, method: str) -> None:
+    config = small(make_graph(), method=method, lr=0.125).config
+    optimizer, _, keep = WRITTEN_OUT[method]
+    assert training(config) == (optimizer, 0.125, keep)
+
+
+def test_momentum_goes_with_the_default(make_graph: MakeGraph, setups: list[Setup]) -> None:
+    small(make_graph(), momentum=0.5, lr=0.125)
+    assert setups[0].method_config.optimizer == SGD(0.125, 5e-4, 0.5)
+
+
+def test_fedavg_is_fedopt_that_replaces(make_graph: MakeGraph) -> None:
+    """The methods differ in defaults and in the server's step alone."""
+    plain = {"server_optimizer": "momentum", "server_momentum": 0.0}
+    naive = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": False}
+    fedavg = small(make_graph(), method="fedavg", dtype="float64")
+    fedopt = small(make_graph(), options=plain, dtype="float64", **naive)
+    ours, theirs = weights_of(fedopt), weights_of(fedavg)
+    assert ours is not None
+    assert theirs is not None
+    assert fedopt.best_round == fedavg.best_round
+    for name, w in theirs.items():
+        assert (ours[name] - w).abs().max() < 1e-12
+
+
+# --- on the command line --------------------------------------------------------------------------
+
+COMMAND = ["run", "g.npz", "--clients", "4", "--partition", "random", "--rounds", "3", "--json"]
+
+
+def resolved(folder: str) -> dict[str, str]:
+    """The config of a run folder with every default written out."""
+    same = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))["same"]
+    return {k.removeprefix("config "): v for k, v in same.items() if k.startswith("config ")}
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("flags", [[], ["--method", "fedopt"], ["--method", "fedavg"]])
+def test_what_a_folder_says_of_a_run_without_further_flags(
+    capsys: Capture, flags: list[str]
+) -> None:
+    method = flags[-1] if flags else "fedopt"
+    values = json.loads(printed(capsys, *COMMAND, *flags, "--out", "x"))
+    assert values["method"] == method
+    given = read_toml("x/config.toml")
+    assert given["method"] == method
+    assert not given.keys() & set(NAMES)  # not given, so that another method has its own
+    optimizer, lr, keep = WRITTEN_OUT[method]
+    config = resolved("x")
+    assert config["method"] == repr(method)
+    assert config["options"] == "{}"
+    assert [config[name] for name in NAMES] == [repr(optimizer), repr(lr), repr(keep)]
+    others = ("momentum", "weight_decay", "local_epochs", "participation")
+    assert [config[name] for name in others] == ["0.0", "0.0005", "1", "1.0"]
+
+
+@pytest.mark.usefixtures("work")
+def test_fedavg_is_the_naive_setting(capsys: Capture) -> None:
+    """`--method fedavg` alone is what most papers run: local Adam of rate .01, built anew."""
+    short = json.loads(printed(capsys, *COMMAND, "--method", "fedavg", "--out", "short"))
+    naive = ["--optimizer", "adam", "--lr", "0.01", "--no-keep-optimizer", "--local-epochs", "1"]
+    long = json.loads(printed(capsys, *COMMAND, "--method", "fedavg", *naive, "--out", "long"))
+    assert {k: short[k] for k in ("test", "best_round", "bytes", "flops")} == {
+        k: long[k] for k in ("test", "best_round", "bytes", "flops")
+    }
+    same = [json.loads(Path(out, "run.json").read_text())["same"] for out in ("short", "long")]
+    assert same[0] == same[1]
+    models = [Path(out, "model.safetensors").read_bytes() for out in ("short", "long")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.usefixtures("work")
+def test_another_method_over_a_run_file_has_its_own_defaults(capsys: Capture) -> None:
+    printed(capsys, *COMMAND, "--out", "first")
+    again = ["run", "--config", "first/config.toml", "--json"]
+    printed(capsys, *again, "--method", "fedavg", "--out", "second")
+    config = resolved("second")
+    assert [config[name] for name in NAMES] == ["'adam'", "0.01", "False"]

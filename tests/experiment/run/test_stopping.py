@@ -1,0 +1,119 @@
+"""Early stops and budgets: when, and what the result says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import silograph as sg
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.experiment.run.stopping import parse_target, reason_to_stop
+from silograph.graph.graph import Graph
+from silograph.task.scores import Scores
+
+OPTIONS: dict[str, Any] = {
+    "method": "fedavg",
+    "clients": 3,
+    "partition": "random",
+    "rounds": 30,
+    "hidden": 8,
+}
+SCORES = Scores(0.8, 0.7, 0.6, 0.8, None, 1.0)
+
+
+def reason(config: RunConfig, **changes: Any) -> str | None:
+    values: dict[str, Any] = {
+        "t": 10,
+        "best_round": 7,
+        "validation": SCORES,
+        "total_bytes": 1000,
+        "seconds": 5.0,
+    }
+    return reason_to_stop(config, **values | changes)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, None),
+        ({"patience": 4}, None),
+        ({"patience": 3}, "patience: no better validation for 3 rounds, best 7"),
+        ({"target": "accuracy=0.8"}, "target reached: validation accuracy 0.8000 >= 0.8"),
+        ({"target": "accuracy=0.81"}, None),
+        ({"target": "f1_macro=0.5"}, "target reached: validation f1_macro 0.6000 >= 0.5"),
+        ({"max_bytes": 1001}, None),
+        ({"max_bytes": 1000}, "max_bytes: 1000 bytes exchanged, limit 1000"),
+        ({"max_seconds": 5.5}, None),
+        ({"max_seconds": 4.5}, "max_seconds: 5.0 seconds of training, limit 4.5"),
+    ],
+)
+def test_each_limit(limits: dict[str, Any], expected: str | None) -> None:
+    assert reason(RunConfig(**limits)) == expected
+
+
+def test_a_round_that_was_not_judged_reaches_no_target() -> None:
+    assert reason(RunConfig(target="accuracy=0.1"), validation=None) is None
+
+
+@pytest.mark.parametrize("text", ["accuracy", "accuracy=", "accuracy=high", "accuracy=80", "=0.5"])
+def test_wrong_targets(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"METRIC=VALUE with a value in 0..1, got|unknown metric"):
+        parse_target(text)
+
+
+def test_unknown_metric_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown metric of the target 'acuracy': did you mean"):
+        parse_target("acuracy=0.5")
+
+
+def test_a_wrong_target_stops_the_run_before_it_starts(make_graph: Callable[..., Graph]) -> None:
+    with pytest.raises(ConfigError, match="expected a target METRIC=VALUE"):
+        sg.run(make_graph(), **OPTIONS, target="accuracy:0.5")
+
+
+def test_patience_ends_a_run(make_graph: Callable[..., Graph]) -> None:
+    result = sg.run(make_graph(), **OPTIONS | {"rounds": 200}, patience=3)
+    assert result.rounds[-1]["round"] == result.best_round + 3
+    assert result.stopped.startswith("patience: no better validation for 3 rounds")
+
+
+def test_a_round_that_was_not_judged_does_not_end_patience() -> None:
+    assert reason(RunConfig(patience=3), validation=None) is None
+    assert reason(RunConfig(patience=3, max_bytes=1), validation=None) is not None
+
+
+def test_patience_counts_in_judged_rounds_only(make_graph: Callable[..., Graph]) -> None:
+    """Fewer rounds of patience than between evaluations: the second one must be waited for."""
+    result = sg.run(make_graph(), **OPTIONS | {"rounds": 200}, eval_every=5, patience=3)
+    judged = [row["round"] for row in result.rounds]
+    assert judged == list(range(5, 5 * len(judged) + 1, 5))
+    assert len(judged) >= 2
+    assert judged[-1] == result.best_round + 5
+    assert result.stopped == f"patience: no better validation for 5 rounds, best {judged[-2]}"
+
+
+def test_a_byte_budget_ends_a_run(make_graph: Callable[..., Graph]) -> None:
+    graph = make_graph()
+    free = sg.run(graph, **OPTIONS)
+    limit = int(free.rounds[4]["bytes"] or 0) - 1  # one byte short of what five rounds take
+    result = sg.run(graph, **OPTIONS, max_bytes=limit)
+    assert len(result.rounds) == 5
+    assert result.stopped.startswith("max_bytes")
+    assert free.stopped == "all 30 rounds"
+
+
+def test_a_limit_between_evaluations_judges_the_last_round(
+    make_graph: Callable[..., Graph],
+) -> None:
+    result = sg.run(make_graph(), **OPTIONS, eval_every=10, max_bytes=1)
+    assert [row["round"] for row in result.rounds] == [1]
+    assert result.best_round == 1
+
+
+def test_target_ends_a_run(make_graph: Callable[..., Graph]) -> None:
+    result = sg.run(make_graph(), **OPTIONS | {"rounds": 200}, target="accuracy=0.5")
+    accuracies = [row["val_server_accuracy"] for row in result.rounds]
+    assert accuracies[-1] is not None
+    assert accuracies[-1] >= 0.5
+    assert all(a is not None and a < 0.5 for a in accuracies[:-1])

@@ -1,0 +1,198 @@
+"""Laws of a split: ratios hold within every client, and numbering does not matter."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.key import Key
+from silograph.graph.csr import CSR
+from silograph.graph.graph import MISSING, Graph, Split, subgraph
+from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.split import (
+    choose_split,
+    full_split,
+    make_split,
+    parse_ratios,
+    public_split,
+)
+
+RATIOS = (0.2, 0.4, 0.4)
+
+
+def sample(nodes: int, seed: int = 0) -> Graph:
+    """Return a graph without edges; about one node in five is unlabelled."""
+    rng = np.random.default_rng(seed)
+    y = torch.from_numpy(rng.integers(0, 3, nodes))
+    y[torch.from_numpy(rng.random(nodes) < 0.2)] = MISSING
+    none = torch.zeros(0, dtype=torch.int64)
+    return Graph(
+        adj=CSR.from_pairs(none, none, (nodes, nodes)),
+        x=torch.zeros(nodes, 1),
+        y=y,
+        num_classes=3,
+        node_id=rng.permutation(10 * nodes)[:nodes],
+    )
+
+
+def cut(graph: Graph, clients: int) -> Partition:
+    return make_partition(graph, "random", clients=clients, key=Key.of(0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.integers(30, 120),
+    clients=st.integers(1, 6),
+    parts=st.tuples(st.integers(3, 10), st.integers(0, 10), st.integers(0, 10)),
+    rest=st.sampled_from([0, 5]),
+)
+def test_ratios_hold_for_every_client(
+    nodes: int, clients: int, parts: tuple[int, int, int], rest: int
+) -> None:
+    total = sum(parts) + rest
+    train, val, test = (part / total for part in parts)
+    graph = sample(nodes, seed=nodes)
+    partition = cut(graph, clients)
+    split = make_split(graph, partition, ratios=(train, val, test), key=Key.of(1))
+    roles = torch.stack([split.train, split.val, split.test]).long()
+    assert roles.sum(dim=0).max() <= 1
+    assert not roles[:, ~graph.labelled].any()
+    for client in range(clients):
+        mine = partition.owner == client
+        size = int((mine & graph.labelled).sum())
+        counts = roles[:, mine].sum(dim=1).tolist()
+        # Each end point is rounded once: at most 1/2 off; a difference of two, at most 1.
+        for end, share in enumerate(np.cumsum([train, val, test]), start=1):
+            assert sum(counts[:end]) == pytest.approx(share * size, abs=0.5 + 1e-6)
+        if rest == 0:
+            assert sum(counts) == size
+
+
+def test_a_split_by_hand() -> None:
+    # 5 labelled nodes at .2 / .4 / .4: ends at 1, 3, 5; 2 nodes: round(.4) = 0, round(1.2) = 1.
+    graph = replace(sample(8), y=torch.tensor([0, 1, 2, 0, 1, MISSING, 0, 1]))
+    partition = Partition(("a", "b"), (torch.arange(6), torch.tensor([6, 7])), 8, "hand")
+    split = make_split(graph, partition, ratios=RATIOS, key=Key.of(0))
+    counts = [
+        [int(mask[part].sum()) for mask in (split.train, split.val, split.test)]
+        for part in partition.nodes
+    ]
+    assert counts == [[1, 2, 2], [0, 1, 1]]
+
+
+def test_a_split_is_a_function_of_the_key() -> None:
+    graph = sample(100)
+    first, again, other = (
+        make_split(graph, cut(graph, 4), ratios=RATIOS, key=Key.of(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first.train, again.train)
+    assert torch.equal(first.test, again.test)
+    assert not torch.equal(first.train, other.train)
+
+
+def test_renumbering_the_nodes_does_not_change_their_roles() -> None:
+    graph = sample(100)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    shuffled = subgraph(graph, order)
+    before, after = (
+        make_split(g, cut(g, 5), ratios=RATIOS, key=Key.of(3)) for g in (graph, shuffled)
+    )
+    assert torch.equal(before.train[order], after.train)
+    assert torch.equal(before.val[order], after.val)
+    assert torch.equal(before.test[order], after.test)
+
+
+def test_overlapping_clients_share_one_role_and_unheld_nodes_have_none() -> None:
+    graph = replace(sample(7), y=torch.zeros(7, dtype=torch.int64))
+    held = (torch.tensor([0, 1, 2, 3]), torch.tensor([2, 3, 4, 5]))
+    partition = Partition(("a", "b"), held, 7, "hand")
+    split = make_split(graph, partition, ratios=(0.5, 0.25, 0.25), key=Key.of(0))
+    # Client a answers for 0 to 3, b for 4 and 5; nobody holds 6.
+    assert [int(split.train[:4].sum()), int(split.train[4:6].sum())] == [2, 1]
+    assert not (split.train | split.val | split.test)[6]
+
+
+def test_multilabel_nodes_with_one_known_bit_take_part() -> None:
+    y = torch.tensor([[1, MISSING], [MISSING, MISSING], [0, 0]])
+    graph = replace(sample(3), y=y, num_classes=2)
+    split = make_split(graph, cut(graph, 1), ratios=(1.0, 0.0, 0.0), key=Key.of(0))
+    assert split.train.tolist() == [True, False, True]
+
+
+def test_public_split_leaves_out_unlabelled_nodes() -> None:
+    graph = sample(50)
+    every = torch.ones(50, dtype=torch.bool)
+    none = ~every
+    given_split = replace(graph, split=Split(every, none, every))
+    split = public_split(given_split)
+    assert torch.equal(split.train, graph.labelled)
+    assert torch.equal(split.test, graph.labelled)
+    assert not split.val.any()
+    chosen = choose_split(given_split, cut(graph, 2), "public", Key.of(0))
+    assert torch.equal(chosen.train, split.train)
+
+
+def test_choose_split_reads_ratios() -> None:
+    graph = sample(60)
+    partition = cut(graph, 3)
+    chosen = choose_split(graph, partition, "0.2/0.4/0.4", Key.of(9))
+    made = make_split(graph, partition, ratios=RATIOS, key=Key.of(9))
+    assert torch.equal(chosen.train, made.train)
+    assert torch.equal(chosen.val, made.val)
+    assert parse_ratios(" .7 / .2 / .1 ") == (0.7, 0.2, 0.1)
+    make_split(graph, partition, ratios=(0.7, 0.2, 0.1), key=Key.of(0))  # sums to 1 - 1e-16
+
+
+@pytest.mark.parametrize(
+    "how", ["publik", "", "0.2/0.8", "0.2/0.4/0.2/0.2", "a/b/c", "0.2,0.4,0.4"]
+)
+def test_malformed_ratios_are_refused(how: str) -> None:
+    graph = sample(10)
+    with pytest.raises(ConfigError, match="expected a split of 'public', 'full' or train/val"):
+        choose_split(graph, cut(graph, 1), how, Key.of(0))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("0/0.5/0.5", "expected a training ratio above 0 and none below, got 0/0.5/0.5"),
+        ("0.5/-0.1/0.5", "got 0.5/-0.1/0.5"),
+        ("nan/0.5/0.5", "got nan/0.5/0.5"),
+        ("0.5/0.5/nan", "got 0.5/0.5/nan"),
+        ("inf/0/0", "sum to at most 1, got inf/0/0"),
+        ("0.5/0.5/0.1", r"sum to at most 1, got 0.5/0.5/0.1 = 1.1"),
+    ],
+)
+def test_ratios_out_of_range_are_refused(how: str, message: str) -> None:
+    graph = sample(10)
+    with pytest.raises(ConfigError, match=message):
+        choose_split(graph, cut(graph, 1), how, Key.of(0))
+
+
+def test_a_split_that_trains_nobody_is_refused() -> None:
+    graph = replace(sample(10), y=torch.zeros(10, dtype=torch.int64))
+    with pytest.raises(DataError, match="got 0 of 10 labelled ones over 10 clients: use fewer"):
+        make_split(graph, cut(graph, 10), ratios=RATIOS, key=Key.of(0))
+
+
+def test_the_full_split_trains_on_all_that_is_not_judged() -> None:
+    graph = sample(30)
+    val, test = torch.arange(30) < 8, (torch.arange(30) >= 8) & (torch.arange(30) < 15)
+    few = Split(torch.arange(30) == 29, val, test)
+    split = full_split(replace(graph, split=few))
+    assert torch.equal(split.val, val & graph.labelled)
+    assert torch.equal(split.test, test & graph.labelled)
+    assert torch.equal(split.train, graph.labelled & ~val & ~test)
+    chosen = choose_split(replace(graph, split=few), cut(graph, 2), "full", Key.of(0))
+    assert torch.equal(chosen.train, split.train)
+    with pytest.raises(DataError, match="expected a graph with a public split, got 'graph'"):
+        full_split(sample(5))
+
+
+def test_a_missing_public_split_is_refused() -> None:
+    with pytest.raises(DataError, match="expected a graph with a public split, got 'graph'"):
+        public_split(sample(5))

@@ -1,0 +1,192 @@
+"""Laws of CSV tables: they are the graph of their columns, and an error names line and column."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from silograph.core.errors import DataError
+from silograph.graph.graph import Graph
+from silograph.graph.read.arrays import from_arrays
+from silograph.graph.read.csv import from_csv
+
+NODES = "id,label,a,b\n10,0,1,2\n20,1,0.5,0\n30,,3,-1e-3\n"
+EDGES = "source,target\n10,20\n20,30\n"
+
+
+def read(tmp_path: Path, nodes: str = NODES, edges: str = EDGES, **options: object) -> Graph:
+    (tmp_path / "nodes.csv").write_text(nodes, encoding="utf-8")
+    (tmp_path / "edges.csv").write_text(edges, encoding="utf-8")
+    files = {"nodes": tmp_path / "nodes.csv", "edges": str(tmp_path / "edges.csv")}
+    return from_csv(**files, **options)  # type: ignore[arg-type]
+
+
+def contents(graph: Graph) -> tuple[object, ...]:
+    split = graph.split
+    return (
+        graph.edge_index.tolist(),
+        graph.x.tolist() if not hasattr(graph.x, "indptr") else None,
+        graph.y.tolist(),
+        graph.num_classes,
+        graph.node_id.tolist(),
+        graph.silo_names,
+        None if graph.silo is None else graph.silo.tolist(),
+        None if split is None else [p.tolist() for p in (split.train, split.val, split.test)],
+        graph.class_names,
+        graph.name,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("words", [False, True])
+def test_written_tables_are_the_graph_of_the_arrays(tmp_path: Path, seed: int, words: bool) -> None:
+    rng = np.random.default_rng(seed)
+    n = 15
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    y = rng.integers(-1, 3, n)
+    y[:3] = range(3)
+    part = rng.integers(0, 4, n)
+    home = rng.choice(["north", "south, by the sea"], n)
+    edges = rng.integers(0, n, (2, 30))
+    keys = [f"é{i}" if words else str(i * 7) for i in rng.permutation(n)]
+    labels = [("p", "q", "r", "")[c] if words else ("0", "1", "2", "")[c] for c in y]
+    with (tmp_path / "n.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        rows = csv.writer(file)
+        rows.writerow(["f0", "silo", "id", "split", "f1", "label", "f2"])
+        for i in range(n):
+            word = ("train", "val", "test", "")[part[i]]
+            rows.writerow([x[i, 0], home[i], keys[i], word, x[i, 1], labels[i], x[i, 2]])
+    with (tmp_path / "e.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("from", "to"), *((keys[a], keys[b]) for a, b in edges.T)])
+    graph = from_csv(nodes=tmp_path / "n.csv", edges=tmp_path / "e.csv", name="mine")
+    wanted = from_arrays(
+        edge_index=edges,
+        x=x,
+        y=labels if words else y,
+        node_id=keys if words else [int(key) for key in keys],
+        split=[part == which for which in range(3)],
+        silo=home,
+        name="mine",
+    )
+    assert contents(graph) == contents(wanted)
+
+
+def test_the_name_is_that_of_the_nodes_file(tmp_path: Path) -> None:
+    assert read(tmp_path).name == "nodes"
+    assert read(tmp_path, name="mine").name == "mine"
+
+
+def test_columns_may_have_other_names(tmp_path: Path) -> None:
+    nodes = "key,kind,a,home\nx,p,1,N\ny,q,2,S\n"
+    edges = "weight,to,from\n1,x,y\n"
+    graph = read(
+        tmp_path, nodes, edges, id="key", label="kind", silo="home", source="from", target="to"
+    )
+    assert graph.node_id.tolist() == ["x", "y"]
+    assert (graph.class_names, graph.silo_names) == (("p", "q"), ("N", "S"))
+    assert graph.edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("ids", [["007", "8"], ["1.0", "2"], ["9" * 30, "2"], ["+1", "2"]])
+def test_ids_that_an_integer_would_not_write_alike_stay_strings(
+    tmp_path: Path, ids: list[str]
+) -> None:
+    a, b = ids
+    graph = read(tmp_path, f"id,label,a\n{a},0,1\n{b},1,2\n", f"source,target\n{a},{b}\n")
+    assert graph.node_id.tolist() == ids
+
+
+def test_labels_may_be_whole_floats_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    graph = read(tmp_path, "id,label,a\n1,1.0,1\n2,nan,1\n3,0.0,1\n4,-1,1\n", "source,target\n")
+    assert graph.y.tolist() == [1, -1, 0, -1]
+    assert graph.num_edges == 0
+
+
+def test_several_label_columns_are_a_multilabel_task(tmp_path: Path) -> None:
+    nodes = "id,red,blue,a\n1,0,1,5\n2,,1,6\n3,,,7\n"
+    graph = read(tmp_path, nodes, "source,target\n1,2\n", label=["red", "blue"])
+    assert graph.y.tolist() == [[0, 1], [-1, 1], [-1, -1]]
+    assert (graph.task, graph.class_names) == ("multilabel", ("red", "blue"))
+    assert graph.num_features == 1
+    assert read(tmp_path, label=["label"]).y.tolist() == [0, 1, -1]
+
+
+def test_an_empty_split_column_is_no_split(tmp_path: Path) -> None:
+    nodes = "id,label,a,split\n10,0,1,\n20,1,2,\n30,1,2,\n"
+    assert read(tmp_path, nodes).split is None
+
+
+WRONG = [
+    ("id,label,a\n1,0,x\n", EDGES, r"nodes.csv, line 2, column 'a': expected a finite number, .*x"),
+    ("id,label,a\n1,0,1\n\n2,0,\n", EDGES, r"line 4, column 'a': expected a finite number, got ''"),
+    ("id,label,a\n1,0,nan\n", EDGES, r"line 2, column 'a': expected a finite number, got 'nan'"),
+    ("id,label,a\n1,0,1e300\n", EDGES, r"line 2, column 'a': expected a finite .* got '1e300'"),
+    ("id,label,a\n1,1.5,1\n", EDGES, r"line 2, column 'label': expected a class .* got '1.5'"),
+    ("id,label,a\n1,-2,1\n", EDGES, r"line 2, column 'label': expected a class number from 0"),
+    ("id,label,a\n1,0,1\n1,0,1\n", EDGES, r"line 3, column 'id': .* not yet on line 2, got '1'"),
+    ("id,label,a\n,0,1\n", EDGES, r"line 2, column 'id': expected a node id, got ''"),
+    ("id,label\n10,0\n20,0\n30,0\n", EDGES, r"line 1: expected at least one feature column"),
+    ("id,label,a\n", EDGES, r"nodes.csv: expected at least one node below the header, got none"),
+    ("", EDGES, r"nodes.csv: expected a header line, got an empty file"),
+    ("id,label,a,a\n", EDGES, r"line 1: expected distinct columns, got id, label, a, a"),
+    ("id,label,a\n1,0\n", EDGES, r"line 2: expected 3 cells, as in the header, got 2"),
+    ("key,label,a\n1,0,1\n", EDGES, r"line 1: expected a column 'id', got columns key, label, a"),
+    ("id,kind,a\n1,0,1\n", "a,b\n", r"line 1: expected a column 'label', got columns id, kind"),
+    ("id,label,a\n1,,1\n", "a,b\n", r"nodes.csv: expected at least one known label in y"),
+    ("id,label,a,silo\n1,0,1,\n", "a,b\n", r"line 2, column 'silo': expected a name, got ''"),
+    (
+        "id,label,a,split\n1,0,1,dev\n",
+        "a,b\n",
+        r"line 2, column 'split': expected train or val or test or nothing, got 'dev'",
+    ),
+    (NODES, "source,target\n10,20\n99,10\n", r"edges.csv, line 3, column 'source': .* got '99'"),
+    (NODES, "a,b\n10,99\n", r"edges.csv, line 2, column 'b': expected an id of nodes.csv, .*'99'"),
+    (NODES, "10,20\n20,30\n", r"line 1: expected a header, got an edge between nodes '10'"),
+    (NODES, "a,b,c\n10,20,30\n", r"edges.csv, line 1: expected a column 'source'"),
+    (NODES, 'source,target\n10,"20\n', r"edges.csv, line 2: expected comma separated text, got"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "edges", "match"), WRONG)
+def test_tables_that_cannot_be_used(tmp_path: Path, nodes: str, edges: str, match: str) -> None:
+    with pytest.raises(DataError, match=match) as caught:
+        read(tmp_path, nodes, edges)
+    assert "\n" not in str(caught.value)
+
+
+def test_label_bits_name_line_and_column(tmp_path: Path) -> None:
+    nodes = "id,red,blue,a\n1,0,1,5\n2,0,2,5\n"
+    with pytest.raises(DataError, match="line 3, column 'blue': expected 0, 1 or nothing, got '2'"):
+        read(tmp_path, nodes, "source,target\n", label=["red", "blue"])
+
+
+def test_files_that_are_absent_or_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.csv"
+    with pytest.raises(DataError, match=r"nodes\.csv: expected a CSV file, got No such file"):
+        from_csv(nodes=file, edges=file)
+    with pytest.raises(DataError, match=r"expected a CSV file, got Is a directory"):
+        from_csv(nodes=tmp_path, edges=file)
+    file.write_bytes(b"id,label,a\n1,0,1\n2,\xff,1\n")
+    with pytest.raises(
+        DataError, match=r"nodes\.csv, line 3: expected text in UTF-8, got byte 0xff"
+    ):
+        from_csv(nodes=file, edges=file)
+
+
+def test_damaged_tables_are_a_graph_or_an_error(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    errors = []
+    for trial in range(300):
+        texts = [bytearray(NODES.encode()), bytearray(EDGES.encode())]
+        text = texts[trial % 2]
+        for place in rng.integers(0, len(text), rng.integers(1, 4)):
+            text[place] = rng.choice(list(b'\x00",\n\r 0-9eEn\xc3\xa9'))
+        for name, raw in zip(("nodes.csv", "edges.csv"), texts, strict=True):
+            (tmp_path / name).write_bytes(raw)
+        try:
+            from_csv(nodes=tmp_path / "nodes.csv", edges=tmp_path / "edges.csv")
+        except DataError as error:
+            errors.append(str(error))
+    assert len(errors) > 100
+    assert not any("\n" in error for error in errors)

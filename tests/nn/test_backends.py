@@ -1,0 +1,361 @@
+"""One law for all tiers: compiled kernels do what torch does, up to rounding, work included."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.payload import Patched, Stacked
+from silograph.core.work import Meter, metered
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
+from silograph.graph.graph import Graph
+from silograph.nn.backends import COMPILED_MODELS, Kernels, fit, predict, why_not_compiled
+from silograph.nn.backends import rest as tier_rest
+from silograph.nn.conv import Params
+from silograph.nn.correction import Correction, Proximal
+from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
+from silograph.nn.model import MODELS, Model, init_weights
+from silograph.nn.optim import SGD, Adam, Optimizer
+
+pytest.importorskip("numba")
+
+MakeGraph = Callable[..., Graph]
+CutBlock = Callable[..., tuple[ClientBlock, Route]]
+TOLERANCE = 1e-10
+TIERS: tuple[Kernels, ...] = ("torch", "compiled")
+ADAM = Adam(lr=0.05, weight_decay=5e-4)
+MODEL = Model("gcn", 4, 4, 2, 2, 0.0, "multiclass")
+SCHEDULES = {
+    "full": Schedule(3),
+    "batches": Schedule(2, batch_size=3),
+    "drawn": Schedule(2, batch_size=4, fanout=(2, 1)),
+    "drawn, one batch": Schedule(2, fanout=(1, 2)),
+    "every neighbor of the first hop": Schedule(2, batch_size=4, fanout=(0, 2)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Model
+    block: ClientBlock
+    optimizer: Optimizer
+    schedule: Schedule
+    start: Params
+    memory: Params | None
+    corrections: tuple[Correction, ...] = ()
+
+    @property
+    def training(self) -> Training:
+        return Training(self.model, self.optimizer, self.schedule, self.corrections)
+
+    def run(self, kernels: Kernels) -> tuple[Fitted, Meter]:
+        with metered(self.block.num_clients) as meter:
+            fitted = fit(kernels, self.training, self.block, self.start, self.memory, Key.of(3))
+        return fitted, meter
+
+
+def whole(field: Stacked | Patched) -> torch.Tensor:
+    return field.stacked().t if isinstance(field, Patched) else field.t
+
+
+def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
+    options: dict[str, Any] = {
+        "conv": "gcn",
+        "layers": 2,
+        "dropout": 0.5,
+        "sparse": True,
+        "multilabel": False,
+        "optimizer": ADAM,
+        "schedule": Schedule(3),
+        "shared": True,
+        "keep": False,
+        "clients": 4,
+        "dtype": torch.float64,
+        "missing": 0.1,
+        "corrections": (),
+    } | changes
+    graph = make_graph(
+        60,
+        features=12,
+        sparse=options["sparse"],
+        multilabel=options["multilabel"],
+        missing=options["missing"],
+    )
+    block, _ = cut_block(graph, options["clients"], dtype=options["dtype"])
+    model = Model(
+        options["conv"], 12, 6, graph.num_classes, options["layers"], options["dropout"], graph.task
+    )
+    start = init_weights(model, Key.of(1), options["dtype"])
+    if not options["shared"]:
+        start = stacked_copies(start, block.num_clients)
+    memory = None
+    if options["keep"]:
+        stacked = start if not options["shared"] else stacked_copies(start, block.num_clients)
+        memory = options["optimizer"].init(stacked)
+    steps = options["optimizer"], options["schedule"]
+    return Case(model, block, *steps, start, memory, options["corrections"])
+
+
+def assert_equal(case: Case, tolerance: float = TOLERANCE) -> None:
+    (ours, our_work), (theirs, their_work) = case.run("compiled"), case.run("torch")
+    assert ours.weights.keys() == theirs.weights.keys()
+    for name, w in theirs.weights.items():
+        assert type(ours.weights[name]) is type(w)
+        torch.testing.assert_close(
+            whole(ours.weights[name]), whole(w), rtol=0, atol=tolerance, msg=name
+        )
+    assert list(ours.memory) == list(theirs.memory)
+    for name, m in theirs.memory.items():
+        torch.testing.assert_close(ours.memory[name], m, rtol=0, atol=tolerance, msg=name)
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=0, atol=tolerance)
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=tolerance)
+    assert torch.equal(ours.steps, theirs.steps)
+    assert torch.equal(our_work.flops, their_work.flops)
+    for kind in their_work.apart:
+        assert torch.equal(our_work.part(kind).flops, their_work.part(kind).flops)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
+def test_layers_and_schedules(
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, schedule: str
+) -> None:
+    changes = {"conv": conv, "sparse": sparse, "schedule": SCHEDULES[schedule]}
+    assert_equal(case_of(make_graph, cut_block, **changes))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
+def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: int) -> None:
+    for schedule in (Schedule(2), Schedule(2, batch_size=3, fanout=(2,) * layers)):
+        changes = {"conv": conv, "layers": layers, "schedule": schedule}
+        assert_equal(case_of(make_graph, cut_block, **changes))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "optimizer",
+    [ADAM, Adam(0.05), SGD(0.3), SGD(0.3, 1e-3), SGD(0.3, 1e-3, 0.9)],
+    ids=lambda o: f"{type(o).__name__}-{o.weight_decay}",
+)
+def test_optimizers_and_starts(
+    make_graph: MakeGraph, cut_block: CutBlock, optimizer: Optimizer, shared: bool, keep: bool
+) -> None:
+    for schedule in (Schedule(3), Schedule(2, batch_size=4)):
+        changes = {"optimizer": optimizer, "shared": shared, "keep": keep, "schedule": schedule}
+        case = case_of(make_graph, cut_block, **changes)
+        assert_equal(case)
+        if keep:  # and on from there
+            after, _ = case.run("torch")
+            weights = {name: whole(w) for name, w in after.weights.items()}
+            assert_equal(replace(case, start=weights, memory=after.memory))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
+def test_a_pull_to_the_start(
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, schedule: str
+) -> None:
+    pull = (Proximal(0.5),)
+    changes = {"conv": conv, "sparse": sparse, "schedule": SCHEDULES[schedule]}
+    case = case_of(make_graph, cut_block, corrections=pull, **changes)
+    assert_equal(case)
+    for optimizer, keep in itertools.product((SGD(0.3, 1e-3), SGD(0.3, 1e-3, 0.9)), (True, False)):
+        changes |= {"optimizer": optimizer, "keep": keep, "shared": not keep}
+        assert_equal(case_of(make_graph, cut_block, corrections=pull, **changes))
+    for kernels in TIERS:
+        free, held = (
+            whole(replace(case, corrections=c).run(kernels)[0].weights["0.weight"])
+            for c in ((), pull)
+        )
+        assert not torch.equal(free, held)
+
+
+def test_pulls_add_up(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    case = case_of(make_graph, cut_block, corrections=(Proximal(0.5),))
+    for kernels in TIERS:
+        one, _ = case.run(kernels)
+        two, _ = replace(case, corrections=(Proximal(0.2), Proximal(0.3))).run(kernels)
+        for name, w in one.weights.items():
+            torch.testing.assert_close(
+                whole(two.weights[name]), whole(w), rtol=0, atol=TOLERANCE, msg=name
+            )
+
+
+@pytest.mark.parametrize("schedule", [Schedule(3), Schedule(2, batch_size=5, fanout=(3, 2))])
+def test_labels_of_bits(make_graph: MakeGraph, cut_block: CutBlock, schedule: Schedule) -> None:
+    changes = {"multilabel": True, "schedule": schedule, "missing": 0.2}
+    assert_equal(case_of(make_graph, cut_block, **changes))
+
+
+def test_one_client_and_no_dropout(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    assert_equal(case_of(make_graph, cut_block, clients=1, dropout=0.0))
+
+
+def without_training_nodes(block: ClientBlock, client: int) -> ClientBlock:
+    train = block.split.train & (block.client != client)
+    return replace(block, split=replace(block.split, train=train))
+
+
+@pytest.mark.parametrize("schedule", [Schedule(2), Schedule(2, batch_size=2)])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_client_without_training_nodes_stays_as_it_is(
+    make_graph: MakeGraph, cut_block: CutBlock, keep: bool, schedule: Schedule
+) -> None:
+    case = case_of(make_graph, cut_block, keep=keep, schedule=schedule)
+    case = replace(case, block=without_training_nodes(case.block, 2))
+    assert_equal(case)
+    for kernels in TIERS:
+        fitted, _ = case.run(kernels)
+        for name, w in fitted.weights.items():
+            assert torch.equal(whole(w)[2], case.start[name])
+        assert fitted.loss[2] == 0
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_nobody_has_training_nodes(
+    make_graph: MakeGraph, cut_block: CutBlock, kernels: Kernels
+) -> None:
+    case = case_of(make_graph, cut_block)
+    none = torch.zeros_like(case.block.split.train)
+    block = replace(case.block, split=replace(case.block.split, train=none))
+    fitted, meter = replace(case, block=block).run(kernels)
+    for name, w in fitted.weights.items():
+        assert torch.equal(whole(w), stacked_copies(case.start, 4)[name])
+    assert not bool(fitted.loss.any())
+    assert not bool(meter.flops.any())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_clients_of_a_block_have_the_bits_of_blocks_of_one(
+    make_graph: MakeGraph, cut_block: CutBlock, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    for schedule in (Schedule(3), Schedule(2, batch_size=4, fanout=(2, 2))):
+        case = case_of(make_graph, cut_block, schedule=schedule)
+        many, _ = case.run("compiled")
+        for c in range(case.block.num_clients):
+            one, _ = replace(case, block=case.block.take(torch.tensor([c]))).run("compiled")
+            for name, w in many.weights.items():
+                assert torch.equal(whole(w)[c], whole(one.weights[name])[0])
+            assert torch.equal(many.logits[case.block.client == c], one.logits)
+
+
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
+def test_float32_is_near(make_graph: MakeGraph, cut_block: CutBlock, conv: str) -> None:
+    case = case_of(make_graph, cut_block, conv=conv, dtype=torch.float32)
+    ours, theirs = case.run("compiled")[0].logits, case.run("torch")[0].logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    assert torch.equal(ours.argmax(1), theirs.argmax(1))
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("conv", COMPILED_MODELS)
+def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool) -> None:
+    for layers, shared in itertools.product((1, 2, 3), (True, False)):
+        case = case_of(
+            make_graph, cut_block, conv=conv, sparse=sparse, layers=layers, shared=shared
+        )
+        found = []
+        for kernels in TIERS:
+            with metered(case.block.num_clients) as meter:
+                found.append((predict(kernels, case.model, case.start, case.block), meter.flops))
+        torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=TOLERANCE)
+        assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize("optimizer", [ADAM, Adam(0.1), SGD(0.1, 1e-2), SGD(0.1, 1e-2, 0.9)])
+def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
+    start = Key.of(0).matrix(5, 3)
+    weights = {"w": start[None].clone()}
+    state = optimizer.init(weights)
+    for _ in range(4):
+        optimizer.step_(weights, {"w": mu * (weights["w"] - start)}, state)
+    training = Training(MODEL, optimizer, Schedule(1), (Proximal(mu),) if mu else ())
+    for found in (
+        rest(training, start, 4),
+        tier_rest("torch", training, start, 4),
+        tier_rest("compiled", training, start, 4),
+    ):
+        torch.testing.assert_close(found, weights["w"][0], rtol=0, atol=1e-14)
+    assert torch.equal(start, Key.of(0).matrix(5, 3))
+
+
+def test_why_a_model_is_not_compiled() -> None:
+    training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
+    assert why_not_compiled(training, cpu) is None
+    reason = why_not_compiled(replace(training, model=replace(MODEL, conv="gat")), cpu)
+    assert reason == "model gat is not compiled"
+    reason = why_not_compiled(replace(training, model=replace(MODEL, residual=True)), cpu)
+    assert reason == "residual connections are not compiled"
+    reason = why_not_compiled(replace(training, corrections=(Zero(),)), cpu)
+    assert reason == "correction Zero is not compiled"
+    assert why_not_compiled(training, torch.device("cuda")) == "device cuda is not a CPU"
+
+
+def test_a_correction_that_is_not_compiled_is_refused(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    case = case_of(make_graph, cut_block, corrections=(Zero(),))
+    message = "^expected corrections that are compiled, got Zero: run with kernels=torch$"
+    with pytest.raises(ProtocolError, match=message):
+        case.run("compiled")
+
+
+class Zero:
+    """A correction that changes nothing, and treats clients apart: every weight is trained."""
+
+    alike = False
+    flops = copies = 0
+
+    def of(self, clients: torch.Tensor) -> "Zero":
+        del clients
+        return self
+
+    def __call__(
+        self, grads: Params, weights: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor]
+    ) -> Params:
+        del weights, start
+        return grads
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_that_are_left_out_are_where_training_takes_them(
+    make_graph: MakeGraph, cut_block: CutBlock, schedule: str
+) -> None:
+    for pull in ((), (Proximal(0.5),)):
+        case = case_of(make_graph, cut_block, corrections=pull, schedule=SCHEDULES[schedule])
+        compact, _ = case.run("torch")
+        dense, _ = replace(case, corrections=(*pull, Zero())).run("torch")
+        assert isinstance(compact.weights["0.weight"], Patched)
+        assert isinstance(dense.weights["0.weight"], Stacked)
+        for name, w in dense.weights.items():
+            torch.testing.assert_close(
+                whole(compact.weights[name]), whole(w), rtol=0, atol=TOLERANCE, msg=name
+            )
+
+
+def test_all_layers_are_compiled_or_known_not_to_be() -> None:
+    assert set(COMPILED_MODELS) <= set(MODELS)
+
+
+def test_training_changes_nothing_that_it_was_given(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    for keep, kernels in itertools.product((True, False), TIERS):
+        case = case_of(make_graph, cut_block, keep=keep, shared=not keep)
+        before = {k: w.clone() for k, w in {**case.start, **(case.memory or {})}.items()}
+        case.run(kernels)
+        for name, w in {**case.start, **(case.memory or {})}.items():
+            np.testing.assert_array_equal(w.numpy(), before[name].numpy())

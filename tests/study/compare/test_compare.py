@@ -1,0 +1,408 @@
+"""Laws of `compare`: cells are plain runs, pairs share their cut, figures are those of NumPy."""
+
+import builtins
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import silograph as sg
+from commands import save
+from conftest import planted_graph
+from runs import FAST, MakeGraph, files_of
+from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.study.compare.compare import resume_comparison
+from silograph.study.compare.comparison import Comparison
+
+SHORT = {k: v for k, v in FAST.items() if k != "method"} | {"rounds": 3}
+METHODS = ["local", "fedavg", "fedopt"]
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(text) for text in (folder / "compare.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "peak_memory_bytes")}
+        for line in lines
+    ]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    folder = tmp_path_factory.mktemp("compared") / "c"
+    given: dict[str, Any] = {k: v for k, v in SHORT.items() if k != "clients"}
+    given |= {"over": {"clients": [3, 5]}, "options": {"fedopt": {"server_lr": 0.02}}}
+    graph = planted_graph()
+    return sg.compare(graph, methods=METHODS, seeds=[0, 4], processes=0, out=folder, **given)
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def test_cells_are_plain_runs(compared: Comparison, make_graph: MakeGraph) -> None:
+    assert len(compared.lines) == 12
+    for cell, line in zip(compared.cells, compared.lines, strict=True):
+        assert line is not None
+        labels = cell.labels
+        options = {"server_lr": 0.02} if labels["method"] == "fedopt" else {}
+        given: dict[str, Any] = SHORT | dict(labels)
+        plain = sg.run(make_graph(), **given, options=options)
+        for view in ("server", "uncut", "personalised"):
+            scores = getattr(plain.test, view)
+            assert line["test"][view] == (None if scores is None else vars(scores))
+        assert line["bytes"]["total"] == plain.bytes
+        assert line["flops"] == plain.flops
+        assert line["best_round"] == plain.best_round
+
+
+def test_a_seed_has_one_cut_for_all_methods(compared: Comparison) -> None:
+    cuts: dict[tuple[Any, Any], set[str]] = {}
+    for line in compared.lines:
+        assert line is not None
+        labels = line["labels"]
+        cuts.setdefault((labels["clients"], labels["seed"]), set()).add(line["partition"])
+    assert len(cuts) == 4
+    assert all(len(hashes) == 1 for hashes in cuts.values())
+    assert len(set.union(*cuts.values())) == 4
+
+
+def test_every_cell_has_its_result_folder(compared: Comparison) -> None:
+    assert compared.folder is not None
+    folders = list(Path(compared.folder, "runs").iterdir())
+    assert len(folders) == 12
+    assert all((folder / "result.json").exists() for folder in folders)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_figures_of_numpy(compared: Comparison) -> None:
+    own = {"local": "personalised", "fedavg": "server", "fedopt": "server"}
+    assert [(row["clients"], row["method"]) for row in compared.rows] == [
+        (clients, method) for clients in (3, 5) for method in METHODS
+    ]
+    for row in compared.rows:
+        lines = [
+            line
+            for line in compared.lines
+            if line
+            and (line["labels"]["method"], line["labels"]["clients"])
+            == (row["method"], row["clients"])
+        ]
+        assert row["seeds"] == 2
+        for view in ("server", "uncut", "personalised"):
+            if row["method"] == "local" and view != "personalised":
+                assert row[f"{view}_mean"] is row[f"{view}_std"] is None
+                continue
+            scores = [line["test"][view]["accuracy"] for line in lines]
+            assert row[f"{view}_mean"] == pytest.approx(np.mean(scores), rel=1e-12)
+            assert row[f"{view}_std"] == pytest.approx(np.std(scores, ddof=1), abs=1e-12)
+        assert row["bytes"] == np.mean([line["bytes"]["total"] for line in lines])
+        assert row["seconds"] == pytest.approx(np.mean([line["seconds"] for line in lines]))
+    for clients in (3, 5):
+        rows = [row for row in compared.rows if row["clients"] == clients]
+        means = {row["method"]: row[f"{own[row['method']]}_mean"] for row in rows}
+        assert {row["reference"] for row in rows} == {max(means, key=lambda m: means[m])}
+        for view in ("server", "uncut", "personalised"):
+            marked = [row[f"{view}_mean"] for row in rows if view in row["best"]]
+            found = [row[f"{view}_mean"] for row in rows if row[f"{view}_mean"] is not None]
+            assert marked == [max(found)] * len(marked) != []
+
+
+def with_scores(scores: dict[str, list[float | None]], **asked: Any) -> Comparison:
+    """A comparison whose test accuracies are given, by method and seed; None: the cell failed."""
+    seeds = len(next(iter(scores.values())))
+    small: dict[str, Any] = {"clients": 2, "partition": "random", "rounds": 1, "hidden": 2}
+    graph = planted_graph()
+    table = sg.compare(graph, methods=list(scores), seeds=seeds, processes=0, **small)
+    lines = []
+    for cell, line in zip(table.cells, table.lines, strict=True):
+        assert line is not None
+        value = scores[str(cell.labels["method"])][int(cell.labels["seed"])]
+        if value is None:
+            lines.append({"error": "why", "versions": line["versions"]})
+            continue
+        view = {"accuracy": value, "auc": None}
+        lines.append(line | {"test": {"server": view, "uncut": None, "personalised": view}})
+    return replace(table, lines=tuple(lines), asked=replace(table.asked, **asked))
+
+
+def told(table: Comparison) -> list[dict[str, Any]]:
+    return [line for line in table.lines if line is not None]
+
+
+def test_the_paired_test_is_that_of_scipy() -> None:
+    scores: dict[str, list[float | None]] = {
+        "fedavg": [0.70, 0.74, 0.71],
+        "fedopt": [0.80, 0.79, 0.83],
+        "local": [0.60, 0.75, 0.50],
+    }
+    table = with_scores(scores, baseline="fedavg")
+    rows = {row["method"]: row for row in table.rows}
+    assert rows["fedavg"]["difference"] is None
+    values = {m: np.array(found, dtype=np.float64) for m, found in scores.items()}
+    tests = {m: stats.ttest_rel(values[m], values["fedavg"]) for m in ("fedopt", "local")}
+    for method, test in tests.items():
+        interval = test.confidence_interval(0.95)
+        row = rows[method]
+        assert row["reference"] == "fedavg"
+        assert row["p"] == pytest.approx(test.pvalue, rel=1e-9)
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    low, high = sorted(float(test.pvalue) for test in tests.values())
+    assert sorted([rows["fedopt"]["p_holm"], rows["local"]["p_holm"]]) == pytest.approx(
+        [min(1, 2 * low), max(min(1, 2 * low), high)]
+    )
+    assert not any("favors it" in note for note in table.notes)
+    best = with_scores(scores)
+    assert {row["reference"] for row in best.rows} == {"fedopt"}
+    assert any("favors it" in note for note in best.notes)
+
+
+def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
+    common: dict[str, Any] = {"seeds": 1, "processes": 0, **SHORT, "rounds": 1}
+    methods = ["fedavg", "fedprox", "local", "label_guided", "centralized"]
+    several = sg.compare(make_graph(), methods=methods, **common)
+    (told,) = [note for note in several.notes if "server view" in note]
+    assert told == (
+        "the server view sees a node differently (fedavg, fedprox: through its own client's graph; "
+        "label_guided: with its neighbors in all silos; centralized: on the uncut graph, where it "
+        "was trained); the uncut view alike"
+    )
+    alike = sg.compare(make_graph(), methods=["fedavg", "local"], **common)
+    assert not any("server view" in note for note in alike.notes)
+    over = {"collect": [0.0, 0.5]}
+    fetched = sg.compare(make_graph(), methods=["fedavg"], over=over, **common)
+    (told,) = [note for note in fetched.notes if "server view" in note]
+    assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
+
+
+def test_pairs_are_the_seeds_that_both_have() -> None:
+    table = with_scores({"fedavg": [0.7, None, 0.5], "local": [0.6, 0.9, None]}, baseline="fedavg")
+    row = {row["method"]: row for row in table.rows}["local"]
+    assert (row["seeds"], row["pairs"], row["p"]) == (2, 1, None)
+    assert row["difference"] == pytest.approx(-0.1)
+    assert table.failed == ["fedavg, seed 1: why", "local, seed 2: why"]
+    assert "failed: fedavg, seed 1: why" in table.summary()
+    assert "- local, seed 2: why" in table.to_markdown()
+
+
+def test_seeds_without_a_result_stand_beside_the_mean() -> None:
+    """Else a method that diverges now and then looks as good as its good seeds."""
+    table = with_scores({"fedavg": [0.7, None, 0.5], "local": [0.6, 0.9, 0.75]})
+    lines = [{**line, "kind": "TrainingError"} if "error" in line else line for line in told(table)]
+    table = replace(table, lines=tuple(lines))
+    rows = {row["method"]: row for row in table.rows}
+    assert [rows["fedavg"][key] for key in ("seeds", "diverged", "failed")] == [2, 1, 0]
+    assert [rows["local"][key] for key in ("seeds", "diverged", "failed")] == [3, 0, 0]
+    for text in (table.summary(140), table.to_markdown()):
+        assert "60.00 ± 14.14 (2 of 3)" in text
+        assert "2 of 3; 1 diverged" in text
+        assert "75.00 ± 15.00* " in text
+        assert "means and tests leave out seeds without a result" in text
+    failed = with_scores({"fedavg": [None], "local": [0.5]})
+    assert "0 of 1; 1 failed" in failed.summary(140)
+    whole = with_scores({"fedavg": [0.7], "local": [0.5]})
+    assert "leave out" not in whole.summary()
+    assert " of 1" not in whole.summary()
+
+
+def test_a_method_without_any_score_stays_in_the_table() -> None:
+    table = with_scores({"fedavg": [None, None], "local": [0.5, 0.75]})
+    row = table.rows[0]
+    assert (row["seeds"], row["server_mean"], row["bytes"], row["pairs"]) == (0, None, None, 0)
+    assert statistics.mean([0.5, 0.75]) == table.rows[1]["personalised_mean"]
+    assert with_scores({"fedavg": [None], "local": [None]}).rows[0]["reference"] is None
+
+
+def test_a_chosen_view_metric_and_test() -> None:
+    scores: dict[str, list[float | None]] = {"fedavg": [0.5, 0.6, 0.9], "local": [0.4, 0.4, 0.6]}
+    table = with_scores(scores, view="server", test="wilcoxon")
+    assert table.rows[1]["pairs"] == 0 or table.rows[1]["method"] == "local"
+    table = with_scores(scores, view="personalised", test="wilcoxon")
+    assert table.rows[1]["p"] == pytest.approx(0.25)  # signed ranks of one sign, n = 3
+    assert any("is 0.25" in note for note in table.notes)
+    assert with_scores(scores, metric="auc").rows[0]["server_mean"] is None
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_tables_fit(compared: Comparison, width: int) -> None:
+    text = compared.summary(width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    assert text.count("fedopt") == (6 if width == 80 else 4)
+    assert "p, Holm" in text
+    tested = [row for row in compared.rows if row["low"] is not None]
+    assert len(re.findall(r"[+-]\d+\.\d\d to [+-]\d+\.\d\d", text)) == len(tested) > 0
+    assert "±" in text
+    assert "clients 5" in text
+    assert repr(compared) == compared.summary()
+
+
+def test_json_and_markdown_hold_the_rows(compared: Comparison) -> None:
+    told = json.loads(compared.to_json())
+    assert told["rows"] == json.loads(json.dumps(compared.rows))
+    assert told["methods"] == METHODS
+    assert len(told["cells"]) == 12
+    assert compared.folder is not None
+    page = Path(compared.folder, "compare.md").read_text(encoding="utf-8")
+    assert page == compared.to_markdown()
+    mean = f"{100 * compared.rows[0]['personalised_mean']:.2f} ± "
+    assert mean in page
+
+
+def test_a_data_frame(compared: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name == "pandas":
+            raise ImportError
+        return real(name, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", without)
+        with pytest.raises(SilographError, match="expected pandas for to_dataframe"):
+            compared.to_dataframe()
+    pandas = pytest.importorskip("pandas")
+    frame = compared.to_dataframe()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["method"]) == METHODS * 2
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+def test_more_seeds_and_methods_go_on(make_graph: MakeGraph, tmp_path: Path) -> None:
+    whole, grown = tmp_path / "whole", tmp_path / "grown"
+    common: dict[str, Any] = {"processes": 0, **SHORT}
+    sg.compare(make_graph(), methods=METHODS[:2], seeds=2, out=whole, **common)
+    sg.compare(make_graph(), methods=METHODS[:1], seeds=1, out=grown, **common)
+    before = (grown / "compare.jsonl").read_bytes()
+    sg.compare(make_graph(), methods=METHODS[:2], seeds=2, out=grown, **common)
+    assert (grown / "compare.jsonl").read_bytes().startswith(before)
+    assert lines_of(grown) == lines_of(whole)
+    with pytest.raises(ConfigError, match="with method fedavg, seed 0 of another config"):
+        sg.compare(make_graph(), methods=METHODS[:1], seeds=2, out=grown, **common)
+    with pytest.raises(ConfigError, match="of another config or source: choose"):
+        sg.compare(make_graph(), methods=METHODS[:2], seeds=2, out=grown, **common | {"lr": 0.5})
+
+
+def test_resuming_from_another_folder(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common: dict[str, Any] = {"processes": 0, **SHORT, "rounds": 1}
+    whole = sg.compare("g.npz", methods=METHODS[:1], seeds=1, out="a", **common)
+    monkeypatch.chdir(work.parent)
+    gone_on = resume_comparison(work / "a", processes=0)
+    assert gone_on.lines == whole.lines
+
+
+def test_resuming_by_the_folder(work: Path, make_graph: MakeGraph) -> None:
+    common: dict[str, Any] = {"processes": 0, **SHORT}
+    common["hidden"] = 4
+    whole = sg.compare("g.npz", methods=METHODS[:2], seeds=2, out="a", **common)
+    lines = (work / "a" / "compare.jsonl").read_text().splitlines(keepends=True)
+    (work / "a" / "compare.jsonl").write_text("".join(lines[:1]) + lines[1][:50])
+    shutil.rmtree(next((work / "a" / "runs").glob("fedavg-1-*")))
+    (work / "a" / "runs" / ".fedavg-1.7").mkdir()  # was being made at a kill
+    gone_on = resume_comparison("a", processes=0)
+    assert gone_on.cells[0].labels == whole.cells[0].labels
+    assert [line["test"] for line in gone_on.lines if line] == [
+        line["test"] for line in whole.lines if line
+    ]
+    assert (work / "a" / "compare.jsonl").read_text().startswith(lines[0])
+    assert not list((work / "a" / "runs").glob(".*"))
+    sg.compare(make_graph(), methods=["local"], seeds=1, out="b", **common)
+    with pytest.raises(ConfigError, match="got none: it was made in memory; call"):
+        resume_comparison("b")
+    Path("b", "compare.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"expected the plan of a comparison in b/compare\.json"):
+        resume_comparison("b")
+
+
+def test_kills_do_not_show(tmp_path: Path) -> None:
+    """SIGKILL at random instants: the lines and every run's files are those of no kill."""
+    killing = Path(__file__).parents[2] / "killing_compare.py"
+    command = [sys.executable, str(killing), str(tmp_path), "6", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    studies, kills = map(int, done.stdout.split())
+    assert kills == 6
+    reference = tmp_path / "reference"
+    for number in range(studies):
+        folder = tmp_path / str(number)
+        assert lines_of(folder) == lines_of(reference)
+        for run in (reference / "runs").iterdir():
+            assert files_of(folder / "runs" / run.name) == files_of(run)
+        assert not list((folder / "runs").glob(".*"))
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "method": ({"methods": ["fedavgg"]}, "unknown method 'fedavgg': did you mean 'fedavg'"),
+    "no methods": ({"methods": []}, "expected at least one of methods, got none"),
+    "methods as text": ({"methods": "local"}, "expected a list of methods, got 'local'"),
+    "a method twice": ({"methods": ["local"] * 2}, "expected methods that differ, got 'local' tw"),
+    "no seeds": ({"seeds": 0}, "expected at least one seed, got 0"),
+    "empty seeds": ({"seeds": []}, "expected at least one of seeds, got none"),
+    "a seed below 0": ({"seeds": [0, -1]}, "expected seeds that are whole numbers from 0, got -1"),
+    "half a seed": ({"seeds": 1.5}, "expected a list of seeds, got 1.5"),
+    "a key": ({"over": {"clientz": [1]}}, "unknown key to vary 'clientz': did you mean 'clients'"),
+    "the seed varied": ({"over": {"seed": [1]}}, "unknown key to vary 'seed'"),
+    "no values": ({"over": {"clients": []}}, "expected at least one of values of clients, got no"),
+    "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),
+    "an option": (
+        {"options": {"fedopt": {"server_lrr": 1}}, "methods": ["fedopt"]},
+        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'",
+    ),
+    "another's option": ({"options": {"fedop": {}}}, "unknown method with options 'fedop'"),
+    "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),
+    "metric": ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
+    "view": ({"view": "servr"}, "unknown view 'servr': did you mean 'server'"),
+    "test": ({"test": "z"}, "unknown test 'z'"),
+    "processes": ({"processes": -1}, "expected a number of processes from 0"),
+    "progress": ({"progress": "loud"}, "expected progress live, plain or none, got 'loud'"),
+    "a seed": ({"seed": 1}, "expected seeds for several runs, got seed=1: give seeds=[...]"),
+    "what varies as a list": ({"over": ["clients"]}, "expected over as a dict, got ['clients']"),
+    "options as text": ({"options": "a=1"}, "expected options as a dict, got 'a=1'"),
+    "a field": ({"rouns": 3}, "unknown key in options 'rouns': did you mean 'rounds'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    make_graph: MakeGraph, tmp_path: Path, case: str
+) -> None:
+    given, message = WRONG[case]
+    all_given: dict[str, Any] = {"methods": ["local"], "out": tmp_path / "x"} | given
+    with pytest.raises(ConfigError) as caught:
+        sg.compare(make_graph(), **all_given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_of_something_else_or_a_file(make_graph: MakeGraph, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="expected a folder of a comparison, or none yet, got"):
+        sg.compare(make_graph(), methods=["local"], out=tmp_path)
+    with pytest.raises(ConfigError, match="expected a folder of a comparison, or none yet, got"):
+        sg.compare(make_graph(), methods=["local"], out=tmp_path / "mine.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_graph_that_cannot_be_read(work: Path, make_graph: MakeGraph) -> None:
+    save("nan.npz", make_graph(), y=np.full(60, -1))
+    with pytest.raises(DataError, match="expected at least one known label"):
+        sg.compare("nan.npz", methods=["local"], processes=0)
+    with pytest.raises(ConfigError, match="unknown dataset 'corra'"):
+        sg.compare("corra", methods=["local"], processes=0)
