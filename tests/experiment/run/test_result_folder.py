@@ -391,7 +391,7 @@ def test_a_folder_that_appears_meanwhile_stays(
 RACE = """
 import sys, time
 from pathlib import Path
-from silograph.experiment.run import result_folder
+from silograph.experiment.run import result_folder as folder
 from silograph.cli import main
 
 write = folder._write_start
