@@ -255,7 +255,7 @@ def test_a_round_is_kept_once_it_is_over(silo: Silo) -> None:
     server.begin()
     server.train(server.weights())
     said = server.ask(Type.KEEP, facts_body({"round": 1, "committed": []}))
-    assert reason(said) == "expected judge.judge_server (evaluation) before round 1 is over"
+    assert reason(said) == "expected evaluate.judge_server (evaluation) before round 1 is over"
 
 
 def test_a_silo_shows_itself_once(silo: Silo) -> None:

@@ -30,8 +30,8 @@ def judged(task: Task = "multiclass", **other: Tensor) -> JudgedRows:
     return JudgedRows(**(plain | other), groups=2, task=task)
 
 
-def tier(rows: JudgedRows, count_kernels: Kernels) -> JudgedRows:
-    return replace(rows, compiled=count_kernels == "compiled")
+def tier(rows: JudgedRows, kernels: Kernels) -> JudgedRows:
+    return replace(rows, compiled=kernels == "compiled")
 
 
 SCALE = torch.zeros(K, dtype=torch.float64), torch.ones(K, dtype=torch.float64)
@@ -54,11 +54,11 @@ SCALE = torch.zeros(K, dtype=torch.float64), torch.ones(K, dtype=torch.float64)
     ],
 )
 def test_rows_that_cannot_be_judged_are_refused(
-    count_kernels: Kernels, rows: JudgedRows, text: str
+    kernels: Kernels, rows: JudgedRows, text: str
 ) -> None:
     for count in (tally, lambda r: histogram(r, *SCALE)):
         with pytest.raises(ProtocolError, match=f"^{text}"):
-            count(tier(rows, count_kernels))
+            count(tier(rows, kernels))
 
 
 @TIERS
@@ -77,23 +77,23 @@ def test_rows_that_cannot_be_judged_are_refused(
     ],
 )
 def test_scales_that_are_none_are_refused(
-    count_kernels: Kernels, mean: list[float], deviation: list[float], text: str
+    kernels: Kernels, mean: list[float], deviation: list[float], text: str
 ) -> None:
     given = [torch.tensor(t) for t in (mean, deviation)]
     with pytest.raises(ProtocolError, match=f"^{text}"):
-        histogram(tier(judged(), count_kernels), given[0], given[1].double())
+        histogram(tier(judged(), kernels), given[0], given[1].double())
 
 
 @TIERS
 @pytest.mark.parametrize("deviation", [5e-324, 1e-300, 1e-9, 1.0, 1e300])
 @pytest.mark.parametrize("mean", [0.0, -1e308, 1e308, 1e-320])
 def test_every_score_has_a_bin_on_every_scale(
-    count_kernels: Kernels, mean: float, deviation: float
+    kernels: Kernels, mean: float, deviation: float
 ) -> None:
     rows = judged("multilabel", logits=torch.tensor([[0.0, NAN, 1.0]] * 4).double())
     rows.logits[3] = torch.tensor([INF, -INF, 1e-320])
     scale = (torch.full((K,), t, dtype=torch.float64) for t in (mean, deviation))
-    counts = histogram(tier(rows, count_kernels), *scale)
+    counts = histogram(tier(rows, kernels), *scale)
     assert int(counts.sum()) == 9  # three rows for testing, three bits each
 
 
