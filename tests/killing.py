@@ -39,7 +39,7 @@ def go_on(folder: Path, method: str) -> None:
     if folder.exists():
         sg.resume(folder, graph=graph())
     else:
-        share = 1.0 if METHODS[method].exchange else 0.6
+        share = 1.0 if METHODS[method].evaluate.all_silos else 0.6
         options: dict[str, Any] = {"participation": share, "keep_optimizer": True, "block_size": 2}
         sg.run(
             graph(), method=method, clients=5, rounds=ROUNDS, hidden=8, out=str(folder), **options

@@ -103,7 +103,7 @@ def test_one_seed_over_the_file_of_a_run_is_all_seeds(capsys: Capture) -> None:
     printed(capsys, "run", *file, "--clients", "5", "--method", "local", "--out", "fourth")
     same = json.loads(Path("fourth", "run.json").read_text())["same"]
     assert (same["config block_size"], same["config clients"]) == ("5", "5")
-    assert same["config keep_optimizer"] == repr(METHODS["local"].keep_optimizer)
+    assert same["config keep_optimizer"] == repr(METHODS["local"].needs.keep_optimizer)
 
 
 def test_the_table_of_a_run(capsys: Capture) -> None:

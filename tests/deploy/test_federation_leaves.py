@@ -23,7 +23,7 @@ from silos import config_of, federate, folders
 
 PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8}
-ABLE = [name for name, method in METHODS.items() if not (method.uncut or method.holds)]
+ABLE = [name for name, method in METHODS.items() if method.setting.at_server is None]
 QUICK = ("scaffold", "label_guided")
 
 

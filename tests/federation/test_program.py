@@ -56,7 +56,7 @@ from silograph.federation.session.responder import Responder
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 
-DEPLOYED = [name for name, m in METHODS.items() if not (m.uncut or m.holds)]
+DEPLOYED = [name for name, m in METHODS.items() if m.setting.at_server is None]
 CASES: list[dict[str, Any]] = [
     *({"method": name} for name in DEPLOYED),
     {"method": "local", "participation": 0.5, "keep_optimizer": True, "collect": 0.5},

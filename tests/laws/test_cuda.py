@@ -21,7 +21,7 @@ DRAWN: dict[str, dict[str, Any]] = {
 
 
 def steps_of(method: str, *, drawn: bool) -> dict[str, Any]:
-    if METHODS[method].exchange:
+    if METHODS[method].evaluate.all_silos:
         return {"options": DRAWN[method] if drawn else {}}
     return {"participation": 0.6} | ({"batch_size": 4, "fanout": "2,1"} if drawn else {})
 

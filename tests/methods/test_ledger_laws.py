@@ -35,13 +35,13 @@ def config(graph: Graph, name: str, participation: float = 1.0) -> MethodConfig:
     method = METHODS[name]
     return MethodConfig(
         model=Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task),
-        optimizer=SGD(0.1, 5e-4) if method.plain_sgd else Adam(lr=0.01, weight_decay=5e-4),
+        optimizer=SGD(0.1, 5e-4) if method.needs.plain_sgd else Adam(lr=0.01, weight_decay=5e-4),
         schedule=Schedule(2),
-        keep_optimizer=method.keep_optimizer,
+        keep_optimizer=method.needs.keep_optimizer,
         participation=participation,
         options=method.options(),
-        corrections=method.corrections(method.options()),
-        held=None if method.holds is None else held(graph),
+        corrections=method.needs.corrections(method.options()),
+        held=None if method.setting.held(method.options()) is None else held(graph),
     )
 
 
@@ -76,7 +76,7 @@ def test_strict_is_not_strict_bitwise(
     participation: float,
 ) -> None:
     graph = make_graph(40)
-    if METHODS[name].exchange and participation < 1:
+    if METHODS[name].evaluate.all_silos and participation < 1:
         pytest.skip("all silos take every step together")
     cfg, built = config(graph, name, participation), cut_block(graph, 5)
     fed, left, _ = run(name, cfg, built, block_size=block_size)
@@ -91,7 +91,7 @@ def test_ledger_does_not_depend_on_blocks(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str
 ) -> None:
     graph = make_graph(40, sparse=True)
-    share = 1.0 if METHODS[name].exchange else 0.5
+    share = 1.0 if METHODS[name].evaluate.all_silos else 0.5
     cfg, built = config(graph, name, share), cut_block(graph, 5)
     expected = list(run(name, cfg, built, block_size=5)[0].ledger.records)
     for block_size in (1, 2):

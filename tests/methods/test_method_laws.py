@@ -46,13 +46,13 @@ def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
     optimizer = changes.pop("optimizer", "adam")
     cfg = MethodConfig(
         model=shape(graph, changes.pop("conv", "gcn"), **changes.pop("shape", {})),
-        optimizer=SGD(0.1, 5e-4) if method.plain_sgd else OPTIMIZERS[optimizer],
+        optimizer=SGD(0.1, 5e-4) if method.needs.plain_sgd else OPTIMIZERS[optimizer],
         schedule=Schedule(2),
-        keep_optimizer=method.keep_optimizer,
+        keep_optimizer=method.needs.keep_optimizer,
         participation=1.0,
         options=method.options(),
-        corrections=method.corrections(method.options()),
-        held=None if method.holds is None else held(graph),
+        corrections=method.needs.corrections(method.options()),
+        held=None if method.setting.held(method.options()) is None else held(graph),
     )
     return replace(cfg, **changes)
 
@@ -123,7 +123,7 @@ def test_a_block_of_many_is_many_blocks_of_one(
     participation: float,
 ) -> None:
     graph, method = make_graph(50, sparse=keep), METHODS[name]
-    if method.exchange and participation < 1:
+    if method.evaluate.all_silos and participation < 1:
         pytest.skip("all silos take every step together")
     cfg = config(
         graph, method, optimizer=optimizer, keep_optimizer=keep, participation=participation
@@ -160,7 +160,7 @@ def test_every_layer_trains_the_same_in_blocks(
 
 
 # Global training has laws of its own: tests/methods/test_label_guided.py.
-@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if not m.exchange])
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if not m.evaluate.all_silos])
 @pytest.mark.parametrize("conv", ["gin", "gat", "appnp"])
 def test_every_method_trains_every_kind_of_layer(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], conv: str, name: str
@@ -246,7 +246,7 @@ def test_numbering_and_order_change_nothing(make_graph: Callable[..., Graph], na
     )
     split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     moved = Split(split.train[order], split.val[order], split.test[order])
-    cfg = config(graph, method, participation=1.0 if method.exchange else 0.6)
+    cfg = config(graph, method, participation=1.0 if method.evaluate.all_silos else 0.6)
     assert_same(
         train(method, cfg, make_block(graph, cut, split, torch.float64), 5),
         train(method, cfg, make_block(relabelled, turned, moved, torch.float64), 5),

@@ -9,7 +9,7 @@ from textwrap import wrap
 from rich.console import Console
 
 from silograph.core.config import RunConfig, resolve_seeds
-from silograph.evaluation.views import heard, means_of
+from silograph.evaluation.views import means_of
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.run.progress import best_mode, generating
@@ -19,6 +19,7 @@ from silograph.experiment.terminal_table import table_of
 from silograph.graph.datasets import DATASETS, load
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
+from silograph.methods.base import seen_by
 
 MOST_ROWS = 40  # clients shown one by one
 
@@ -44,8 +45,7 @@ def print_result(result: Result) -> None:
     console.print(table_of(columns, rows, title))
     console.print()
     method, options = choose_method(config)
-    seen = heard(exchange=method.exchange, uncut=method.uncut, collect=config.collect)
-    means = means_of([seen])
+    means = means_of([seen_by(method, config)])
     for view in VIEWS:
         if getattr(result.test, view) is not None:
             console.print(f"{view}: {means[view]}", style="dim")
@@ -60,8 +60,7 @@ def print_result(result: Result) -> None:
         console.print(
             f"local bias: {result.local_bias:.4g}, mean distance of logits to a centralized model's"
         )
-    if method.holds is not None:
-        share = method.holds(options)
+    if (share := method.setting.held(options)) is not None:
         console.print(f"held by the server: features, labels and edges of {share:.0%} of the nodes")
     console.print(f"stopped: {result.stopped}")
     console.print(

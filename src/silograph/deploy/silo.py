@@ -58,8 +58,7 @@ def check_deployable(config: RunConfig) -> None:
                 "no code travels to silos"
             )
     method = lookup(METHODS, config.method, "method")
-    if method.uncut or method.holds is not None:
-        needs = "the uncut graph" if method.uncut else "nodes of its own"
+    if (needs := method.setting.at_server) is not None:
         raise ConfigError(
             f"expected a method that trains at silos alone, got {config.method}, whose server "
             f"needs {needs}"

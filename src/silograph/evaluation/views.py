@@ -13,23 +13,8 @@ MEANS = {
 ONE_MODEL = "the same: there is one model, the server's"
 
 
-def heard(*, exchange: bool, uncut: bool, collect: float) -> str:
-    """Return how a node is seen in the `server` view.
-
-    Args:
-        exchange: whether the method is judged with sums over all silos' neighbors.
-        uncut: whether it trains on the uncut graph.
-        collect: the share of its halo that each client has fetched.
-    """
-    if uncut:
-        return UNCUT
-    if exchange:
-        return SILOS
-    return FETCHED if collect else OWN
-
-
 def means_of(ways: Iterable[str]) -> dict[str, str]:
-    """Return what the views mean for runs that see nodes in these ways, those of `heard`."""
+    """Return what the views mean for runs that see nodes in these ways, those above."""
     seen = list(dict.fromkeys(ways))
     depends = ", as the run has it" if len(seen) > 1 else ""
     own = ONE_MODEL if {SILOS, UNCUT}.issuperset(seen) else MEANS["personalised"]

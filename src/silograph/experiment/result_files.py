@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silograph.core.errors import CheckpointError
 from silograph.core.private import opens_private
 
 Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
 ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
+FORMAT = 2  # of result folders: goes up where files mean something else than before
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 
 
@@ -35,6 +37,18 @@ def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def check_format(about: Mapping[str, Any], path: Path) -> None:
+    """Raise `CheckpointError` unless run.json is of a folder that this version reads."""
+    found, versions = about.get("format", 1), about.get("versions")
+    if found != FORMAT and isinstance(versions, Mapping):  # else it is no run.json at all
+        maker = versions.get("silograph")
+        raise CheckpointError(
+            f"expected a result folder of format {FORMAT} in {path.parent}, got format {found}, as "
+            f"silograph {maker} wrote it: read it with that version, or run it again from its "
+            "config.toml"
+        )
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -4,10 +4,22 @@ from silograph.aggregation.server_step import ServerAdam, ServerMomentum
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
+from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.federation.base import Federation, Op, Sum, WeightedMean
 from silograph.federation.per_client import per_client
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.base import (
+    AnyMethod,
+    AtSilos,
+    Method,
+    MethodConfig,
+    Needs,
+    NoOptions,
+    RoundReport,
+    ServerHolds,
+    ServerState,
+    Uncut,
+)
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
@@ -33,7 +45,7 @@ from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Training, stacked_copies
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, AnyMethod] = {
     method.name: method
     for method in (
         LOCAL,
@@ -63,6 +75,8 @@ __all__ = [
     "LOCAL",
     "METHODS",
     "SCAFFOLD",
+    "AllSilos",
+    "AtSilos",
     "ClientBlock",
     "Correction",
     "Federation",
@@ -71,14 +85,17 @@ __all__ = [
     "Kind",
     "Method",
     "MethodConfig",
+    "Needs",
     "NoOptions",
     "Op",
+    "OwnGraph",
     "Params",
     "Payload",
     "Proximal",
     "Ragged",
     "RoundReport",
     "ServerAdam",
+    "ServerHolds",
     "ServerMomentum",
     "ServerState",
     "Shared",
@@ -87,11 +104,13 @@ __all__ = [
     "State",
     "Sum",
     "Training",
+    "Uncut",
     "WeightedMean",
     "begin",
     "local_round",
     "named",
     "per_client",
+    "personal",
     "rests",
     "shared",
     "stacked",

@@ -1,10 +1,19 @@
-"""What a method is: a server program, its options, and which of its models is judged."""
+"""What a method is: a server program, its options, where it trains and how it is scored.
+
+What differs between methods is a value with its own answers (`Setting`, `Evaluation`, `Needs`), so
+that nobody has to know the methods to ask them.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol
 
+from typing_extensions import TypeVar
+
+from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.evaluation.scoring import Evaluation, OwnGraph
+from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
@@ -15,9 +24,11 @@ from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import AnyModel
 from silograph.nn.optim import Optimizer
 
+Options = TypeVar("Options", default=Any)
+
 
 @dataclass(frozen=True)
-class MethodConfig:
+class MethodConfig(Generic[Options]):
     """What the ops and the server program of a method read.
 
     Attributes:
@@ -37,7 +48,7 @@ class MethodConfig:
     schedule: Schedule
     keep_optimizer: bool
     participation: float
-    options: Any
+    options: Options
     kernels: Kernels = "torch"
     corrections: tuple[Correction, ...] = ()
     held: ClientBlock | None = None
@@ -85,12 +96,91 @@ def no_corrections(options: Any) -> tuple[Correction, ...]:
     return ()
 
 
-Init = Callable[[Federation, MethodConfig, Params, Key], ServerState]
-Round = Callable[[Federation, MethodConfig, ServerState, int, Key], tuple[ServerState, RoundReport]]
+class Setting(Protocol):
+    """Where a method trains."""
+
+    @property
+    def uncut(self) -> bool:
+        """Whether it trains on the uncut graph as one client."""
+
+    @property
+    def at_server(self) -> str | None:
+        """What its server needs that no server of a real federation has; None is nothing."""
+
+    def held(self, options: Any) -> float | None:
+        """Return the share of all nodes that the server holds itself; None is no node."""
 
 
 @dataclass(frozen=True)
-class Method:
+class AtSilos:
+    """Trains at the silos; the only setting of a real federation."""
+
+    uncut = False
+    at_server = None
+
+    def held(self, options: Any) -> float | None:
+        """The server holds no node."""
+        del options
+        return None
+
+
+@dataclass(frozen=True)
+class Uncut:
+    """Trains on the uncut graph as one client: a reference, in simulation only."""
+
+    uncut = True
+    at_server = "the uncut graph"
+
+    def held(self, options: Any) -> float | None:
+        """The server holds no node besides."""
+        del options
+        return None
+
+
+@dataclass(frozen=True)
+class ServerHolds:
+    """The server holds features, labels and edges of some nodes itself, in simulation only.
+
+    Attributes:
+        share: of all nodes, by the method's options.
+    """
+
+    share: Callable[[Any], float]
+    uncut = False
+    at_server = "nodes of its own"
+
+    def held(self, options: Any) -> float | None:
+        """Return the share."""
+        return self.share(options)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs of the clients' training, and its defaults.
+
+    Attributes:
+        optimizer: default of the run's `optimizer`.
+        keep_optimizer: default of the run's `keep_optimizer`.
+        plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
+            plain SGD.
+        corrections: what the options add to the gradient of every local step; what an op works
+            out anew for every call stands here too, without its values, for the plan of the run.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    keep_optimizer: bool = False
+    plain_sgd: bool = False
+    corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
+
+
+Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
+Round = Callable[
+    [Federation, MethodConfig[Options], ServerState, int, Key], tuple[ServerState, RoundReport]
+]
+
+
+@dataclass(frozen=True)
+class Method(Generic[Options]):
     """A method.
 
     Attributes:
@@ -98,34 +188,29 @@ class Method:
         title: one line for listings.
         reference: title, authors, venue, year.
         options: frozen dataclass of the method's own options.
-        optimizer: default of the run's `optimizer`.
-        keep_optimizer: default of the run's `keep_optimizer`.
-        judge: the view whose validation accuracy picks the round.
-        uncut: trains on the uncut graph as one client (simulation only).
         init: sets up the clients and returns the server's first state from initial weights.
         round: one round, from the number of the round (from 1) and the run's key.
-        exchange: whether the server's model is judged with sums over all silos' neighbors, not
-            only the client's own.
-        corrections: what the options add to the gradient of every local step; what an op works
-            out anew for every call stands here too, without its values, for the plan of the run.
-        holds: the share of all nodes whose features, labels and edges the server holds itself, by
-            the options (simulation only); None: none.
-        plain_sgd: whether it takes clients for granted that take plain SGD steps.
+        setting: where it trains.
+        evaluate: how its models are scored, and which view picks the round.
+        needs: of the clients' training.
         calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
     """
 
     name: str
     title: str
     reference: str
-    options: type
-    optimizer: Literal["adam", "sgd"]
-    keep_optimizer: bool
-    judge: Literal["server", "personalised"]
-    uncut: bool
-    init: Init
-    round: Round
-    exchange: bool = False
-    corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
-    holds: Callable[[Any], float] | None = None
-    plain_sgd: bool = False
+    options: type[Options]
+    init: Init[Options]
+    round: Round[Options]
+    setting: Setting = field(default_factory=AtSilos)
+    evaluate: Evaluation = field(default_factory=OwnGraph)
+    needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
+
+
+AnyMethod = Method[Any]
+
+
+def seen_by(method: AnyMethod, config: RunConfig) -> str:
+    """Return how a node is seen in the `server` view of a run."""
+    return UNCUT if method.setting.uncut else method.evaluate.seen(config.collect)

@@ -26,6 +26,7 @@ from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State
+from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import (
     Crossing,
     cotangents_steps,
@@ -40,7 +41,7 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places
@@ -143,12 +144,9 @@ BNS = Method(
     reference="Wan et al., BNS-GCN: Efficient full-graph training of graph convolutional networks "
     "with partition-parallelism and random boundary node sampling, MLSys 2022",
     options=BNSOptions,
-    optimizer="adam",
-    keep_optimizer=True,
-    judge="server",
-    uncut=False,
     init=start_together,
     round=fit_round,
-    exchange=True,
+    evaluate=AllSilos(),
+    needs=Needs(keep_optimizer=True),
     calls=together(step_steps),
 )

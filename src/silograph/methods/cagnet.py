@@ -25,6 +25,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
+from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import Crossing, divisible, gradient_steps, gradients
 from silograph.exchange.rows import broadcast, broadcast_steps, pull, pull_steps
 from silograph.exchange.stages import back_to_sum, finish, finish_back, inputs_of, stage_of
@@ -33,7 +34,7 @@ from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like
@@ -217,12 +218,9 @@ CAGNET = Method(
     title="one model on the joined graph, all rows broadcast in every layer (CAGNET)",
     reference="Tripathy et al., Reducing communication in graph neural network training, SC 2020",
     options=NoOptions,
-    optimizer="adam",
-    keep_optimizer=True,
-    judge="server",
-    uncut=False,
     init=init,
     round=fit_round,
-    exchange=True,
+    evaluate=AllSilos(),
+    needs=Needs(keep_optimizer=True),
     calls=together(step_steps, setup_steps, state_specs),
 )

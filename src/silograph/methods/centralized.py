@@ -6,6 +6,7 @@ It is FedAvg with one client that holds everything and keeps its optimizer, so o
 
 from dataclasses import replace
 
+from silograph.methods.base import Needs, Uncut
 from silograph.methods.fedavg import FEDAVG
 
 CENTRALIZED = replace(
@@ -14,6 +15,6 @@ CENTRALIZED = replace(
     title="one model on the uncut graph (no silos)",
     reference="Kipf and Welling, Semi-supervised classification with graph convolutional "
     "networks, ICLR 2017",
-    keep_optimizer=True,
-    uncut=True,
+    needs=Needs(keep_optimizer=True),
+    setting=Uncut(),
 )

@@ -27,7 +27,15 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import under
 from silograph.core.ranges import log
 from silograph.federation.base import Federation
-from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.base import (
+    AnyMethod,
+    Method,
+    MethodConfig,
+    Needs,
+    NoOptions,
+    RoundReport,
+    ServerState,
+)
 from silograph.methods.local_training import TRAIN_CALLS, begin, local_round, rests, shared, train
 from silograph.nn.conv import Params
 
@@ -98,26 +106,22 @@ def fit_round(
     return ServerState(weights, memory), report
 
 
-FEDAVG = Method(
+FEDAVG: AnyMethod = Method(
     name="fedavg",
     title="average of locally trained models",
     reference="McMahan et al., Communication-efficient learning of deep networks from "
     "decentralized data, AISTATS 2017",
     options=NoOptions,
-    optimizer="adam",
-    keep_optimizer=False,
-    judge="server",
-    uncut=False,
     init=init,
     round=fit_round,
     calls=TRAIN_CALLS,
 )
 
-FEDOPT = dataclasses.replace(
+FEDOPT: AnyMethod = dataclasses.replace(
     FEDAVG,
     name="fedopt",
     title="average of locally trained models, then a server momentum or Adam step",
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
     options=FedOptOptions,
-    optimizer="sgd",
+    needs=Needs(optimizer="sgd"),
 )

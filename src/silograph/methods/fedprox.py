@@ -31,6 +31,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.ranges import log
+from silograph.methods.base import Needs
 from silograph.methods.fedavg import FEDAVG
 from silograph.nn.correction import Proximal
 
@@ -59,5 +60,5 @@ FEDPROX = dataclasses.replace(
     title="average of models that stay near the last average",
     reference="Li et al., Federated optimization in heterogeneous networks, MLSys 2020",
     options=FedProxOptions,
-    corrections=corrections,
+    needs=Needs(corrections=corrections),
 )

@@ -22,9 +22,10 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
+from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import divisible, gradients
 from silograph.federation.base import Federation
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Uncut
 from silograph.methods.global_training import start_together, steps_together
 from silograph.nn.conv import Params
 from silograph.sampling.graphsaint import Sampler, draw, presample
@@ -93,11 +94,9 @@ GRAPHSAINT = Method(
     title="one model on subgraphs drawn from the uncut graph (no silos)",
     reference="Zeng et al., GraphSAINT: Graph sampling based inductive learning method, ICLR 2020",
     options=GraphSAINTOptions,
-    optimizer="adam",
-    keep_optimizer=True,
-    judge="server",
-    uncut=True,
     init=init,
     round=fit_round,
-    exchange=True,
+    setting=Uncut(),
+    evaluate=AllSilos(),
+    needs=Needs(keep_optimizer=True),
 )

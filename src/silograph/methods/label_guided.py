@@ -24,10 +24,11 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import BY_NAMED_SUMS, BY_SUMS, divisible, gradient_steps, gradients
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
 from silograph.nn.conv import Params
 from silograph.sampling.label_guided import (
@@ -123,12 +124,9 @@ LABEL_GUIDED = Method(
     title="one model on the joined graph, on all nodes or those drawn by label",
     reference="Zhang et al., Tackling the local bias in federated graph learning, 2021",
     options=LabelGuidedOptions,
-    optimizer="adam",
-    keep_optimizer=True,
-    judge="server",
-    uncut=False,
     init=init,
     round=fit_round,
-    exchange=True,
+    evaluate=AllSilos(),
+    needs=Needs(keep_optimizer=True),
     calls=CALLS,
 )

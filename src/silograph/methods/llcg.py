@@ -26,7 +26,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import state_of, under
 from silograph.federation.base import Federation
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerHolds, ServerState
 from silograph.methods.fedavg import init
 from silograph.methods.local_training import local_round, rests, shared, train
 from silograph.nn.backends import fit
@@ -80,7 +80,7 @@ def corrected(
         key: of the draws.
     """
     assert cfg.held is not None  # the method asks for it
-    options: LLCGOptions = cfg.options
+    options = cfg.options
     optimizer = cfg.optimizer
     if options.server_lr is not None:
         assert isinstance(optimizer, SGD | Adam)  # all that a run can name
@@ -101,11 +101,7 @@ LLCG = Method(
     reference="Ramezani et al., Learn locally, correct globally: A distributed algorithm for "
     "training graph neural networks, ICLR 2022",
     options=LLCGOptions,
-    optimizer="adam",
-    keep_optimizer=False,
-    judge="server",
-    uncut=False,
     init=init,
     round=fit_round,
-    holds=held_share,
+    setting=ServerHolds(held_share),
 )

@@ -9,12 +9,20 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import remembered
+from silograph.evaluation.scoring import personal
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.base import (
+    Method,
+    MethodConfig,
+    Needs,
+    NoOptions,
+    RoundReport,
+    ServerState,
+)
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -89,11 +97,9 @@ LOCAL = Method(
     title="every client trains alone",
     reference="the baseline of every paper of the field",
     options=NoOptions,
-    optimizer="adam",
-    keep_optimizer=True,
-    judge="personalised",
-    uncut=False,
     init=init,
     round=fit_round,
+    evaluate=personal(),
+    needs=Needs(keep_optimizer=True),
     calls=CALLS,
 )

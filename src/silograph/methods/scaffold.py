@@ -56,7 +56,7 @@ from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import COUNT
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -122,7 +122,7 @@ def variate_change(
     optimizer: object, start: Mapping[str, Tensor], common: Mapping[str, Tensor], fitted: Fitted
 ) -> Params:
     """Return (x - y_i) / (K_i eta) - c (C, ...), 0 for clients that took no step."""
-    assert isinstance(optimizer, SGD)  # see `Method.plain_sgd`
+    assert isinstance(optimizer, SGD)  # see `Needs.plain_sgd`
     change: Params = {}
     for name, ended in fitted.weights.items():
         assert isinstance(ended, Stacked)  # a shift leaves no row out
@@ -147,7 +147,6 @@ def fit_round(
     """Train at the selected clients; move the model and the common variate."""
     assert state.weights is not None  # set by init
     weights, options = state.weights, cfg.options
-    assert isinstance(options, ScaffoldOptions)
     common = {name: state.memory[f"variates/{name}"] for name in weights}
     inbox = {**shared("weights", weights), **shared("variates", common)}
     reply, report = local_round(fed, cfg, train_corrected, inbox, Kind.WEIGHTS, t, key)
@@ -187,13 +186,12 @@ SCAFFOLD = Method(
     reference="Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated "
     "learning, ICML 2020",
     options=ScaffoldOptions,
-    optimizer="sgd",
-    keep_optimizer=False,
-    judge="server",
-    uncut=False,
     init=init,
     round=fit_round,
-    corrections=lambda _: (Shift({}),),  # filled in at the clients
-    plain_sgd=True,
+    needs=Needs(
+        optimizer="sgd",
+        plain_sgd=True,
+        corrections=lambda _: (Shift({}),),  # filled in at the clients
+    ),
     calls=CALLS,
 )

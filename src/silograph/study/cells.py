@@ -206,7 +206,7 @@ def one_line(error: BaseException) -> str:
 
 def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
     config, last = result.config, result.rounds[-1]
-    judge = choose_method(config, cell.method)[0].judge
+    judge = choose_method(config, cell.method)[0].evaluate.view
     parts = ("val", "test") if test else ("val",)
     data = {}
     if result.cut is not None:

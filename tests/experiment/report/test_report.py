@@ -476,7 +476,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"got run.json: No such file or directory; there are runs in .*/runs$",
     ),
     "damaged": (lambda p: (p / "run.json").write_text("{"), "got Expecting property name"),
-    "older": (lambda p: (p / "run.json").write_text("{}"), "got run.json without 'config'"),
+    "other": (lambda p: (p / "run.json").write_text("{}"), "got run.json without 'config'"),
     "no simulation": (lambda p: (p / "simulation.json").unlink(), "got simulation.json: No such"),
     "bad ledger": (lambda p: (p / "ledger.jsonl").write_text("x\n"), "got substring not found"),
 }

@@ -14,7 +14,7 @@ from runs import MakeGraph
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.in_memory_parts import source_hash
 from silograph.experiment.resolve.user_code import imported
-from silograph.methods import FEDAVG, FEDPROX, Method
+from silograph.methods import FEDAVG, FEDPROX, Method, Needs
 from silograph.nn.own_module import Make
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.tune.tune import resume_search
@@ -70,7 +70,7 @@ def parts(text: str = SOURCE) -> tuple[Method, Make]:
 
 def test_cells_of_values_are_plain_runs(make_graph: MakeGraph) -> None:
     graph = make_graph()
-    method = replace(FEDAVG, name="own", keep_optimizer=True)
+    method = replace(FEDAVG, name="own", needs=Needs(keep_optimizer=True))
     table = sg.compare(graph, methods=[FEDAVG, method], seeds=1, over={"model": [Net]}, **SMALL)
     assert [row["method"] for row in table.rows] == ["fedavg", "own"]
     assert {row["model"] for row in table.rows} == {f"{Net.__module__}:Net"}
@@ -116,7 +116,9 @@ def test_a_source_that_changed_is_another_cell(make_graph: MakeGraph) -> None:
 def test_what_a_source_does_not_say_has_no_hash() -> None:
     method, net = parts()
     found = [source_hash(part) for part in (method, net, made("wide"), made("wider"), torch.nn.GRU)]
-    found += [source_hash(m) for m in (FEDAVG, FEDPROX, replace(FEDAVG, keep_optimizer=True))]
+    found += [
+        source_hash(m) for m in (FEDAVG, FEDPROX, replace(FEDAVG, needs=Needs(keep_optimizer=True)))
+    ]
     assert None not in found
     assert len(set(found)) == len(found)
     assert source_hash(made("wide")) == found[2]

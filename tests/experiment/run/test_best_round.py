@@ -98,7 +98,7 @@ def test_evaluating_less_often_trains_the_same(make_graph: MakeGraph, method: st
     seldom = go(make_graph(), rounds=8, method=method, eval_every=3)
     assert [row["round"] for row in always.rounds] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert rows_of(seldom) == [row for row in rows_of(always) if row["round"] in (3, 6, 8)]
-    view = METHODS[method].judge
+    view = METHODS[method].evaluate.view
     assert seldom.best_round == best_row(seldom, view)["round"]
     once = go(make_graph(), rounds=8, method=method, eval_every=100)
     assert rows_of(once) == rows_of(always)[-1:]
@@ -111,7 +111,7 @@ def test_without_validation_nodes_the_last_round_counts(make_graph: MakeGraph, m
     assert (result.val.server, result.val.uncut, result.val.personalised) == (None, None, None)
     for row in result.rounds:
         assert {v for k, v in row.items() if k.startswith("val_")} == {None}
-    view = METHODS[method].judge
+    view = METHODS[method].evaluate.view
     assert getattr(result.test, view).accuracy == rows_of(result)[-1][f"test_{view}_accuracy"]
 
 

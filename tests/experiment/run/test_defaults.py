@@ -101,7 +101,7 @@ def test_what_a_method_trains_with_is_written_out(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", [name for name, m in METHODS.items() if not m.plain_sgd])
+@pytest.mark.parametrize("method", [name for name, m in METHODS.items() if not m.needs.plain_sgd])
 def test_the_learning_rate_follows_the_optimizer(
     make_graph: MakeGraph, setups: list[Setup], method: str, optimizer: str
 ) -> None:

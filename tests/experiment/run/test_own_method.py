@@ -24,10 +24,10 @@ from runs import (
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.user_code import imported
-from silograph.methods import FEDAVG, Method, Proximal
+from silograph.methods import FEDAVG, Method, Needs, Proximal
 
 PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
-OWN = replace(FEDAVG, name="own", corrections=lambda _: (Proximal(0.5),))
+OWN = replace(FEDAVG, name="own", needs=Needs(corrections=lambda _: (Proximal(0.5),)))
 
 
 @pytest.fixture

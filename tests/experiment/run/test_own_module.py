@@ -29,7 +29,7 @@ OWN: dict[str, Any] = {"hidden": 128}  # its default: a module decides by itself
 
 
 # Sums over all silos are refused with modules: tests/methods/test_label_guided.py.
-ALONE = [name for name, method in METHODS.items() if not method.exchange]
+ALONE = [name for name, method in METHODS.items() if not method.evaluate.all_silos]
 
 
 class Net(nn.Module):
@@ -81,7 +81,7 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
     ("method", "optimizer"),
-    [(name, o) for name in ALONE for o in ("adam", "sgd")[METHODS[name].plain_sgd :]],
+    [(name, o) for name in ALONE for o in ("adam", "sgd")[METHODS[name].needs.plain_sgd :]],
 )
 def test_a_module_written_as_gcn_is_gcn(
     make_graph: MakeGraph,
@@ -94,7 +94,7 @@ def test_a_module_written_as_gcn_is_gcn(
     graph = make_graph(60, sparse=sparse, missing=0.1)
     shape = Model("gcn", graph.num_features, HIDDEN, graph.num_classes, 2, 0.0, graph.task)
     options = {"method": method, "optimizer": optimizer, "local_epochs": 2, "participation": 0.5}
-    if sparse and not METHODS[method].uncut:
+    if sparse and not METHODS[method].setting.uncut:
         options["collect"] = 0.4
     theirs = go(graph, kernels="torch", dropout=0.0, **options)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config, read_toml
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.experiment.report.reading import read_run
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import check_free, default_folder
@@ -116,16 +117,15 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert set(about) == {
         *("versions", "source", "same", "model", "config", "method", "partition_hash", "dataset"),
-        "simulated",
+        *("simulated", "format"),
     }
     assert {**about["config"], "out": "done"} == vars(result.config)
     fedavg = METHODS["fedavg"]
     assert about["method"] == {
         "title": fedavg.title,
         "reference": fedavg.reference,
-        "judge": fedavg.judge,
-        "exchange": False,
-        "uncut": False,
+        "judge": "server",
+        "seen": "through its own client's graph",
         "held": None,
     }
     assert about["source"] is None  # the graph was in memory
@@ -347,6 +347,20 @@ def test_a_damaged_run_json_is_one_line(
     (done[0] / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"expected what the run was in done/run\.json, got"):
         resume("done", graph=make_graph())
+
+
+def test_a_folder_of_another_version_says_which(
+    done: tuple[Path, Result], make_graph: MakeGraph
+) -> None:
+    about = json.loads((done[0] / "run.json").read_text(encoding="utf-8"))
+    del about["format"]
+    about["versions"]["silograph"] = "0.0.9"
+    (done[0] / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    line = r"expected a result folder of format 2 in done, got format 1, as silograph 0\.0\.9 wrote"
+    with pytest.raises(CheckpointError, match=line):
+        resume("done", graph=make_graph())
+    with pytest.raises(CheckpointError, match=r"got format 1, as silograph 0\.0\.9"):
+        read_run(done[0])
 
 
 # --- nothing is overwritten -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 import silograph as sg
 from runs import files_of, run_until
 from silograph.core.errors import CheckpointError, ConfigError
+from silograph.evaluation.scoring import personal
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup
@@ -66,7 +67,7 @@ def test_resumed_in_every_round(
     every: int,
 ) -> None:
     graph = make_graph()
-    share = 1.0 if METHODS[method].exchange else 0.6
+    share = 1.0 if METHODS[method].evaluate.all_silos else 0.6
     options = {"method": method, "checkpoint_every": every, "participation": share}
     sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
     expected = files_of(tmp_path / "whole")
@@ -299,7 +300,7 @@ def test_a_method_judged_by_own_models_keeps_its_server_model(
     make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As methods with personalised models do: the best round is another than the server's."""
-    own = replace(METHODS["fedavg"], judge="personalised")
+    own = replace(METHODS["fedavg"], evaluate=personal())
     monkeypatch.setitem(METHODS, "fedavg", own)
     graph = make_graph()
     sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))

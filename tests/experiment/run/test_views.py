@@ -164,7 +164,7 @@ def test_scores_do_not_depend_on_how_often_rounds_are_judged(
     make_graph: MakeGraph, method: str
 ) -> None:
     """Half of the clients a round, no validation: the last round is judged, however often."""
-    share = 1.0 if METHODS[method].exchange else 0.5  # all silos take every step together
+    share = 1.0 if METHODS[method].evaluate.all_silos else 0.5  # all silos take every step together
     options = {"method": method, "rounds": 5, "participation": share, "split": NO_VALIDATION}
     often, seldom, once = (go(make_graph(90), eval_every=e, **options) for e in (1, 2, 5))
     assert often.test.personalised is not None

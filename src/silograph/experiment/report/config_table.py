@@ -18,7 +18,7 @@ SEEDS = ("seed", "partition_seed", "split_seed", "init_seed")
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConfigRow:
     """A row of the config's table.
 
     Attributes:
@@ -64,12 +64,12 @@ def changes(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def settings(run: RunRecord) -> dict[str, list[Setting]]:
+def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
     """Return the rows of the config's table by group, groups in their first order."""
     used, changed = run.about["config"], changes(run.given)
-    table: dict[str, list[Setting]] = {}
+    table: dict[str, list[ConfigRow]] = {}
     for name, field in FIELDS.items():
-        row = Setting(
+        row = ConfigRow(
             name=name,
             value=text_of(used.get(name)),
             help=field.metadata["help"],

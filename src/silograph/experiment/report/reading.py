@@ -10,7 +10,6 @@ from typing import Any
 
 from silograph.core.config import make_config, read_toml
 from silograph.core.errors import DataError, SilographError
-from silograph.evaluation.views import heard
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -20,6 +19,7 @@ from silograph.experiment.result_files import (
     ROUNDS,
     SIMULATION,
     Row,
+    check_format,
     read_csv,
     read_rounds,
 )
@@ -59,13 +59,8 @@ class RunRecord:
 
     @property
     def heard(self) -> str:
-        """How a node is seen in the `server` view; methods and configs of old say less."""
-        method, config = self.about["method"], self.about["config"]
-        return heard(
-            exchange=method.get("exchange", False),
-            uncut=method.get("uncut", False),
-            collect=config.get("collect", 0.0),
-        )
+        """How a node is seen in the `server` view."""
+        return str(self.about["method"]["seen"])
 
     @property
     def by_validation(self) -> bool:
@@ -129,6 +124,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     folder = Path(path)
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        check_format(about, folder / ABOUT)
         missing = [name for name in NEEDED if name not in about]
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")

@@ -3,7 +3,7 @@
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.evaluation.evaluate import exchanged_steps, own_steps, server_steps
+from silograph.evaluation.evaluate import own_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
@@ -59,8 +59,7 @@ def _evaluation_steps(
     judging = key.fold("judge server", t)
     server: Steps = ()
     if method.calls is not None and method.calls.server_model:
-        steps = exchanged_steps if method.exchange else server_steps
-        server = steps(model, judging)
+        server = method.evaluate.steps(model, judging)
     scored = server, own_steps(model, key.fold("judge own", t))
     if t % config.eval_every == 0 or t == config.rounds:
         return scored

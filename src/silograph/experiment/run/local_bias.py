@@ -44,7 +44,7 @@ def local_bias(
     dtype = DTYPES[setup.config.dtype]
     block, route = make_block(cut.graph, cut.partition, cut.split, dtype)
     uncut, no_route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
-    if not setup.method.uncut:  # a node draws as it does at its client
+    if not setup.method.setting.uncut:  # a node draws as it does at its client
         row_key = uncut.row_key.clone()
         row_key[cut.partition.copies] = block.row_key
         uncut = replace(uncut, row_key=row_key)
@@ -60,7 +60,7 @@ def local_bias(
             tell(f"centralized model for local bias, round {t}/{rounds}")
     assert state.weights is not None  # the method has a server
     reference = predict(cfg.kernels, cfg.model, state.weights, uncut)[cut.partition.copies]
-    if setup.method.exchange or setup.method.uncut:
+    if setup.method.evaluate.all_silos or setup.method.setting.uncut:
         ours = predict(cfg.kernels, cfg.model, last, uncut)[cut.partition.copies]
     else:
         graph = block.to(device, dtype)

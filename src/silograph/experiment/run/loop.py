@@ -164,7 +164,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     if judged:
         now = judge_finite(setup, state, t)
         best = now if is_better(setup, now, best) else best
-        scores = now.val[setup.method.judge]
+        scores = now.val[setup.method.evaluate.view]
         row = row_of(setup, now, report, time.monotonic() - began)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(

@@ -32,11 +32,13 @@ from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     CONFIG,
+    FORMAT,
     LEDGER,
     RESULT,
     ROUNDS,
     SIMULATION,
     Row,
+    check_format,
     read_csv,
     read_rounds,
     to_csv,
@@ -50,6 +52,7 @@ from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import CutStatistics, describe
+from silograph.methods.base import seen_by
 
 
 def default_folder(config: RunConfig) -> str:
@@ -142,13 +145,14 @@ class ResultFolder:
         """Return what run.json says.
 
         Raises:
-            CheckpointError: it is missing or damaged.
+            CheckpointError: it is missing, damaged, or of another version.
         """
         try:
             found: dict[str, Any] = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
+            check_format(found, self.path / ABOUT)
             known = {name: found[name] for name in ("same", "source")}
             return {**known, "simulated": found.get("simulated", True)}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"expected what the run was in {self.path / 'run.json'}, got: {error}"
             ) from None
@@ -251,6 +255,7 @@ def _write_start(
     write_atomic(folder / CONFIG, write_toml(replace(given, out=None)))
     method, cut = setup.method, setup.simulated
     about: dict[str, Any] = {
+        "format": FORMAT,
         "versions": versions(),
         "source": source,
         "same": identity(setup),
@@ -259,10 +264,9 @@ def _write_start(
         "method": {
             "title": method.title,
             "reference": method.reference,
-            "judge": method.judge,
-            "exchange": method.exchange,
-            "uncut": method.uncut,
-            "held": None if method.holds is None else method.holds(setup.method_config.options),
+            "judge": method.evaluate.view,
+            "seen": seen_by(method, setup.config),
+            "held": method.setting.held(setup.method_config.options),
         },
         "simulated": cut is not None,
         "partition_hash": setup.partition_hash,

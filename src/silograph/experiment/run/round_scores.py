@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.evaluate import counts_here, exchanged_counts, own_counts, server_counts
+from silograph.evaluation.evaluate import counts_here, own_counts
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.graph.graph import Split
@@ -70,10 +70,8 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     server = None
     if state.weights is not None:
         judging = key.fold("judge server", t)
-        if setup.method.exchange:
-            server = exchanged_counts(fed, setup.method_config.model, state.weights, judging)
-        else:
-            server = server_counts(fed, state.weights, judging)
+        model = setup.method_config.model
+        server = setup.method.evaluate.counts(fed, model, state.weights, judging)
     own = own_counts(fed, key.fold("judge own", t))
     return judged(setup, t, server, own, state.weights, fed.away)
 
@@ -83,7 +81,7 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
 
     Rounds that were judged without some clients compare on the nodes that both have counted.
     """
-    view = setup.method.judge
+    view = setup.method.evaluate.view
     ours, theirs = new.val[view], None if old is None else old.val[view]
     if old is not None and new.away != old.away:
         ours, theirs = (_val_of_both(setup, one, other) for one, other in ((new, old), (old, new)))
@@ -99,7 +97,7 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
 def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
     """Return validation scores of `one`, on the clients that `other` has counted, too."""
     counts, others = (
-        j.server if setup.method.judge == "server" else j.personalised for j in (one, other)
+        j.server if setup.method.evaluate.view == "server" else j.personalised for j in (one, other)
     )
     if counts is None or others is None:
         return None
@@ -132,7 +130,7 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
 
 def metric_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
-    value = row[f"val_{setup.method.judge}_accuracy"]
+    value = row[f"val_{setup.method.evaluate.view}_accuracy"]
     accuracy = "-" if value is None else f"{value:.3f}"
     loss = "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
     return f"val accuracy {accuracy}  train loss {loss}"

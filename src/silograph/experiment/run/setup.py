@@ -134,8 +134,8 @@ def _options(config: RunConfig, method: Method) -> object:
     """Return the checked options of a method, once the rest of the config goes with it."""
     options: object = checked(method.options, config.options, f"options of {method.name}")
     with_model_options(config)
-    optimizer = config.optimizer or method.optimizer
-    if method.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
+    optimizer = config.optimizer or method.needs.optimizer
+    if method.needs.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
         raise ConfigError(
             f"expected optimizer sgd with momentum 0 for method {method.name}, got {optimizer} "
             f"with momentum {config.momentum}: other steps do not tell the clients' gradients"
@@ -145,9 +145,9 @@ def _options(config: RunConfig, method: Method) -> object:
 
 def with_optimizer(config: RunConfig, method: Method) -> RunConfig:
     """Return the config with the clients' optimizer and its rate written out."""
-    optimizer = config.optimizer or method.optimizer
+    optimizer = config.optimizer or method.needs.optimizer
     lr = LEARNING_RATES[optimizer] if config.lr is None else config.lr
-    keep = method.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    keep = method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
     return replace(config, optimizer=optimizer, lr=lr, keep_optimizer=keep)
 
 
@@ -215,17 +215,18 @@ def write_out(config: RunConfig, method: Method) -> WrittenOut:
         ConfigError: something about it cannot be used.
     """
     options = _options(config, method)
-    if config.collect and (method.exchange or method.uncut):
+    setting, all_silos = method.setting, method.evaluate.all_silos
+    if config.collect and (all_silos or setting.uncut):
         raise ConfigError(
             f"expected a method that trains on each client's own graph for collect, got "
             f"{method.name}, which has all neighbors already: leave collect out"
         )
-    if config.partition in OVERLAPPING and method.exchange and not method.uncut:
+    if config.partition in OVERLAPPING and all_silos and not setting.uncut:
         raise ConfigError(
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
-    if config.local_bias and method.judge != "server":
+    if config.local_bias and method.evaluate.view != "server":
         raise ConfigError(
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
             "local_bias out"
@@ -256,7 +257,7 @@ def configure(
     config, method = given.config, given.method
     dtype = DTYPES[config.dtype]
     model = make_model(config, schema, make or own_module(config), dtype, given.device)
-    corrections = method.corrections(given.options)
+    corrections = method.needs.corrections(given.options)
     training = Training(model, given.optimizer, given.schedule, corrections)
     config = plan(config, training, block, given.device)
     assert config.keep_optimizer is not None  # written out
@@ -295,7 +296,7 @@ def prepare(
         method = find_method(config, None)
     given = write_out(config, method)
     dtype = DTYPES[config.dtype]
-    cut, block, route = clients_of(given.config, graph, dtype, uncut=method.uncut)
+    cut, block, route = clients_of(given.config, graph, dtype, uncut=method.setting.uncut)
     schema = schema_of(cut.graph)
     clients = len(cut.partition.ids)
     given = replace(given, config=replace(given.config, clients=clients))
@@ -311,8 +312,8 @@ def prepare(
         compiled=config.kernels == "compiled",
         one_by_one=isinstance(method_config.model, ModuleModel),
     )
-    if method.holds is not None:
-        part = method.holds(given.options)
+    part = method.setting.held(given.options)
+    if part is not None:
         held = held_block(cut, part, Key.of(config.seed).fold("server's nodes"))
         held = held.to(given.device, DTYPES[config.dtype])
         method_config = replace(method_config, held=held)

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
-from silograph.evaluation.views import heard
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.run.result import REPORTED, VIEWS
 from silograph.experiment.run.setup import choose_method
+from silograph.methods.base import seen_by
 from silograph.study.cells import LASTING, Cell, Line
 from silograph.study.compare.asked import Asked, ComparisonRow
 from silograph.study.compare.paired_statistics import Paired, holm, paired, power_of
@@ -122,16 +122,16 @@ class Comparison:
             return self.asked.view
         cells = (c for c in self.cells if self._point(c) == point)
         cell = next(cell for cell in cells if cell.labels["method"] == method)
-        return choose_method(cell.config, cell.method)[0].judge
+        return choose_method(cell.config, cell.method)[0].evaluate.view
 
     def _ways(self) -> dict[str, list[str]]:
         """Return how nodes are seen in the server view, and the methods that see them so."""
         ways: dict[str, list[str]] = {}
         for cell in self.cells:
             method, _ = choose_method(cell.config, cell.method)
-            if method.judge != "server":
+            if method.evaluate.view != "server":
                 continue
-            way = heard(exchange=method.exchange, uncut=method.uncut, collect=cell.config.collect)
+            way = seen_by(method, cell.config)
             names, name = ways.setdefault(way, []), str(cell.labels["method"])
             if name not in names:
                 names.append(name)

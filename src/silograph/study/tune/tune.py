@@ -84,7 +84,7 @@ def tune(
     base = _base(graph, config, run_options)
     graph = graph if isinstance(graph, Graph) else None
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, graph, own)
-    space = replace(space, view=space.method.judge if view == "own" else view)
+    space = replace(space, view=space.method.evaluate.view if view == "own" else view)
     given = checked_mapping("ranges", ranges)
     fixed = given_keys(run_options)
     space = replace(space, ranges=chosen_ranges(space.method, keys, given, fixed))

@@ -1,0 +1,97 @@
+"""How a method's models are scored: which neighbors a node sees, and which view picks the round.
+
+Scores are counts that clients report (`silograph.evaluation.evaluate`). Of every method the
+clients' own models are scored; how the server's model is scored is what the values here differ in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.evaluation.evaluate import (
+    exchanged_counts,
+    exchanged_steps,
+    server_counts,
+    server_steps,
+)
+from silograph.evaluation.views import FETCHED, OWN, SILOS
+from silograph.federation.base import Federation
+from silograph.federation.program import Steps
+from silograph.nn.model import AnyModel
+
+
+class Evaluation(Protocol):
+    """A way to score the server's model."""
+
+    @property
+    def view(self) -> Literal["server", "personalised"]:
+        """The view whose validation scores pick the round."""
+
+    @property
+    def all_silos(self) -> bool:
+        """Whether a node sees its neighbors in all silos."""
+
+    def counts(
+        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+    ) -> dict[str, Tensor]:
+        """Return all clients' counts of the server's model; see `evaluate.server_counts`."""
+
+    def steps(self, model: AnyModel, key: Key) -> Steps:
+        """Return the calls of `counts`."""
+
+    def seen(self, collect: float) -> str:
+        """Return how a node is seen where clients have fetched a share `collect` of their halo."""
+
+
+@dataclass(frozen=True)
+class OwnGraph:
+    """Each node is seen through its own client's graph; the server's model picks the round."""
+
+    view: Literal["server", "personalised"] = "server"
+    all_silos = False
+
+    def counts(
+        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+    ) -> dict[str, Tensor]:
+        """Score through the clients' graphs."""
+        del model
+        return server_counts(fed, weights, key)
+
+    def steps(self, model: AnyModel, key: Key) -> Steps:
+        """Return the calls of `counts`."""
+        return server_steps(model, key)
+
+    def seen(self, collect: float) -> str:
+        """Return how a node is seen."""
+        return FETCHED if collect else OWN
+
+
+def personal() -> OwnGraph:
+    """Return `OwnGraph` where the clients' own models pick the round."""
+    return OwnGraph("personalised")
+
+
+@dataclass(frozen=True)
+class AllSilos:
+    """Each node is seen with its neighbors in all silos; the server's model picks the round."""
+
+    view: Literal["server", "personalised"] = "server"
+    all_silos = True
+
+    def counts(
+        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+    ) -> dict[str, Tensor]:
+        """Score with sums over all silos."""
+        return exchanged_counts(fed, model, weights, key)
+
+    def steps(self, model: AnyModel, key: Key) -> Steps:
+        """Return the calls of `counts`."""
+        return exchanged_steps(model, key)
+
+    def seen(self, collect: float) -> str:
+        """Return how a node is seen."""
+        del collect
+        return SILOS
