@@ -8,8 +8,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler import Compiler
 
 from silograph.core import key
+from silograph.nn.kernels.linking import SelfContained
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
@@ -27,13 +30,30 @@ def sources() -> bytes:
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function at its first call, and keep the machine code on disk.
+    """Compile a function that kernels call, at its first call, and keep its code on disk.
 
     numba looks for changes in the file of a function only, not in those of functions that it calls:
     after an upgrade old code would run on. Here every file counts.
     """
-    made = njit(fastmath=FAST, error_model="numpy", cache=True, nogil=True)(function)
-    made._cache._cache_file._source_stamp = sources()  # type: ignore[attr-defined]
+    return _compiled(function, Compiler)
+
+
+def kernel(function: Function) -> Function:
+    """Do the same for a function that Python calls: bits do not depend on what else is loaded."""
+    return _compiled(function, SelfContained)
+
+
+def _compiled(function: Function, compiler: type[Compiler]) -> Function:
+    made = njit(
+        fastmath=FAST, error_model="numpy", cache=True, nogil=True, pipeline_class=compiler
+    )(function)
+    cache = made._cache  # type: ignore[attr-defined]
+    # Files by the digest: numba reads an old index before it looks at the stamp, and an index that
+    # names types of another version cannot be read.
+    base = f"{cache._impl.filename_base}.{sources().hex()[:16]}"
+    cache._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call]
+        cache._cache_path, base, sources()
+    )
     return cast(Function, made)
 
 

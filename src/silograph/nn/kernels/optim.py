@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from silograph.nn.kernels.arrays import Array, StepRule, compiled
+from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
 
 
 @compiled
@@ -69,7 +69,7 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
         sgd(p, g, m, steps, t)
 
 
-@compiled
+@kernel
 def rest(p: Array, steps: StepRule, count: int) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
     grad, moments = np.empty(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)

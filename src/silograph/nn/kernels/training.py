@@ -15,6 +15,7 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     Weights,
     compiled,
+    kernel,
 )
 from silograph.nn.kernels.draws import fold, sample, shuffled, whole
 from silograph.nn.kernels.layers import backward_step, forward
@@ -137,7 +138,7 @@ def train_client(
     return loss, taken
 
 
-@compiled
+@kernel
 def train(
     k0: int,
     k1: int,
@@ -204,7 +205,7 @@ def train(
         logits[rows.off[k] : rows.off[k + 1]] = s.out[: rows.off[k + 1] - rows.off[k]]
 
 
-@compiled
+@kernel
 def predict(
     k0: int,
     k1: int,
