@@ -278,8 +278,11 @@ def test_other_packages_are_told_of(
             {"method": "llcg"},
             "got llcg, whose server needs nodes of its own",
         ),
-        ({"method": "mine.py:M"}, "expected one of silograph's own methods for a federation"),
-        ({"model": "mine.py:M"}, "expected one of silograph's own models for a federation"),
+        ({"method": "mine.py:M"}, r"expected to import .*/mine\.py, got FileNotFoundError"),
+        (
+            {"model": "mine.py:M", "hidden": 128},
+            r"expected to import .*/mine\.py, got FileNotFoundError",
+        ),
         ({"largest_component": True}, "expected silos' own data as they are, got largest_comp"),
         ({"out": "."}, "expected a result folder that does not exist yet"),
     ],

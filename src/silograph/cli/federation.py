@@ -222,13 +222,23 @@ def silo_command(
         typer.Option(
             "--allow",
             help="methods that this silo agrees to besides those that send weights and counts "
-            "only: label_guided,bns,cagnet,collect (docs/exchange.md)",
+            "only: label_guided,bns,cagnet,collect,own.py:METHOD (docs/exchange.md)",
+        ),
+    ] = None,
+    allow_code: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-code",
+            help="FILE.py or package.module with methods or models that the server may name; its "
+            "code runs here (repeatable; docs/federation.md)",
         ),
     ] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None,
     log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info",
 ) -> int:
     """Take part in one run with the data of a folder, which stay here."""
+    from silograph.deploy.allowed_code import allow_code as import_allowed
+    from silograph.deploy.allowed_code import split_names
     from silograph.deploy.logs import logging_to
     from silograph.deploy.silo import Attendance, attend, read_allowed
     from silograph.deploy.silo_display import show_silo
@@ -241,6 +251,7 @@ def silo_command(
         raise ConfigError(f"expected the silo {name} in {data}, got {silo.name}: see its silo.toml")
     if secret is None and (data / SECRET).exists():
         secret = data / SECRET
+    code = import_allowed(split_names(allow_code or ()))
     how = Attendance(
         server=server,
         key=data / "key.pem" if key is None else key,
@@ -250,7 +261,8 @@ def silo_command(
         state=data / "state" if state is None else state,
         device=device,
         patience=wait,
-        allow=read_allowed(allow),
+        allow=read_allowed(allow, code),
+        code=code,
     )
     with logging_to(log_file, log_level), show_silo(best_mode(), silo.name) as report:
         reason = attend(silo, how, report)

@@ -18,9 +18,11 @@ from typing import IO
 
 from silograph.core.config import RunConfig, write_toml
 from silograph.core.errors import SilographError
+from silograph.deploy.allowed_code import portable
 from silograph.deploy.export_silos import export_silos
-from silograph.deploy.silo import check_deployable
+from silograph.deploy.server import check_run, with_absolute_code
 from silograph.experiment.resolve.run_program import COLLECT
+from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
@@ -87,7 +89,8 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
     if config.clients is None and config.partition != "silo":
         config = dataclasses.replace(config, clients=DEFAULT_SILOS)
     config = dataclasses.replace(config, out=None, tracker=None)
-    check_deployable(config)
+    config = with_absolute_code(config)
+    check_run(config)
     with tempfile.TemporaryDirectory(prefix="silograph-") as name:
         folder = Path(name)
         silos = export_silos(config, folder / "silos", "npz")
@@ -114,8 +117,10 @@ def _federate(
             *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
         )
         address = _address(server, tell)
-        allow = ",".join((config.method, COLLECT))
-        common = ("--server", address, "--ca", certs / "ca.pem", "--allow", allow)
+        allow = ",".join((portable(config.method), COLLECT))
+        common: list[object] = ["--server", address, "--ca", certs / "ca.pem", "--allow", allow]
+        for spec in dict.fromkeys((config.method, config.model)):
+            common += ["--allow-code", spec.rpartition(":")[0]] if is_spec(spec) else []
         logs = [folder / f"{silo.name}.log" for silo in silos]
         members = []
         for silo, log in zip(silos, logs, strict=True):

@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING
 
 from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
 from silograph.core.errors import ConfigError, SilographError
+from silograph.deploy.allowed_code import (
+    check_declared,
+    check_model,
+    server_table,
+    told_of_code,
+)
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import Known, read_known, write_known
 from silograph.deploy.silo import check_deployable, read_file, read_versions, start_facts
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
@@ -32,14 +39,13 @@ from silograph.experiment.run.setup import (
     versions,
     write_out,
 )
-from silograph.experiment.run.snapshot import NUMERIC, check_identity, identity
+from silograph.experiment.run.snapshot import NUMERIC, check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
 from silograph.federation.session.engine import Session, say_goodbye
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
-from silograph.federation.session.names import own_ops
 from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.status import Board
 from silograph.federation.session.wire import need_packages
@@ -107,8 +113,8 @@ def serve(
     """
     check_mode(progress)
     need_packages()
-    check_deployable(config)
-    choose_method(config)
+    config = with_absolute_code(config)
+    check_run(config)
     if config.out is not None:
         check_free(config.out)
     figures = Figures()
@@ -157,6 +163,8 @@ def serve_again(
             )
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        check_code(about["same"], config)
+        check_run(config)
         known = read_known(target)
         figures = Figures()
         watched = watched_by(config, (figures, *trackers))
@@ -191,6 +199,20 @@ def _met(
             meeting.close(reason_of(error))
             raise
         meeting.close("")
+
+
+def with_absolute_code(config: RunConfig) -> RunConfig:
+    """Return the config with files of users' code named from the root on."""
+    method, model = (absolute(s) if is_spec(s) else s for s in (config.method, config.model))
+    return replace(config, method=method, model=model)
+
+
+def check_run(config: RunConfig) -> None:
+    """Raise `ConfigError` for a run that silos cannot take part in, before any is waited for."""
+    method, _ = choose_method(config)
+    check_deployable(config, method)
+    check_declared(config, method)
+    check_model(config)
 
 
 def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
@@ -278,7 +300,9 @@ class Meeting:
         given = write_out(replace(config, device="cpu"), method)  # where the server adds up
         config, method_config = configure(given, schema, None)
         config = replace(config, device=self._config.device)
-        self._start = start_facts(config, schema)
+        program = program_of(config, schema, method, method_config)
+        ops = server_table(program)
+        self._start = start_facts(config, schema, told_of_code(config, program))
         for peer in peers.values():
             peer.send(Type.START, facts_body(self._start))
         for name, peer in peers.items():
@@ -290,8 +314,8 @@ class Meeting:
             ids,
             peers,
             route,
-            own_ops(),
-            Course(program_of(config, schema, method, method_config)),
+            ops,
+            Course(program),
             dtype=DTYPES[config.dtype],
             least=len(ids) if venue.least is None else venue.least,
             seconds=venue.seconds,

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,14 +14,13 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
+from silograph.deploy.allowed_code import AllowedCode, portable, split_names
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
-from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.run.setup import DTYPES, configure, versions, write_out
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.names import own_ops
 from silograph.federation.session.own_folder import held
 from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Prepared, Responder
@@ -31,6 +31,7 @@ from silograph.graph.silos.data import Silo, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 
+NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
 
@@ -49,15 +50,8 @@ def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     return {one_line(package): one_line(version) for package, version in told.items()}
 
 
-def check_deployable(config: RunConfig) -> None:
+def check_deployable(config: RunConfig, method: Method) -> None:
     """Raise `ConfigError` for a run that silos cannot do on their own data."""
-    for what, name in (("model", config.model), ("method", config.method)):
-        if is_spec(name):
-            raise ConfigError(
-                f"expected one of silograph's own {what}s for a federation of silos, got {name}: "
-                "no code travels to silos"
-            )
-    method = lookup(METHODS, config.method, "method")
     if (needs := method.setting.at_server) is not None:
         raise ConfigError(
             f"expected a method that trains at silos alone, got {config.method}, whose server "
@@ -71,11 +65,21 @@ def check_deployable(config: RunConfig) -> None:
             )
 
 
-def start_facts(config: RunConfig, schema: Schema) -> dict[str, Any]:
-    """Return what the server sends to silos before the first call."""
-    values = dataclasses.asdict(config)
+def start_facts(
+    config: RunConfig, schema: Schema, code: Mapping[str, str] = NONE
+) -> dict[str, Any]:
+    """Return what the server sends to silos before the first call.
+
+    Args:
+        config: of the run.
+        schema: of all silos' data.
+        code: digests of users' code that the run needs, by name; see `told_of_code`.
+    """
+    named = {name: portable(getattr(config, name)) for name in ("method", "model")}
+    values = dataclasses.asdict(config) | named
     told = {k: v for k, v in values.items() if k not in PRIVATE and v is not None}
-    return {"config": told, "schema": dataclasses.asdict(schema)}
+    facts = {"config": told, "schema": dataclasses.asdict(schema)}
+    return facts | ({"code": dict(code)} if code else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +93,7 @@ class OwnData:
         report: told of what concerns the silo's own people only.
         allow: methods that the silo agrees to besides those that send weights and counts only, and
             `collect`.
+        code: code of users that the silo allowed.
     """
 
     silo: Silo
@@ -96,6 +101,7 @@ class OwnData:
     device: str | None
     report: EventCallback
     allow: tuple[str, ...] = ()
+    code: AllowedCode = field(default_factory=AllowedCode)
 
     def hello(self, run: bytes) -> Hello:
         """Return what the silo shows of itself; see `Holder`."""
@@ -120,14 +126,17 @@ class OwnData:
         if not isinstance(told, dict):
             raise ConfigError("expected the server's config, got none")
         config = make_config({k: v for k, v in told.items() if k not in PRIVATE}, source="server")
-        check_deployable(config)
+        self.code.check(facts.get("code"))
+        method = self.code.method(config.method, facts.get("code"))
+        make = self.code.model(config.model, facts.get("code"))
+        check_deployable(config, method)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
-        method = lookup(METHODS, config.method, "method")
         given, schema = write_out(config, method), schema_of(self.silo.graph)
         dtype = DTYPES[config.dtype]
-        written, method_config = configure(given, schema, None)
+        written, method_config = configure(given, schema, make)
         program = program_of(written, schema, method, method_config)
+        self.code.check_ops(program)
         check_allowed(self.allow, written, method, method_config)
         block = client_block(self.silo, config, dtype)
         torch.set_num_threads(config.threads)
@@ -152,14 +161,19 @@ def check_allowed(
             )
 
 
-def read_allowed(text: str | None) -> tuple[str, ...]:
-    """Return the names of a list such as `label_guided,collect`.
+def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
+    """Return the names of a list such as `label_guided,collect,own.py:METHOD`.
+
+    Args:
+        text: the list.
+        code: that the silo allowed.
 
     Raises:
         ConfigError: one of them is none of a method, nor `collect`.
     """
-    names = () if text is None else tuple(name.strip() for name in text.split(","))
-    known = {COLLECT: None, **dict.fromkeys(METHODS)}
+    names = () if text is None else split_names([text])
+    own = () if code is None else code.methods
+    known = {COLLECT: None, **dict.fromkeys(METHODS), **dict.fromkeys(own)}
     for name in names:
         lookup(known, name, "method to allow")
     return names
@@ -180,6 +194,7 @@ class Attendance:
         device: where it computes; None is what the server's config says.
         patience: seconds for which it tries to reach the server.
         allow: see `OwnData`.
+        code: see `OwnData`.
     """
 
     server: str
@@ -191,6 +206,7 @@ class Attendance:
     device: str | None = None
     patience: float = 600.0
     allow: tuple[str, ...] = ()
+    code: AllowedCode = field(default_factory=AllowedCode)
 
 
 def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
@@ -209,14 +225,15 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     from silograph.federation.session.attach import Attaching, take_part
     from silograph.federation.session.identity import SiloKey, check_name
 
-    ops = own_ops()
     secrets = read_secrets(data, how.secret)
-    holder = OwnData(data, secrets, how.device, report, how.allow)
+    holder = OwnData(data, secrets, how.device, report, how.allow, how.code)
+    for line in how.code.lines(schema_of(data.graph)):
+        report(Event(What.NOTE, data.name, note=line))
 
     def make_worker(token: bytes) -> Responder:
         folder = None if how.state is None else how.state / token.hex()
         store = StateStore(folder, silo_fingerprint(data))
-        return Responder(token, ops, holder, store, report, data.name)
+        return Responder(token, how.code.ops, holder, store, report, data.name)
 
     silo = Attaching(
         name=check_name(data.name),

@@ -5,8 +5,11 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
+from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Op, Sum, WeightedMean
+from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.per_client import per_client
+from silograph.federation.program import Call, Calls, Maybe
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
@@ -32,9 +35,11 @@ from silograph.methods.local_only import LOCAL
 from silograph.methods.local_training import (
     begin,
     local_round,
+    local_steps,
     rests,
     shared,
     stacked,
+    state_specs,
     train,
     train_from,
     trained,
@@ -66,6 +71,7 @@ __all__ = [
     "BNS",
     "CAGNET",
     "CENTRALIZED",
+    "COUNT",
     "FEDAVG",
     "FEDOPT",
     "FEDPROX",
@@ -73,16 +79,21 @@ __all__ = [
     "LABEL_GUIDED",
     "LLCG",
     "LOCAL",
+    "LOSS",
     "METHODS",
     "SCAFFOLD",
     "AllSilos",
     "AtSilos",
+    "Call",
+    "Calls",
     "ClientBlock",
     "Correction",
     "Federation",
+    "FieldSpec",
     "Fitted",
     "Key",
     "Kind",
+    "Maybe",
     "Method",
     "MethodConfig",
     "Needs",
@@ -108,6 +119,7 @@ __all__ = [
     "WeightedMean",
     "begin",
     "local_round",
+    "local_steps",
     "named",
     "per_client",
     "personal",
@@ -115,9 +127,11 @@ __all__ = [
     "shared",
     "stacked",
     "stacked_copies",
+    "state_specs",
     "train",
     "train_from",
     "trained",
     "under",
+    "weight_specs",
     "zero_weights",
 ]

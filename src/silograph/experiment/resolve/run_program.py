@@ -75,7 +75,7 @@ def beyond_weights(
     assert calls is not None  # it has a program
     steps = calls.setup(method_config, key), calls.round(method_config, 1, key)
     if any(call.rows for call in calls_of(steps)):
-        names.append(method.name)
+        names.append(config.method)
     if config.collect:
         names.append(COLLECT)
     return tuple(names)

@@ -40,11 +40,7 @@ def imported(spec: str, kind: type[T]) -> T:
     source, _, name = spec.rpartition(":")
     if not source or not name.isidentifier():
         raise ConfigError(f"expected FILE.py:NAME or package.module:NAME, got {spec!r}")
-    try:
-        module = _run_file(Path(source).expanduser()) if _is_file(source) else _module(source)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"expected to import {source}, got {_what(error)}") from error
-    names = vars(module)
+    names = vars(module_of(source))
     if name not in names:
         choices = (each for each, value in names.items() if isinstance(value, kind))
         raise unknown(f"{_word(kind)} in {source}", name, choices)
@@ -57,6 +53,23 @@ def imported(spec: str, kind: type[T]) -> T:
     return found
 
 
+def module_of(source: str) -> ModuleType:
+    """Return the module that `FILE.py` or `package.module` names; a file is run anew.
+
+    Raises:
+        ConfigError: there is no such file or module, or importing it fails.
+    """
+    try:
+        return _run_file(Path(source).expanduser()) if _is_file(source) else _module(source)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"expected to import {source}, got {_what(error)}") from error
+
+
+def source_name(source: str) -> str:
+    """Return what a file or module is called on every machine: a file without its folder."""
+    return Path(source).name if _is_file(source) else source
+
+
 def spec_of(value: type | Callable[..., object]) -> str:
     """Return how a class or function of this process is named; it may be local, or in a script."""
     return f"{value.__module__}:{value.__qualname__}"
@@ -65,26 +78,47 @@ def spec_of(value: type | Callable[..., object]) -> str:
 def absolute(spec: str) -> str:
     """Return the spec with the path of its file made absolute, so that it holds anywhere."""
     source, colon, name = spec.rpartition(":")
-    if not _is_file(source):
-        return spec
-    return f"{os.path.abspath(os.path.expanduser(source))}{colon}{name}"
+    return f"{absolute_source(source)}{colon}{name}"
+
+
+def absolute_source(source: str) -> str:
+    """Return the path of a file made absolute; the name of a module as it is."""
+    return os.path.abspath(os.path.expanduser(source)) if _is_file(source) else source
 
 
 def digest(spec: str) -> str:
-    """Return a hash of the file or module of a spec; its name, of a module without a file.
+    """Return the hash of the file or module of a spec; see `digest_of_source`."""
+    return digest_of_source(spec.rpartition(":")[0])
+
+
+def digest_of_source(source: str) -> str:
+    """Return a hash of a file or module, and of all modules of a package.
+
+    That of a module without a file is its name.
 
     Raises:
-        ConfigError: there is no such module, or the file cannot be read.
+        ConfigError: there is no such module, or a file cannot be read.
     """
-    source, _, _ = spec.rpartition(":")
     path = source if _is_file(source) else _module_file(source)
     if path is None:
         return source
+    found = hashlib.blake2b(digest_size=16)
     try:
-        code = Path(path).expanduser().read_bytes()
+        found.update(Path(path).expanduser().read_bytes())
+        for part in _other_modules(Path(path)) if not _is_file(source) else ():
+            code = part.read_bytes()
+            name = part.relative_to(Path(path).parent).as_posix()
+            found.update(f"\0{name}\0{len(code)}\0".encode() + code)
     except OSError as error:
         raise ConfigError(f"expected to import {source}, got: {error.strerror}") from None
-    return hashlib.blake2b(code, digest_size=16).hexdigest()
+    return found.hexdigest()
+
+
+def _other_modules(path: Path) -> list[Path]:
+    """Return the other modules of the package whose first file is at a path, sorted."""
+    if path.name != "__init__.py":
+        return []
+    return sorted(part for part in path.parent.rglob("*.py") if part != path)
 
 
 def _module_file(name: str) -> str | None:

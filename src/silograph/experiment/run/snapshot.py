@@ -56,12 +56,34 @@ def identity(setup: Setup) -> dict[str, str]:
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
         **source_of_module(setup.method_config.model),
-        **({"method": digest(config["method"])} if is_spec(config["method"]) else {}),
+        **code_of(setup.config),
         **({} if setup.simulated is None else {"graph": fingerprint(setup.cut.graph)}),
         **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
         "partition": setup.partition_hash,
         **{name: found.get(name, "not installed") for name in NUMERIC},
     }
+
+
+def code_of(config: RunConfig) -> dict[str, str]:
+    """Return a hash of the file or package of a user's method, if the run has one."""
+    return {"method": digest(config.method)} if is_spec(config.method) else {}
+
+
+def check_code(theirs: Mapping[str, str], config: RunConfig) -> None:
+    """Raise `CheckpointError` where a user's method has changed since a run began.
+
+    The rest of the run's identity may not be known yet; see `check_identity`.
+    """
+    for name, ours in code_of(config).items():
+        if theirs.get(name) != ours:
+            raise _differs(name, ours, theirs.get(name))
+
+
+def _differs(name: str, ours: object, theirs: object) -> CheckpointError:
+    return CheckpointError(
+        f"expected a run with {name} {ours}, got one with {theirs}: going on would not give the "
+        "numbers of an uninterrupted run; start a new run"
+    )
 
 
 def source_of_module(model: AnyModel) -> dict[str, str]:
@@ -92,10 +114,7 @@ def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: R
     later = {f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default}
     for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
         if theirs.get(name) != ours.get(name):
-            raise CheckpointError(
-                f"expected a run with {name} {ours.get(name)}, got one with {theirs.get(name)}: "
-                "going on would not give the numbers of an uninterrupted run; start a new run"
-            )
+            raise _differs(name, ours.get(name), theirs.get(name))
 
 
 def to_checkpoint(
