@@ -1,9 +1,9 @@
 """A process that takes part in one run after the other, as standard input tells it to.
 
-Each line is a JSON object: the server's address, the silo's folder, where there is TLS the
-authority's certificate and, if the silo is to hang in a round, its number. Each answer is a line:
-`ready` at the start, `attached` and `working` as it goes, and in the end why the run failed, or
-nothing.
+Each line is a JSON object: the server's address, the silo's folder, files of allowed code, where
+there is TLS the authority's certificate and, if the silo is to hang in a round, its number. Each
+answer is a line: `ready` at the start, `attached` and `working` as it goes, and in the end why the
+run failed, or nothing.
 """
 
 import json
@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from silograph.deploy.allowed_code import allow_code
 from silograph.deploy.silo import Attendance, attend
 from silograph.federation.frame import decode
 from silograph.federation.session.events import Event, What, log_event
@@ -36,6 +37,7 @@ def main() -> None:
             insecure="ca" not in told,
             state=folder / "state",
             allow=("label_guided", "bns", "cagnet", "collect"),
+            code=allow_code(told.get("code", ())),
         )
         say(attend(read_silo(folder), how, report) or "")
 

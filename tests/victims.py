@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -21,9 +22,16 @@ class Victim:
             stdout=subprocess.PIPE,
         )
 
-    def take_part(self, address: str, folder: Path, hang: int, ca: Path | None = None) -> None:
+    def take_part(
+        self,
+        address: str,
+        folder: Path,
+        hang: int,
+        ca: Path | None = None,
+        code: Sequence[Path] = (),
+    ) -> None:
         self.hears("ready")
-        told = {"address": address, "folder": str(folder), "hang": hang}
+        told = {"address": address, "folder": str(folder), "hang": hang, "code": [*map(str, code)]}
         if ca is not None:
             told["ca"] = str(ca)
         assert self.process.stdin is not None

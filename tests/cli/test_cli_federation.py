@@ -293,3 +293,37 @@ def test_versions_that_silos_tell_are_one_line() -> None:
 def test_every_command_has_help(capsys: Capture, command: str) -> None:
     text = printed(capsys, command, "--help")
     assert text.strip().startswith(f"Usage: silograph {command} [OPTIONS]")
+
+
+def test_own_code_in_a_demonstration(alone: Path, capsys: Capture) -> None:
+    """Silos as processes of their own, which allow a file by its name."""
+    Path("near.py").write_text(
+        "from dataclasses import replace\nfrom silograph.methods import FEDAVG, Proximal\n"
+        "NEAR = replace(FEDAVG, name='near', corrections=lambda options: (Proximal(0.5),))\n"
+    )
+    words = ["--rounds", "2", "--hidden", "4", "--partition", "random", "--clients", "2"]
+    text = printed(capsys, "demo-federation", "g.npz", "--method", "near.py:NEAR", *words)
+    assert "model         the same, bit for bit as in the simulation\n" in text
+    assert "ledger        the same, bit for bit: " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--allow-code", "gone.py"], "expected to import "),
+        (["--allow-code", "fine.py,bad.py"], "bad.py, got ZeroDivisionError: division by zero ("),
+        (["--allow", "fine.py:X"], "unknown method to allow 'fine.py:X'"),
+    ],
+)
+def test_code_that_a_silo_cannot_allow(
+    work: Path, capsys: Capture, words: list[str], line: str
+) -> None:
+    Path("bad.py").write_text("1 / 0\n")
+    Path("fine.py").write_text("X = 1\n")
+    printed(capsys, "export-silos", "g.npz", "--clients", "2", "--partition", "random",
+            "--out", "silos")  # fmt: skip
+    data = ["--data", "silos/client_00", "--server", "127.0.0.1:1", "--insecure"]
+    assert run_app(["silo", *data, *words]) == 2
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1

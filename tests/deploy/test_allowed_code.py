@@ -61,7 +61,7 @@ OP = "def {name}(cfg, block, state, inbox, key):\n    return state, {{}}\n"
 def own_heads() -> str:
     """The example of the page on methods."""
     text = PAGE.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    return str(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0])
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
+from test_allowed_code import own_heads
+
 import silograph as sg
 from processes import Command, children, is_listened_to
 from runs import files_of
@@ -32,6 +34,11 @@ class Place:
         self, path: Path, graph: Graph, method: str, clients: int, *, tls: bool, every: int = 1
     ) -> None:
         self.path = path
+        self.code: list[Path] = []
+        if method == "own":
+            self.code = [path / "own_heads.py"]
+            self.code[0].write_text(own_heads(), encoding="utf-8")
+            method = f"{self.code[0]}:METHOD"
         self.config = config_of(clients, **BASE, method=method, checkpoint_every=every)
         self.silos = folders(graph, self.config, path / "silos")
         (path / "run.toml").write_text(write_toml(self.config), encoding="utf-8")
@@ -57,7 +64,8 @@ class Place:
     def silo(self, number: int) -> Command:
         how = ("--ca", self.path / "certs" / "ca.pem") if self.tls else ("--insecure",)
         secret = ("--secret", self.path / "silos" / "secret")
-        data = ("--data", self.silos[number], "--allow", ",".join(ALLOW))
+        data = ["--data", self.silos[number], "--allow", ",".join(ALLOW)]
+        data += [word for file in self.code for word in ("--allow-code", file)]
         return self._start(
             f"silo_{number}", "silo", "--server", self.address, *data, *secret, *how, "--wait", 60
         )
@@ -68,7 +76,7 @@ class Place:
         server = self.server(*run, *words)
         members = [self.silo(number) for number in range(len(self.silos) - 1)]
         ca = self.path / "certs" / "ca.pem" if self.tls else None
-        self.victim.take_part(self.address, self.silos[-1], 3, ca)
+        self.victim.take_part(self.address, self.silos[-1], 3, ca, self.code)
         self.victim.hears("attached")
         self.victim.hears("working")
         return server, members
@@ -102,7 +110,7 @@ def assert_as_if_nothing_had_been(place: Place, graph: Graph, before: set[str]) 
     """What the run has left is what the simulation leaves, and nothing else is left."""
     sg.run(graph, config=place.config, block_size=1, out=str(place.path / "whole"))
     ours, theirs = files_of(place.path / "out"), files_of(place.path / "whole")
-    assert ours["model"] == theirs["model"]
+    assert ours.get("model") == theirs.get("model")
     assert ours["ledger"] == theirs["ledger"]
     assert ours["rows"] == theirs["rows"]
     place.victim.end()
@@ -117,6 +125,7 @@ def assert_as_if_nothing_had_been(place: Place, graph: Graph, before: set[str]) 
     ("method", "clients", "tls"),
     [
         ("scaffold", 2, False),
+        ("own", 2, False),
         pytest.param("scaffold", 3, True, marks=pytest.mark.slow),
         pytest.param("label_guided", 3, True, marks=pytest.mark.slow),
     ],
@@ -168,7 +177,9 @@ def test_a_server_that_is_told_to_stop_says_so_to_its_silos(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "every"), [("scaffold", 1), ("label_guided", 1), ("bns", 2)])
+@pytest.mark.parametrize(
+    ("method", "every"), [("scaffold", 1), ("label_guided", 1), ("bns", 2), ("own", 1)]
+)
 def test_everybody_is_killed_and_started_again(
     make_graph: MakeGraph, place: Callable[..., Place], method: str, every: int
 ) -> None:
@@ -201,3 +212,32 @@ def test_a_silo_that_is_killed_in_an_op_and_started_again(
     assert "round 3 waits up to 60 s for client_02, and is done again" in server.said()
     assert "client_02 is back, with its state of round 2" in server.said()
     assert_as_if_nothing_had_been(here, graph, before)
+
+
+def test_code_that_has_changed_meanwhile_is_refused_at_both_ends(
+    make_graph: MakeGraph, place: Callable[..., Place]
+) -> None:
+    here = place(make_graph(60), "own", 2, tls=False)
+    server, (member,) = here.begin()
+    for each in (server, member):
+        each.kill()
+    here.victim.signal(signal.SIGKILL)
+    (code,) = here.code
+    text = code.read_text()
+    code.write_text(text + "# changed\n")
+    again = Command(
+        here.path / "again.log", "server", "--resume", here.path / "out", "--listen", here.address,
+        "--insecure",
+    )  # fmt: skip
+    assert again.process.wait(timeout=60) == 2
+    assert again.said().startswith("error: expected a run with method ")
+    code.write_text(text)
+    server = here.server("--resume", here.path / "out", "--wait", 60)
+    (here.path / "changed").mkdir()
+    here.code = [here.path / "changed" / code.name]
+    here.code[0].write_text(text + "# changed\n")
+    members = [here.silo(number) for number in range(2)]
+    for each in (server, *members):
+        assert each.process.wait(timeout=60) > 0
+    assert "the server and this silo have different versions" in server.said()
+    assert "refused: expected own_heads.py with digest " in members[0].said()
