@@ -106,7 +106,7 @@ def recorded(runs: list[dict[str, Any]]) -> list[list[Call]]:
             key: Key,
             *,
             calls: list[Call] = calls,
-            **how: bool,
+            **how: Any,
         ) -> tuple[State, Payload]:
             calls.append(Call(op, cfg, block, state, inbox, key, how["rows"]))
             return run_op(op, cfg, block, state, inbox, key, **how)

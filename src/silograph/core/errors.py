@@ -4,6 +4,7 @@ SilographError
  ├── ConfigError       an option, a key or a name that is not known or out of range
  ├── DataError         a graph, a file or a folder that cannot be used
  ├── PartitionError    a cut that leaves a client unusable
+ ├── OpError           a client op that failed, and what it was given
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
  ├── TrainingError     a run that diverged
@@ -31,6 +32,10 @@ class DataError(SilographError, ValueError):
 
 class PartitionError(SilographError, ValueError):
     """A partition cannot be made, or leaves a client that cannot take part."""
+
+
+class OpError(SilographError, RuntimeError):
+    """A client op failed; `__cause__` is what it raised."""
 
 
 class ProtocolError(SilographError, RuntimeError):

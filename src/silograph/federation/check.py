@@ -12,6 +12,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State
 from silograph.federation.base import Op
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
+from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
 
 
@@ -52,6 +53,8 @@ def run_op(
     *,
     everyone: bool,
     rows: bool,
+    number: int = 0,
+    private: bool = False,
 ) -> tuple[State, Payload]:
     """Run an op and hold what it returns to the rules.
 
@@ -64,11 +67,20 @@ def run_op(
         key: of its draws.
         everyone: whether all clients of the federation were called.
         rows: whether replies may be `Ragged`.
+        number: of the round.
+        private: whether nobody else may read what the op says where it fails.
 
     Raises:
         ProtocolError: it broke a rule.
+        OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
-    new, reply = op(cfg, block, state, inbox, key)
+    try:
+        new, reply = op(cfg, block, state, inbox, key)
+    except Exception as error:
+        if says_all(error) and not private:
+            error.add_note(context(op, number, block, state, inbox))
+            raise
+        raise failure(op, number, block, state, inbox, error) from error
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
     check_fields(new, clients, f"state after {op.__name__}")

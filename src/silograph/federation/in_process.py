@@ -145,7 +145,9 @@ class InProcess:
             mine = called.nonzero()[:, 0].to(device)
             part = self._carried(envelope, take_all(inbox, mine), len(local))
             with metered(len(local)) as meter:
-                reply = self._run(index, op, part, local, key, everyone=everyone, rows=rows)
+                reply = self._run(
+                    index, op, part, local, key, everyone=everyone, rows=rows, number=envelope.round
+                )
             sizes.append(frame_sizes(op.__name__, reply, len(local)))
             meters.append(meter)
             reply = self._carried(envelope, reply, len(local))
@@ -176,13 +178,16 @@ class InProcess:
         *,
         everyone: bool,
         rows: bool,
+        number: int,
     ) -> Payload:
         """Run `op` at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index], self._states[index]
         whole = len(local) == block.num_clients
         old = state if whole else state_of(take_all(state, local))
         part = block if whole else block.take(local)
-        new, reply = run_op(op, self._cfg, part, old, inbox, key, everyone=everyone, rows=rows)
+        new, reply = run_op(
+            op, self._cfg, part, old, inbox, key, everyone=everyone, rows=rows, number=number
+        )
         if whole:
             self._states[index] = new
         else:

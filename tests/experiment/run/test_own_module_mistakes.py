@@ -221,7 +221,10 @@ def test_a_module_that_fails_on_some_clients_only(make_graph: MakeGraph) -> None
             out: Tensor = self.lin(x)
             return out
 
-    with pytest.raises(ConfigError, match=r"to return \(15, 3\) .*, got IndexError: out of range$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"to return \(15, 3\) .*, got IndexError: out of range\nin train, round 1",
+    ):
         go(make_graph(60), model=Picky, **OWN)
 
 

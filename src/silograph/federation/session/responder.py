@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from silograph.core.errors import FrameError, ProtocolError, SilographError
+from silograph.core.errors import FrameError, OpError, ProtocolError, SilographError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, State, moved, state_of
 from silograph.core.work import metered
@@ -142,16 +142,21 @@ class Responder:
         self._doing = message.type.name.lower()
         try:
             kind, body = self._do(message)
+        except OpError as error:
+            kind, body = self._failed(type(error.__cause__).__name__)
         except SilographError as error:
             self._report(Event(What.DECLINED, self._name, self._round, reason=str(error)))
             kind, body = Type.REFUSED, facts_body({"reason": str(error)})
         except Exception as error:
-            what = type(error).__name__
-            about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
-            self._report(about)
-            reason = f"{what} at the silo: its log says more"
-            kind, body = Type.REFUSED, facts_body({"reason": reason})
+            kind, body = self._failed(type(error).__name__)
         return pack(Message(kind, self._token, message.sequence, body))
+
+    def _failed(self, what: str) -> tuple[Type, bytes]:
+        """Log what is being handled, and return the answer: the server hears the type only."""
+        about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
+        self._report(about)
+        reason = f"{what} at the silo: its log says more"
+        return Type.REFUSED, facts_body({"reason": reason})
 
     def _do(self, message: Message) -> tuple[Type, bytes]:
         match message.type:
@@ -274,6 +279,8 @@ class Responder:
                 call.key,
                 everyone=call.everyone,
                 rows=call.rows,
+                number=self._round,
+                private=True,
             )
         agreed.check_reply(arrived, reply, self._extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
