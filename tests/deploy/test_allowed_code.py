@@ -55,6 +55,14 @@ def make(features, outputs):
     return Net(features, outputs)
 """
 
+SCORED = """
+from dataclasses import replace
+from silograph.methods import FEDAVG, LABEL_GUIDED
+
+SCORED = replace(FEDAVG, name="scored", needs=replace(FEDAVG.needs, score_first=True))
+ROWS = replace(LABEL_GUIDED, name="rows", needs=replace(LABEL_GUIDED.needs, score_first=True))
+"""
+
 OP = "def {name}(cfg, block, state, inbox, key):\n    return state, {{}}\n"
 
 
@@ -70,7 +78,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "code"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    for name, text in {"own_heads.py": own_heads(), "near.py": NEAR, "net.py": NET}.items():
+    texts = {"own_heads.py": own_heads(), "near.py": NEAR, "net.py": NET, "scored.py": SCORED}
+    for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     before = set(sys.modules)
     yield folder
@@ -101,6 +110,8 @@ def assert_as_simulated(ours: Result, graph: Graph, **options: Any) -> None:
         {"method": "near.py:NEAR", "local_epochs": 3},
         {"method": "fedavg", "model": "net.py:Net", "hidden": 128},
         {"method": "near.py:NEAR", "model": "net.py:Net", "hidden": 128},
+        {"method": "scored.py:SCORED", "eval_every": 2, "rounds": 3},
+        {"method": "scored.py:ROWS"},
     ],
     ids=str,
 )
@@ -108,8 +119,11 @@ def test_own_code_gives_the_bits_and_the_ledger_of_a_simulation(
     make_graph: MakeGraph, here: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     graph = make_graph(60)
-    code = allow_code(["own_heads.py", str(here / "near.py"), "net.py"])
-    assert_as_simulated(federated(graph, tmp_path, code, **options), graph, **options)
+    code = allow_code(["own_heads.py", str(here / "near.py"), "net.py", "scored.py"])
+    config = config_of(3, **BASE | options)
+    silos = folders(graph, config, tmp_path / "silos")
+    ours = federate(silos, config, PLAIN, code=code, allow=("scored.py:ROWS",))
+    assert_as_simulated(ours, graph, **options)
 
 
 def test_own_methods_that_send_rows_are_allowed_by_name(

@@ -165,12 +165,15 @@ class Needs:
             plain SGD.
         corrections: what the options add to the gradient of every local step; what an op works
             out anew for every call stands here too, without its values, for the plan of the run.
+        score_first: whether the first weights are scored before round 1, and the last scores kept
+            for whatever decides by them.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
     keep_optimizer: bool = False
     plain_sgd: bool = False
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
+    score_first: bool = False
 
 
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]

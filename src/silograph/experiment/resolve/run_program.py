@@ -44,6 +44,9 @@ def program_of(
         setup = (collected, *setup)
         state |= collected_specs(schema.num_features)
 
+    if scores_are_kept(method):
+        setup = (*setup, _scoring_steps(method, method_config, 0, key))
+
     def round_steps(t: int) -> Steps:
         trained = calls.round(method_config, t, key)
         return trained, _evaluation_steps(config, method, method_config, t, key)
@@ -51,20 +54,33 @@ def program_of(
     return Program(setup, round_steps, config.rounds, state)
 
 
+def scores_are_kept(method: Method) -> bool:
+    """Return whether anything in a run decides by scores, from those of the first weights on.
+
+    Then round 0 is scored, and the last scores are in `Snapshot.scores` and in checkpoints.
+    """
+    return method.needs.score_first
+
+
 def _evaluation_steps(
     config: RunConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
+    """Return the calls that score a round, if it is to be scored."""
+    scored = _scoring_steps(method, method_config, t, key)
+    if t % config.eval_every == 0 or t == config.rounds:
+        return scored
+    # A limit that ends the run before its first evaluation has that round scored.
+    return Maybe(scored) if t < config.eval_every else ()
+
+
+def _scoring_steps(method: Method, method_config: MethodConfig, t: int, key: Key) -> Steps:
     """Return the calls that score a round."""
     model = method_config.model
     judging = key.fold("judge server", t)
     server: Steps = ()
     if method.calls is not None and method.calls.server_model:
         server = method.evaluate.steps(model, judging)
-    scored = server, own_steps(model, key.fold("judge own", t))
-    if t % config.eval_every == 0 or t == config.rounds:
-        return scored
-    # A limit that ends the run before its first evaluation has that round scored.
-    return Maybe(scored) if t < config.eval_every else ()
+    return server, own_steps(model, key.fold("judge own", t))
 
 
 def beyond_weights(

@@ -14,7 +14,7 @@ from silograph.core.errors import TrainingError
 from silograph.core.key import Key
 from silograph.exchange.collect import collect
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.resolve.run_program import scores_are_kept, training_key
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.local_bias import local_bias
 from silograph.experiment.run.progress import Progress
@@ -69,7 +69,10 @@ def _set_up(setup: Setup) -> Snapshot:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
     state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
-    return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None)
+    scores = None
+    if scores_are_kept(setup.method):
+        scores = replace(judge_finite(setup, state, 0), weights=None)
+    return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None, scores=scores)
 
 
 def train(
@@ -160,9 +163,10 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     state, report = setup.method.round(fed, setup.method_config, before.state, t, key)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
-    best, row, scores = before.best, None, None
+    best, row, scores, last = before.best, None, None, before.scores
     if judged:
         now = judge_finite(setup, state, t)
+        last = None if last is None else replace(now, weights=None)
         best = now if is_better(setup, now, best) else best
         scores = now.val[setup.method.evaluate.view]
         row = row_of(setup, now, report, time.monotonic() - began)
@@ -178,7 +182,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     if stopped is not None and best is None:  # a limit before the first evaluation: judge now
         best = judge_finite(setup, state, t)
         row = row_of(setup, best, report, time.monotonic() - began)
-    return Snapshot(t, state, best, seconds, stopped), row
+    return Snapshot(t, state, best, seconds, stopped, last), row
 
 
 def diverged(what: str, loss: float, t: int) -> TrainingError:

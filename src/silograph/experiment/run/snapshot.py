@@ -38,6 +38,8 @@ class Snapshot:
         best: the best round so far, None before the first judged one.
         seconds: of training so far.
         stopped: why the run is over, None while it goes on.
+        scores: of the last round that was scored, from round 0 on, without its weights; None where
+            nothing in the run decides by them (`scores_are_kept`).
     """
 
     round: int
@@ -45,6 +47,7 @@ class Snapshot:
     best: Judged | None
     seconds: float
     stopped: str | None
+    scores: Judged | None = None
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -135,6 +138,9 @@ def to_checkpoint(
     }
     if best is not None:
         groups |= {"best/personalised": best.personalised, "best/server": best.server}
+    last = snapshot.scores
+    if last is not None:
+        groups |= {"scores/personalised": last.personalised, "scores/server": last.server}
     tensors: dict[str, Tensor] = {}
     for prefix, group in groups.items():
         tensors |= named(prefix, group or {})
@@ -150,6 +156,8 @@ def to_checkpoint(
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
+    if last is not None:
+        facts |= {"scores_round": last.round, "scores_away": list(last.away)}
     return Checkpoint(snapshot.round, tensors, facts)
 
 
@@ -191,12 +199,16 @@ def from_checkpoint(
                 dict(apart_here) if apart_here else state.weights,
                 tuple(facts.get("best_away", ())),
             )
+        scores = None
+        if "scores_round" in facts:
+            own, away = _below("scores/personalised", parts), tuple(facts["scores_away"])
+            scores = judged(setup, facts["scores_round"], group("scores/server"), own, None, away)
         seconds, stopped = facts["seconds"], facts["stopped"]
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
     states = [state_from(_below(f"client/{number}", parts)) for number in blocks]
-    return Snapshot(checkpoint.round, state, best, seconds, stopped), states
+    return Snapshot(checkpoint.round, state, best, seconds, stopped, scores), states
 
 
 def _below(prefix: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
