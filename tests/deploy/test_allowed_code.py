@@ -1,5 +1,6 @@
 """Methods, ops and models of users in a federation: what a silo allowed runs, nothing else."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ from runs import outcome, rows_of, same_bits, weights_of
 from sessions import TOKEN
 from silograph.core.config import make_config, resolve_seeds
 from silograph.core.errors import ConfigError
-from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names
+from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
 from silograph.deploy.server import Venue, serve
-from silograph.deploy.silo import OwnData, read_allowed
+from silograph.deploy.silo import OwnData, read_allowed, start_facts
 from silograph.experiment.run.result import Result
+from silograph.federation.program import Program
 from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
 from silograph.federation.session.names import own_ops, qualified
 from silograph.federation.session.responder import Responder
@@ -381,3 +383,23 @@ def test_an_op_that_no_name_stands_for(make_graph: MakeGraph, here: Path, tmp_pa
     (here / "own_heads.py").write_text(text)
     with pytest.raises(ConfigError, match=r"expected ops that are public functions .*_begin_head"):
         federated(make_graph(60), tmp_path, AllowedCode(), method="own_heads.py:METHOD")
+
+
+def test_no_path_leaves_the_server(silo: Silo, here: Path) -> None:
+    own = {"method": f"{here}/near.py:NEAR", "model": f"{here}/net.py:Net"}
+    facts = start_facts(make_config(own), schema_of(silo.graph), {"near.py": "ab"})
+    assert (facts["config"]["method"], facts["config"]["model"]) == ("near.py:NEAR", "net.py:Net")
+    assert facts["code"] == {"near.py": "ab"}
+    assert str(here) not in json.dumps(facts)
+    assert "code" not in start_facts(make_config({}), schema_of(silo.graph))
+
+
+def test_two_files_of_one_name_cannot_be_told_apart(here: Path) -> None:
+    (here / "b").mkdir()
+    (here / "b" / "near.py").write_text(NEAR + NET)
+    config = make_config({"method": f"{here}/near.py:NEAR", "model": f"{here}/b/near.py:Net"})
+    empty = Program((), lambda _: (), 1, {})
+    with pytest.raises(
+        ConfigError, match=r"files of different names, got two of the name near\.py"
+    ):
+        told_of_code(config, empty)
