@@ -35,9 +35,9 @@ MakeGraph = Callable[..., Graph]
 
 NEAR = """
 from dataclasses import replace
-from silograph.methods import FEDAVG, LABEL_GUIDED, Proximal
+from silograph.methods import FEDAVG, LABEL_GUIDED, Needs, Proximal
 
-NEAR = replace(FEDAVG, name="near", corrections=lambda options: (Proximal(0.5),))
+NEAR = replace(FEDAVG, name="near", needs=Needs(corrections=lambda _: (Proximal(0.5),)))
 SILENT = replace(FEDAVG, name="silent", calls=None)
 ROWS = replace(LABEL_GUIDED, name="rows")
 """
