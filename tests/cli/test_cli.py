@@ -64,6 +64,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "local_epochs": (["--local-epochs", "5"], "local_epochs = 5", 5),
     "batch_size": (["--batch-size", "32"], "batch_size = 32", 32),
     "fanout": (["--fanout", "10,5"], 'fanout = "10,5"', "10,5"),
+    "neighbors": (["--neighbors", "bernoulli"], 'neighbors = "bernoulli"', "bernoulli"),
     "collect": (["--collect", "0.5"], "collect = 0.5", 0.5),
     "optimizer": (["--optimizer", "sgd"], 'optimizer = "sgd"', "sgd"),
     "lr": (["--lr", "1e-3"], "lr = 1e-3", 0.001),

@@ -65,6 +65,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "local_epochs": COUNTS,
     "batch_size": st.none() | COUNTS,
     "fanout": st.none() | st.text(),
+    "neighbors": st.none() | st.text(),
     "optimizer": st.none() | st.sampled_from(["adam", "sgd"]),
     "lr": st.none() | POSITIVE,
     "weight_decay": st.floats(min_value=0, allow_infinity=False),

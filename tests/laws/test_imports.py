@@ -21,6 +21,7 @@ ROOMS = [
     {"graph.silos", "graph.generated", "graph.measure"},
     {"graph.datasets"},
     {"task"},
+    {"federation.field_specs"},
     {"nn", "federation"},
     {"federation.joining"},
     {"federation.session"},

@@ -20,9 +20,10 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, fit
+from silograph.nn.fit import Schedule, Training, fit
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam
+from silograph.nn.steps import LOSS_FLOPS
 from silograph.selection.uniform import select_uniform
 from together import held
 

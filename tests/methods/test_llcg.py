@@ -22,6 +22,7 @@ from silograph.graph.graph import Graph, Split
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.llcg import LLCG, corrected
 from silograph.nn.model import forward
+from silograph.nn.neighbors import Fanout
 from silograph.task.loss import node_loss
 
 MakeGraph = Callable[..., Graph]
@@ -84,7 +85,7 @@ def test_a_fanout_is_not_the_servers(make_graph: MakeGraph) -> None:
     cfg, key = setup.method_config, training_key(setup.config)
     state = first_snapshot(setup).state
     assert state.weights is not None
-    few = replace(cfg, schedule=replace(cfg.schedule, fanout=(1, 1)))
+    few = replace(cfg, schedule=replace(cfg.schedule, neighbors=Fanout((1, 1))))
     theirs, _ = corrected(few, state.weights, {}, key)
     ours, _ = corrected(cfg, state.weights, {}, key)
     assert all(torch.equal(theirs[name], w) for name, w in ours.items())

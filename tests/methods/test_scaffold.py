@@ -25,6 +25,7 @@ from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
 from silograph.nn.fit import Schedule, fit
 from silograph.nn.model import Model, init_weights
+from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD
 
 Built = tuple[ClientBlock, Route]
@@ -106,7 +107,9 @@ def test_scaffold_is_the_loop_over_clients(
         torch.testing.assert_close(variates(fed)[k], ours, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("schedule", [Schedule(2), Schedule(2, batch_size=3, fanout=(2, 2))])
+@pytest.mark.parametrize(
+    "schedule", [Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2, 2)))]
+)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_common_variate_is_the_mean_of_all(
     make_graph: Callable[..., Graph],

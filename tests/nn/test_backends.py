@@ -22,6 +22,7 @@ from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
 from silograph.nn.model import MODELS, Model, init_weights
+from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 pytest.importorskip("numba")
@@ -35,9 +36,9 @@ MODEL = Model("gcn", 4, 4, 2, 2, 0.0, "multiclass")
 SCHEDULES = {
     "full": Schedule(3),
     "batches": Schedule(2, batch_size=3),
-    "drawn": Schedule(2, batch_size=4, fanout=(2, 1)),
-    "drawn, one batch": Schedule(2, fanout=(1, 2)),
-    "every neighbor of the first hop": Schedule(2, batch_size=4, fanout=(0, 2)),
+    "drawn": Schedule(2, batch_size=4, neighbors=Fanout((2, 1))),
+    "drawn, one batch": Schedule(2, neighbors=Fanout((1, 2))),
+    "every neighbor of the first hop": Schedule(2, batch_size=4, neighbors=Fanout((0, 2))),
 }
 
 
@@ -135,7 +136,7 @@ def test_layers_and_schedules(
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: int) -> None:
-    for schedule in (Schedule(2), Schedule(2, batch_size=3, fanout=(2,) * layers)):
+    for schedule in (Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2,) * layers))):
         changes = {"conv": conv, "layers": layers, "schedule": schedule}
         assert_equal(case_of(make_graph, cut_block, **changes))
 
@@ -192,7 +193,9 @@ def test_pulls_add_up(make_graph: MakeGraph, cut_block: CutBlock) -> None:
             )
 
 
-@pytest.mark.parametrize("schedule", [Schedule(3), Schedule(2, batch_size=5, fanout=(3, 2))])
+@pytest.mark.parametrize(
+    "schedule", [Schedule(3), Schedule(2, batch_size=5, neighbors=Fanout((3, 2)))]
+)
 def test_labels_of_bits(make_graph: MakeGraph, cut_block: CutBlock, schedule: Schedule) -> None:
     changes = {"multilabel": True, "schedule": schedule, "missing": 0.2}
     assert_equal(case_of(make_graph, cut_block, **changes))
@@ -241,7 +244,7 @@ def test_clients_of_a_block_have_the_bits_of_blocks_of_one(
     make_graph: MakeGraph, cut_block: CutBlock, threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    for schedule in (Schedule(3), Schedule(2, batch_size=4, fanout=(2, 2))):
+    for schedule in (Schedule(3), Schedule(2, batch_size=4, neighbors=Fanout((2, 2)))):
         case = case_of(make_graph, cut_block, schedule=schedule)
         many, _ = case.run("compiled")
         for c in range(case.block.num_clients):

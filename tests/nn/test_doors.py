@@ -20,6 +20,7 @@ from silograph.nn.backends import Kernels, fit, predict, rest
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import Model, init_weights
+from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import ModuleModel
 from silograph.nn.segment import sparse_product
@@ -250,7 +251,7 @@ def test_a_model_for_another_task_is_refused(
 
 def test_a_fanout_has_a_number_for_each_layer(case: Case) -> None:
     for fanout in ((2,), (2, 2, 2), (2, -1)):
-        training = Training(case.model, SGD(0.1), Schedule(1, fanout=fanout))
+        training = Training(case.model, SGD(0.1), Schedule(1, neighbors=Fanout(fanout)))
         with pytest.raises(ConfigError, match="expected a fanout for each of 2 layers, got"):
             fit("compiled", training, case.block, case.weights, None, KEY)
 

@@ -19,8 +19,9 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.nn.fit import Schedule
-from silograph.nn.mini_batches import batches, draw_edges
+from silograph.nn.mini_batches import batches
 from silograph.nn.model import Model
+from silograph.nn.neighbors import FULL, Fanout, Reached
 from silograph.task.loss import node_loss
 
 pytest.importorskip("numba")
@@ -75,7 +76,7 @@ def tables(
     """The arrays of a block, of a two-layer model of this hidden width, and a thread's memory."""
     model = Model("gcn", block.num_features, width, 3, 2, drop, "multiclass")
     data = compiled._prepared(model, block, compact=False)
-    shape = compiled._shape(model, Schedule(1, fanout=fanout or None))
+    shape = compiled._shape(model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL))
     like = np.empty(0)
     clients = block.num_clients
     memory = training.scratch(data.rows, data.inputs, shape, 0, clients, like, 1, 1)
@@ -123,10 +124,11 @@ def edges_by_torch(
     rows, found = seeds, []
     for hop, count in enumerate(fanout):
         layer = len(fanout) - 1 - hop
-        place, neighbor, share = draw_edges(
-            block, torch.tensor(rows), count or None, key.fold("neighbors", layer)
-        )
-        drawn = zip(place.tolist(), neighbor.tolist(), share.tolist(), strict=True)
+        t = torch.tensor(rows)
+        reached = Reached(t, torch.zeros_like(t), torch.tensor([0]), torch.tensor([0, len(t)]))
+        edges = Fanout((count,)).draw(block, reached, 0, key.fold("neighbors", layer), {})
+        parts = edges.position, edges.neighbor, edges.share
+        drawn = zip(*(part.tolist() for part in parts), strict=True)
         found.append({(rows[i], j): s for i, j, s in drawn})
         rows = [*rows, *sorted({j for _, j in found[-1]} - set(rows))]
     return found

@@ -42,8 +42,9 @@ from silograph.nn.conv import (
     propagate,
 )
 from silograph.nn.fit import Fitted, Schedule, Training, stacked_copies
-from silograph.nn.mini_batches import batches, draw_edges, sampled_pass
+from silograph.nn.mini_batches import batches, sampled_pass
 from silograph.nn.model import MODELS, Model, Pass, init_weights, num_sums
+from silograph.nn.neighbors import Fanout, Reached
 from silograph.nn.optim import Adam
 
 pytest.importorskip("numba")
@@ -69,12 +70,35 @@ def star_like(make_graph: MakeGraph) -> ClientBlock:
     return block
 
 
+def draw_edges(
+    block: ClientBlock, rows: list[int], fanout: int | None, key: Key
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Position among the rows of one client, neighbor, and how many edges it stands for."""
+    t = torch.tensor(rows)
+    reached = Reached(t, torch.zeros_like(t), torch.tensor([0]), torch.tensor([0, len(t)]))
+    drawn = Fanout((fanout or 0,)).draw(block, reached, 0, key, {})
+    return drawn.position, drawn.neighbor, drawn.share
+
+
+def pass_to(
+    block: ClientBlock,
+    seeds: list[int] | Tensor,
+    fanout: tuple[int, ...],
+    key: Key,
+    sums: list[bool],
+) -> Pass:
+    """The pass of one client that ends at the seeds."""
+    with torch.device("cpu"):
+        t, off = torch.as_tensor(seeds), torch.tensor([0, len(seeds)])
+    return sampled_pass(block, block.x, t, off, Fanout(fanout), key, sums, {})[0]
+
+
 def drawn_sets(
     block: ClientBlock, row: int, fanout: int
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     """The neighbors drawn under many keys, and how many edges each stands for."""
     for number in range(KEYS):
-        _, neighbor, share = draw_edges(block, torch.tensor([row]), fanout, Key.of(number))
+        _, neighbor, share = draw_edges(block, [row], fanout, Key.of(number))
         order = neighbor.argsort()
         yield tuple(neighbor[order].tolist()), share[order]
 
@@ -96,7 +120,7 @@ def drawn_passes(block: ClientBlock, conv: AnyConv) -> dict[tuple[int, ...], Pas
     found = {}
     for number in range(200):
         key = Key.of(number)
-        inputs = sampled_pass(block, block.x, torch.tensor([0]), (2,), key, [conv.sums])
+        inputs = pass_to(block, [0], (2,), key, [conv.sums])
         drawn = inputs.row_key[0][inputs.messages[0].adj.indices.long()]
         found[tuple(drawn.sort().values.tolist())] = inputs
     assert len(found) == (math.comb(5, 2) if conv.sums else 1)
@@ -178,7 +202,7 @@ def test_rows_draw_independently_of_each_other(make_graph: MakeGraph) -> None:
     """Nodes 1 and 2 both know 0 and each other: what one draws says nothing about the other."""
     block, table = star_like(make_graph), np.zeros((2, 2), int)
     for number in range(KEYS):
-        _, neighbor, _ = draw_edges(block, torch.tensor([1, 2]), 1, Key.of(number))
+        _, neighbor, _ = draw_edges(block, [1, 2], 1, Key.of(number))
         table[int(neighbor[0] == 0), int(neighbor[1] == 0)] += 1
     assert scipy.stats.chisquare(table.ravel()).pvalue > 1e-3
 
@@ -194,7 +218,7 @@ def test_drawn_are_some_neighbors_each_once(
 ) -> None:
     graph = make_graph(30, seed=seed % 3)
     block, _ = make_block(graph, whole(graph), Split(*[torch.ones(30) > 0] * 3), torch.float64)
-    place, neighbor, share = draw_edges(block, torch.tensor(rows), fanout, Key.of(seed))
+    place, neighbor, share = draw_edges(block, rows, fanout, Key.of(seed))
     for position, row in enumerate(rows):
         known = block.adj.indices[block.adj.row == row].tolist()
         drawn = neighbor[place == position].tolist()
@@ -235,7 +259,7 @@ def test_draws_stay_on_the_device_of_the_block(
     _ = block.num_train, block.client
     with torch.device("meta"):
         for seeds in batches(block, 5, Key.of(0)):
-            inputs = sampled_pass(block, block.x, seeds, fanout, Key.of(1), [True, True])
+            inputs = pass_to(block, seeds, fanout, Key.of(1), [True, True])
             for messages in inputs.messages:
                 tensors = [t for t in vars(messages).values() if isinstance(t, Tensor)]
                 assert {t.device.type for t in tensors} == {"cpu"}
@@ -278,8 +302,8 @@ def test_one_batch_with_all_neighbors_is_full_batch(
     full = fitted(kernels, model_for(graph, conv), Schedule(3), block)
     for schedule in (
         Schedule(3, batch_size=60),
-        Schedule(3, fanout=(0, 0)),
-        Schedule(3, batch_size=int(block.num_train.max()), fanout=(60, 60)),
+        Schedule(3, neighbors=Fanout((0, 0))),
+        Schedule(3, batch_size=int(block.num_train.max()), neighbors=Fanout((60, 60))),
     ):
         found = fitted(kernels, model_for(graph, conv), schedule, block)
         assert_close(weights_of(found), weights_of(full))
@@ -296,10 +320,10 @@ def test_fanout_from_the_largest_degree_on_draws_nothing(
     largest, model = int(block.adj.degree.max()), model_for(graph, conv)
     every = fitted(kernels, model, Schedule(2, batch_size=4), block)
     for fanout in ((largest, largest), (0, largest), (10 * largest, 0)):
-        found = fitted(kernels, model, Schedule(2, batch_size=4, fanout=fanout), block)
+        found = fitted(kernels, model, Schedule(2, batch_size=4, neighbors=Fanout(fanout)), block)
         assert_close(weights_of(found), weights_of(every))
     if num_sums(model):
-        fewer = Schedule(2, batch_size=4, fanout=(largest - 1, largest))
+        fewer = Schedule(2, batch_size=4, neighbors=Fanout((largest - 1, largest)))
         found = fitted(kernels, model, fewer, block)
         assert not torch.equal(weights_of(found)["1.bias"], weights_of(every)["1.bias"])
 
@@ -323,7 +347,10 @@ def test_draws_depend_on_no_numbering_of_nodes(make_graph: MakeGraph, kernels: K
     moved = Split(split.train[order], split.val[order], split.test[order])
     block, _ = make_block(graph, cut, split, torch.float64)
     other, _ = make_block(relabelled, Partition(cut.ids, parts, 60, "random"), moved, torch.float64)
-    for schedule in (Schedule(3, batch_size=3, fanout=(2, 1)), Schedule(2, fanout=(1, 1))):
+    for schedule in (
+        Schedule(3, batch_size=3, neighbors=Fanout((2, 1))),
+        Schedule(2, neighbors=Fanout((1, 1))),
+    ):
         ours, theirs = (fitted(kernels, model_for(graph), schedule, b) for b in (block, other))
         assert_close(weights_of(ours), weights_of(theirs))
 
@@ -334,7 +361,7 @@ def test_draws_depend_on_no_grouping_of_clients(
 ) -> None:
     graph = make_graph(60, sparse=True)
     block, _ = cut_block(graph, 4)
-    schedule = Schedule(2, batch_size=3, fanout=(2, 1))
+    schedule = Schedule(2, batch_size=3, neighbors=Fanout((2, 1)))
     together = weights_of(fitted(kernels, model_for(graph), schedule, block))
     for group in ([0], [2, 3], [3, 1]):
         part = block.take(torch.tensor(group))

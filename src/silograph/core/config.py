@@ -163,7 +163,11 @@ class RunConfig:
     )
     options: Mapping[str, Scalar] = field(
         default_factory=dict,
-        metadata=option("an option of the method, NAME=VALUE (repeatable)", "Training"),
+        metadata=option(
+            "an option of the method, NAME=VALUE, or of the neighbor sampler, "
+            "neighbors.NAME=VALUE (repeatable)",
+            "Training",
+        ),
     )
     rounds: Count = field(default=100, metadata=option("number of rounds", "Training"))
     local_epochs: Count = field(
@@ -185,6 +189,14 @@ class RunConfig:
     fanout: str | None = field(
         default=None,
         metadata=option("neighbors drawn of a node, hop by hop: 10,5 (default: all)", "Training"),
+    )
+    neighbors: str | None = field(
+        default=None,
+        metadata=option(
+            "what draws the neighbors that a local step sums over: full, fanout or bernoulli "
+            "(default: fanout if that is given, else full); torch draws what is not compiled",
+            "Training",
+        ),
     )
     optimizer: Literal["adam", "sgd"] | None = field(
         default=None,

@@ -40,7 +40,6 @@ from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places, check_weights
-from silograph.nn.fit import LOSS_FLOPS
 from silograph.nn.model import Model, stages
 from silograph.nn.reach import (
     Reach,
@@ -65,6 +64,7 @@ from silograph.nn.stage_halves import (
     plain,
     stage_weights,
 )
+from silograph.nn.steps import LOSS_FLOPS
 from silograph.task.loss import node_loss
 
 NewState = dict[str, Stacked | Ragged]

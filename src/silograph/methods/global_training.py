@@ -23,6 +23,7 @@ from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.nn.conv import Params
+from silograph.nn.neighbors import Fanout, Full
 
 # Gradients by name at given weights, those that are 0 left out, and the loss if there is one.
 GlobalStep = Callable[
@@ -37,12 +38,13 @@ def start_together(fed: Federation, cfg: MethodConfig, weights: Params, key: Key
         ConfigError: the model or the config has no such steps.
         DataError: owners disagree on an edge.
     """
-    model = divisible(cfg.model)
-    if cfg.participation < 1 or cfg.schedule.drawn(model.layers) is not None:
+    divisible(cfg.model)
+    if cfg.participation < 1 or not cfg.schedule.whole:
         given = {
             "participation": cfg.participation < 1,
             "batch_size": cfg.schedule.batch_size is not None,
-            "fanout": cfg.schedule.fanout is not None,
+            "fanout": isinstance(cfg.schedule.neighbors, Fanout),
+            "neighbors": not isinstance(cfg.schedule.neighbors, Full | Fanout),
         }
         raise ConfigError(
             "expected participation=1 and neither batch_size nor fanout with global training, "

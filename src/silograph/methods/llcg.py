@@ -32,6 +32,7 @@ from silograph.methods.local_training import local_round, rests, shared, train
 from silograph.nn.backends import fit
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
+from silograph.nn.neighbors import FULL
 from silograph.nn.optim import SGD, Adam
 
 
@@ -85,7 +86,7 @@ def corrected(
     if options.server_lr is not None:
         assert isinstance(optimizer, SGD | Adam)  # all that a run can name
         optimizer = replace(optimizer, lr=options.server_lr)
-    schedule = replace(cfg.schedule, epochs=options.correction_steps, fanout=None)
+    schedule = replace(cfg.schedule, epochs=options.correction_steps, neighbors=FULL)
     training = replace(cfg.training, optimizer=optimizer, schedule=schedule)
     own = {name: m[None] for name, m in memory.items()}
     if not own:

@@ -6,8 +6,8 @@ edges. The ops and the round here are shared by the methods of this folder.
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate).
 
-State of a client: `optimizer/*` if kept between rounds, and what judging keeps (see
-`silograph.evaluation.evaluate`). C: clients.
+State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler, and
+what judging keeps (see `silograph.evaluation.evaluate`). C: clients.
 """
 
 from collections.abc import Mapping
@@ -31,6 +31,8 @@ from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
 from silograph.nn.model import AnyModel, first_maps, weight_shapes
 from silograph.selection.uniform import select_uniform
+
+NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
 
 
 def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
@@ -61,8 +63,10 @@ def begin(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Set up the state of every client. In: nothing. Out: nothing."""
-    del inbox, key
+    del inbox
     new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
+    drawing = cfg.schedule.neighbors.init(local_graph(block, state), cfg.model, key.fold(NEIGHBORS))
+    new |= {f"{NEIGHBORS}/{name}": f for name, f in drawing.items()}
     if cfg.keep_optimizer:
         new |= stacked("optimizer", cfg.optimizer.init(zero_weights(cfg.model, block)))
     return new, {}
@@ -94,8 +98,10 @@ def train_from(
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
-    fitted = fit(cfg.kernels, cfg.training, graph, start, memory, key)
+    drawing = {k.partition("/")[2]: f for k, f in state.items() if k.startswith(f"{NEIGHBORS}/")}
+    fitted = fit(cfg.kernels, cfg.training, graph, start, memory, key, drawing)
     new = {**state, **remembered(fitted.logits, graph)}
+    new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     if cfg.keep_optimizer:
         new |= stacked("optimizer", fitted.memory)
     return fitted, new
@@ -141,6 +147,8 @@ def local_round(
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
     """Return what local training keeps in a client's state between rounds."""
     specs = dict(logits_specs(cfg.model))
+    drawing = cfg.schedule.neighbors.specs(cfg.model)
+    specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in drawing.items()}
     if cfg.keep_optimizer:
         like = {name: torch.zeros(1, *shape) for name, shape in weight_shapes(cfg.model).items()}
         for name, t in cfg.optimizer.init(like).items():

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
+from silograph.core.payload import State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.correction import Proximal
 from silograph.nn.doors import check_fit, check_weights
-from silograph.nn.fit import Fitted, Training
+from silograph.nn.fit import NO_STATE, Fitted, Training
 from silograph.nn.fit import fit as fit_torch
 from silograph.nn.fit import rest as rest_torch
 from silograph.nn.fit_module import fit as fit_module
@@ -44,6 +45,8 @@ def why_not_compiled(training: Training, device: torch.device) -> str | None:
     for correction in training.corrections:
         if not isinstance(correction, Proximal):
             return f"correction {type(correction).__name__} is not compiled"
+    if training.schedule.neighbors.fanout(0) is None:
+        return f"{type(training.schedule.neighbors).__name__} as neighbor sampler is not compiled"
     if device.type != "cpu":
         return f"device {device.type} is not a CPU"
     if importlib.util.find_spec("numba") is None:
@@ -62,24 +65,30 @@ def fit(
     start: Mapping[str, Tensor],
     memory: Mapping[str, Tensor] | None,
     key: Key,
+    sampler: State = NO_STATE,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`.
 
     Raises:
         ProtocolError: weights, optimizer state or labels that are not the model's; a correction
-            that the compiled kernels do not know.
+            or a neighbor sampler that the compiled kernels do not know.
     """
     check_fit(training, block, start, memory)
     if isinstance(training.model, ModuleModel):
         return fit_module(training, block, start, memory, key)
     if kernels == "torch":
-        return fit_torch(training, block, start, memory, key)
+        return fit_torch(training, block, start, memory, key, sampler)
     for correction in training.corrections:
         if not isinstance(correction, Proximal):
             raise ProtocolError(
                 f"expected corrections that are compiled, got {type(correction).__name__}: run "
                 "with kernels=torch"
             )
+    if training.schedule.neighbors.fanout(0) is None:
+        raise ProtocolError(
+            "expected a neighbor sampler that is compiled, got "
+            f"{type(training.schedule.neighbors).__name__}: run with kernels=torch"
+        )
     from silograph.nn import compiled  # numba takes a while to import
 
     return compiled.fit(training, block, start, memory, key)

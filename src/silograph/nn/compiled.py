@@ -224,7 +224,7 @@ def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
 
 
 def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
-    fanout = schedule.drawn(model.layers)
+    fanout = None if schedule.whole else schedule.neighbors.fanout(model.layers)
     if fanout is not None and (len(fanout) != model.layers or min(fanout) < 0):
         raise ConfigError(f"expected a fanout for each of {model.layers} layers, got {fanout}")
     keep = keep_probability(model.dropout)

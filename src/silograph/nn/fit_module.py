@@ -11,7 +11,7 @@ from silograph.core.payload import Patched, Stacked
 from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.conv import Params
-from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, own_copy
+from silograph.nn.fit import Fitted, Training
 from silograph.nn.mini_batches import batches
 from silograph.nn.operation_counter import OperationCounter
 from silograph.nn.own_module import (
@@ -23,6 +23,7 @@ from silograph.nn.own_module import (
     module_for,
     weight_shapes,
 )
+from silograph.nn.steps import LOSS_FLOPS, own_copy
 from silograph.task.loss import node_loss
 
 

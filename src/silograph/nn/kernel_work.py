@@ -9,8 +9,9 @@ import torch
 from silograph.core.kinds import Kind
 from silograph.core.work import report_clients, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.fit import LOSS_FLOPS, Training
 from silograph.nn.model import Model, stages
+from silograph.nn.schedule import Training
+from silograph.nn.steps import LOSS_FLOPS
 
 
 def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:

@@ -1,128 +1,217 @@
-"""Mini-batches of training nodes with drawn neighbors, for a block of one client.
+"""Mini-batches of training nodes with drawn neighbors, for all clients of a block at once.
 
-Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017,
-algorithm 2. What we changed: neighbors are drawn without replacement, and a drawn edge stands for
-degree / drawn of them, so the sum over neighbors is unbiased for every convolution.
+Clients with fewer batches leave the computation; clients are sorted by how many batches they have,
+so that those that take part are always the first ones, and their weights are a part in one piece.
 
-Draws are hashes of the keys of the rows, so they depend on no numbering.
-
-n: rows. L: stages.
+C: clients. A: clients that take part in a step. n: rows. s: training rows in a step. L: stages.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from silograph.core.key import Key, mix_words, signed
-from silograph.core.payload import offsets
+from silograph.core.key import Key
+from silograph.core.payload import State, offsets, ranges
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Messages
 from silograph.nn.model import Pass
+from silograph.nn.neighbors import Drawn, Neighbors, Reached
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """A block whose clients are sorted by their number of batches, largest first.
+
+    Attributes:
+        order: (C,) int64 position of each in the block as it was.
+        block: the sorted block.
+        size: training rows in a batch; None: all of a client.
+        moved: whether any client has another position.
+    """
+
+    order: Tensor
+    block: ClientBlock
+    size: int | None
+    moved: bool
+
+    @cached_property
+    def back(self) -> Tensor:
+        """Position in the sorted block of each client of the block as it was, (C,) int64."""
+        return self.order.argsort()
+
+    @cached_property
+    def batches(self) -> Tensor:
+        """Number of batches of each client, (C,) int64 on the CPU, largest first."""
+        return num_batches(self.block, self.size)
+
+    @cached_property
+    def active(self) -> list[int]:
+        """How many clients have a first batch, how many a second one, and so on."""
+        most = int(self.batches[0]) if len(self.batches) else 0
+        return [int((self.batches > number).sum()) for number in range(most)]
+
+    def groups(self, number: int) -> list[tuple[int, int]]:
+        """Return ranges of clients with equally many batches, of those with a batch `number`."""
+        clients = self.active[number]
+        return [(a, b) for a, b in self._groups if b <= clients]
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int]]:
+        ends = self.batches.unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+        return list(zip([0, *ends], ends, strict=False))
+
+    def seeds(self, train: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Return the training rows (s,) of every client's batch `number`, and offsets (A + 1,).
+
+        `train` (t,) are those of all clients, in the order of the epoch.
+        """
+        size, clients = self.size, self.active[number]
+        count = self.block.num_train[:clients]
+        start = offsets(self.block.num_train)[:clients]
+        if size is not None:
+            start, count = start + number * size, (count - number * size).clamp(max=size)
+        return train[ranges(start, count)], offsets(count)
+
+
+def num_batches(block: ClientBlock, size: int | None) -> Tensor:
+    """Return how many batches of training rows each client has, (C,) int64 on the CPU."""
+    count = block.num_train.cpu()
+    return (count > 0).long() if size is None else -(-count // size)
+
+
+def batch_plan(block: ClientBlock, size: int | None) -> BatchPlan:
+    """Return the plan of a block, worked out once."""
+    name = ("batches", size)
+    if name not in block.memo:
+        order = num_batches(block, size).argsort(descending=True, stable=True)
+        order = order.to(block.off.device)
+        moved = not torch.equal(order, torch.arange(len(order), device=order.device))
+        block.memo[name] = BatchPlan(order, block.take(order) if moved else block, size, moved)
+    found = block.memo[name]
+    assert isinstance(found, BatchPlan)
+    return found
+
+
+def shuffled(block: ClientBlock, size: int | None, key: Key) -> Tensor:
+    """Return the training rows of all clients, (t,) int64, by client, in an order drawn by key.
+
+    Where one batch has them all, they stay in the order of the block.
+    """
+    train = block.split.train.nonzero()[:, 0]
+    if size is None or size >= int(block.num_train.max()):
+        return train
+    words = key.fold("order").words(block.row_key[train], 1)[:, 0]
+    client = block.client[train]
+    few = (block.num_train <= size)[client]
+    words = torch.where(few, torch.arange(len(train), device=train.device), words)
+    order = words.argsort()
+    return train[order[client[order].argsort(stable=True)]]
 
 
 def batches(block: ClientBlock, size: int | None, key: Key) -> list[Tensor]:
     """Return the training rows of one client in batches, in an order drawn anew for each key."""
-    train = block.split.train.nonzero()[:, 0]
-    if size is None or size >= len(train):
-        return [train]
-    order = key.fold("order").words(block.row_key[train], 1)[:, 0].argsort()
-    return list(train[order].split(size))
-
-
-def draw_edges(
-    block: ClientBlock, rows: Tensor, fanout: int | None, key: Key
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw at most `fanout` neighbors of each row, without replacement; None: all.
-
-    Returns:
-        Position among `rows`, neighbor, and how many edges the drawn one stands for.
-    """
-    edges = block.adj.select_rows(rows)
-    position, neighbor = edges.row, edges.indices.long()
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    share = torch.ones_like(position, dtype=block.adj.values.dtype)
-    if fanout is None:
-        return position, neighbor, share
-    hashed = mix_words(block.row_key[rows] ^ signed(key.value))
-    score = mix_words(hashed[position] ^ block.row_key[neighbor])
-    order = score.argsort()
-    order = order[position[order].argsort(stable=True)]
-    rank = torch.arange(len(order), device=rows.device) - edges.indptr[:-1].long()[position[order]]
-    kept = order[rank < fanout]
-    degree = edges.degree[position[kept]].to(share.dtype)
-    return position[kept], neighbor[kept], (degree / fanout).clamp(min=1)
+    train = shuffled(block, size, key)
+    return [train] if size is None else list(train.split(size))
 
 
 def sampled_pass(
     block: ClientBlock,
     x: Tensor | SparseRows,
     seeds: Tensor,
-    fanout: tuple[int, ...],
+    off: Tensor,
+    neighbors: Neighbors,
     key: Key,
     sums: Sequence[bool],
-) -> Pass:
-    """Return the pass that ends at the seeds, along edges drawn from there.
+    state: State,
+) -> tuple[Pass, tuple[tuple[Reached, Drawn], ...]]:
+    """Return the pass that ends at the seeds, along edges drawn from there, and the draws by hop.
 
     Args:
-        block: one client.
-        x: its features, in the form that the weights want.
-        seeds: rows whose logits are wanted.
-        fanout: neighbors drawn by hop, the seeds' first, 0 for all; one for each stage that sums.
+        block: C clients; the first A take part.
+        x: their features, in the form that the weights want.
+        seeds: (s,) int64 rows whose logits are wanted, by client.
+        off: (A + 1,) int64 seeds of each client.
+        neighbors: draws.
         key: key of the step.
         sums: (L,) whether a stage sums over neighbors; else none are drawn.
+        state: what the sampler remembers of all C clients.
     """
-    rows = seeds
+    clients = torch.arange(len(off) - 1, device=off.device)
+    reached = Reached(seeds, torch.zeros_like(seeds), clients, off)
     keys: list[Tensor] = []
     messages: list[Messages] = []
-    hops = iter(fanout)
+    draws: list[tuple[Reached, Drawn]] = []
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     for number, hears in reversed(tuple(enumerate(sums))):
-        drawn = rows[:0], rows[:0], block.adj.values[:0]
+        drawn = Drawn(seeds[:0], seeds[:0], block.adj.values[:0])
         if hears:
-            drawn = draw_edges(block, rows, next(hops) or None, key.fold("neighbors", number))
-        senders, heard = _one_stage(block, rows, *drawn)
+            hop_key = key.fold("neighbors", number)
+            drawn = neighbors.draw(block, reached, len(draws), hop_key, state)
+            draws.append((reached, drawn))
+        reached, heard = _one_stage(block, reached, drawn, len(draws))
         messages.insert(0, heard)
-        keys.insert(0, block.row_key[senders])
-        rows = senders
-    entering: Tensor | SparseRows
-    if isinstance(x, SparseRows):
-        off = torch.tensor([0, len(rows)], device=rows.device)
-        entering = SparseRows(x.csr.select_rows(rows), off)
-    else:
-        entering = x[rows]
-    return Pass(entering, tuple(messages), tuple(keys))
+        keys.insert(0, block.row_key[reached.rows])
+    return Pass(_entering(x, reached), tuple(messages), tuple(keys)), tuple(draws)
+
+
+def _entering(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
+    """Return the features of the rows reached."""
+    if isinstance(x, Tensor):
+        return x[reached.rows]
+    return SparseRows(x.csr.select_rows(reached.rows), reached.off)
 
 
 def _one_stage(
-    block: ClientBlock, rows: Tensor, position: Tensor, neighbor: Tensor, share: Tensor
-) -> tuple[Tensor, Messages]:
-    """Return the rows that enter a stage, those that leave it first, and the stage's messages.
+    block: ClientBlock, reached: Reached, drawn: Drawn, hop: int
+) -> tuple[Reached, Messages]:
+    """Return the rows that enter a stage, each client's own first, and the stage's messages.
 
     Args:
-        block: one client.
-        rows: (r,) int64 rows that leave the stage.
-        position: (e,) int64 position among `rows` of every edge.
-        neighbor: (e,) int64 its other end.
-        share: (e,) how many edges it stands for.
+        block: C clients.
+        reached: (r,) rows that leave the stage.
+        drawn: edges to them.
+        hop: at which the new rows are reached.
     """
-    device = rows.device
-    place = torch.full((block.adj.num_rows,), -1, device=device)
-    place[rows] = torch.arange(len(rows), device=device)
-    new = neighbor[place[neighbor] < 0].unique()
-    place[new] = torch.arange(len(new), device=device) + len(rows)
-    senders = torch.cat([rows, new])
-    order = (position * len(senders) + place[neighbor]).argsort()
-    starts = offsets(torch.bincount(position, minlength=len(rows)))
-    degree = block.adj.degree.to(share.dtype)[:, None]
+    rows, neighbor = reached.rows, drawn.neighbor
+    new = _missing(block, rows, neighbor)
+    senders, hops = torch.cat([rows, new]), torch.cat([reached.hops, torch.full_like(new, hop)])
+    client = block.client[senders]
+    if len(reached.clients) > 1:
+        order = client.argsort(stable=True)
+        senders, hops, client = senders[order], hops[order], client[order]
+    bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
+    off = torch.searchsorted(client, bounds)
+    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
+    place[senders] = torch.arange(len(senders), device=rows.device)
+    column = place[neighbor]
+    order = (drawn.position * len(senders) + column).argsort()
+    starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
+    degree = _degree(block, drawn)
     messages = Messages(
-        adj=CSR(starts, place[neighbor][order], share[order], len(senders)),
+        adj=CSR(starts, column[order], drawn.share[order], len(senders)),
         symmetric=False,
         sender=degree[senders],
         receiver=degree[rows],
-        own=torch.arange(len(rows), device=device),
-        sender_off=torch.tensor([0, len(senders)], device=device),
-        off=torch.tensor([0, len(rows)], device=device),
+        own=place[rows],
+        sender_off=off,
+        off=reached.off,
     )
-    return senders, messages
+    return replace(reached, rows=senders, hops=hops, off=off), messages
+
+
+def _missing(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor:
+    """Return the neighbors that are not among the rows, ascending, each once."""
+    new = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
+    new[neighbor] = True
+    new[rows] = False
+    return new.nonzero()[:, 0]
+
+
+def _degree(block: ClientBlock, drawn: Drawn) -> Tensor:
+    """Return the degrees that convolutions scale by, (n, 1)."""
+    found = block.adj.degree if drawn.degree is None else drawn.degree
+    return found.to(drawn.share.dtype)[:, None]

@@ -17,6 +17,8 @@ from silograph.core.config import RunConfig, Scalar, resolve_seeds
 from silograph.core.errors import DataError, SilographError
 from silograph.experiment.resolve.cutting import DEFAULT_CLIENTS
 from silograph.experiment.resolve.in_memory_parts import source_hash
+from silograph.experiment.resolve.model_options import with_model_options
+from silograph.experiment.resolve.neighbor_options import written_out
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import Row
@@ -117,7 +119,8 @@ def deciding(
     if config.clients is None and config.partition != "silo":
         config = replace(config, clients=DEFAULT_CLIENTS)
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in MACHINE}
-    return values | {"options": asdict(options)}  # type: ignore[call-overload]
+    drawing = written_out(with_model_options(config))
+    return values | {"options": asdict(options) | drawing}  # type: ignore[call-overload]
 
 
 def file_hash(path: Path) -> str | None:

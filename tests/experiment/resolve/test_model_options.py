@@ -15,9 +15,11 @@ from runs import FAST, MakeGraph, files_of, go, of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.model_options import with_model_options
-from silograph.experiment.run.setup import choose_method, parse_fanout
+from silograph.experiment.resolve.neighbor_options import neighbors_of
+from silograph.experiment.run.setup import choose_method
 from silograph.graph.graph import largest_component
 from silograph.nn.model import MODELS, Model
+from silograph.nn.neighbors import Fanout
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_one_layer_of_heads_has_no_hidden_width() -> None:
 
 def test_drawn_neighbors_are_counted_by_hops_of_appnp(make_graph: MakeGraph) -> None:
     config = with_model_options(make_config({"model": "appnp", "hops": 3, "fanout": "4"}))
-    assert parse_fanout(config) == (4, 4, 4)
+    assert neighbors_of(config) == Fanout((4, 4, 4))
     with pytest.raises(ConfigError) as caught:
         go(make_graph(), model="appnp", hops=3, fanout="4,4")
     assert str(caught.value) == (

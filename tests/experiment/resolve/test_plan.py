@@ -16,6 +16,7 @@ import torch
 from runs import MakeGraph, go
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
+from silograph.experiment.resolve.neighbor_options import neighbors_of
 from silograph.experiment.resolve.plan import (
     COPIES,
     choose_block_size,
@@ -24,13 +25,13 @@ from silograph.experiment.resolve.plan import (
     plan,
 )
 from silograph.experiment.run.run import run
-from silograph.experiment.run.setup import parse_fanout
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.block.halo import Route
 from silograph.nn.backends import Kernels
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import Model
+from silograph.nn.neighbors import FULL, Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 pytest.importorskip("numba")
@@ -203,20 +204,21 @@ def test_torch_runs_do_not_import_numba() -> None:
 def test_fanout_is_one_number_for_each_hop(
     fanout: str | None, layers: int, expected: tuple[int, ...] | None
 ) -> None:
-    assert parse_fanout(config(fanout=fanout, layers=layers)) == expected
+    made = neighbors_of(config(fanout=fanout, layers=layers))
+    assert made == (FULL if expected is None else Fanout(expected))
 
 
 @pytest.mark.parametrize("fanout", ["10,x", "", "10,", ",", "-1", "1.5", "10;5", "²"])
 def test_a_fanout_that_is_no_list_of_numbers_is_refused(fanout: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_fanout(config(fanout=fanout))
+        neighbors_of(config(fanout=fanout))
     assert str(caught.value) == f"expected a fanout of numbers like 10,5, got {fanout!r}"
 
 
 @pytest.mark.parametrize("fanout", ["1,2,3", "1,2"])
 def test_a_fanout_of_another_depth_is_refused(fanout: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_fanout(config(fanout=fanout, layers=4))
+        neighbors_of(config(fanout=fanout, layers=4))
     assert str(caught.value) == (
         f"expected a fanout of one number or 4 (one for each layer), got {fanout!r}"
     )

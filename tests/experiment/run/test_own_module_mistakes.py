@@ -164,6 +164,7 @@ def test_a_constructor_of_another_form(make_graph: MakeGraph) -> None:
         ({"residual": True}, "residual=True"),
         ({"heads": 2}, "heads=2"),
         ({"fanout": "3"}, "fanout=3"),
+        ({"neighbors": "fanout"}, "neighbors=fanout"),
     ],
 )
 def test_options_of_layers_are_refused(

@@ -15,7 +15,7 @@ from silograph.nn.own_module import Make, ModuleModel, check
 
 HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
 OPTION_OF = {"heads": "gat", "hops": "appnp", "teleport": "appnp"}
-OF_LAYERS = {"layers", "hidden", "dropout", "residual", "fanout", *OPTION_OF}
+OF_LAYERS = {"layers", "hidden", "dropout", "residual", "fanout", "neighbors", *OPTION_OF}
 
 
 def with_model_options(config: RunConfig) -> RunConfig:

@@ -19,6 +19,7 @@ from silograph.nn.own_module import ModuleModel
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
+COMPILED = (None, "full", "fanout")  # neighbor samplers
 COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
 
 
@@ -83,7 +84,8 @@ def planned(config: RunConfig) -> str:
     """Return the plan in words."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
-    return f"{config.kernels} kernels, {config.block_size} {clients} at once, {threads}"
+    drawn = "" if config.neighbors in COMPILED else f", neighbors={config.neighbors} drawn in torch"
+    return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
 
 
 def plan(

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import platform
-import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +15,11 @@ from silograph.core.memory import keep_freed_memory
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.cutting import Cut, held_block
 from silograph.experiment.resolve.model_options import make_model, own_module, with_model_options
+from silograph.experiment.resolve.neighbor_options import (
+    check_neighbors,
+    neighbors_of,
+    of_method,
+)
 from silograph.experiment.resolve.plan import plan
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.experiment.run.stopping import parse_target
@@ -132,8 +136,9 @@ def choose_method(config: RunConfig, given: Method | None = None) -> tuple[Metho
 
 def _options(config: RunConfig, method: Method) -> object:
     """Return the checked options of a method, once the rest of the config goes with it."""
-    options: object = checked(method.options, config.options, f"options of {method.name}")
-    with_model_options(config)
+    own = of_method(config.options)
+    options: object = checked(method.options, own, f"options of {method.name}")
+    neighbors_of(with_model_options(config))
     optimizer = config.optimizer or method.needs.optimizer
     if method.needs.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
         raise ConfigError(
@@ -158,29 +163,6 @@ def _optimizer(config: RunConfig) -> Optimizer:
     if config.momentum != 0:
         raise ConfigError(f"expected momentum 0 with optimizer adam, got {config.momentum}")
     return Adam(config.lr, config.weight_decay)
-
-
-def parse_fanout(config: RunConfig) -> tuple[int, ...] | None:
-    """Return neighbors drawn by hop; a single number holds for every hop, 0 is all.
-
-    Raises:
-        ConfigError: not a list of numbers, or not one for each hop.
-    """
-    if config.fanout is None:
-        return None
-    words = config.fanout.split(",")
-    if not all(re.fullmatch(r"[0-9]{1,18}", word.strip()) for word in words):
-        raise ConfigError(f"expected a fanout of numbers like 10,5, got {config.fanout!r}")
-    counts = tuple(int(word) for word in words)
-    hops, each = (config.layers, "layer") if config.hops is None else (config.hops, "hop")
-    if len(counts) == 1:
-        counts *= hops
-    if len(counts) != hops:
-        raise ConfigError(
-            f"expected a fanout of one number or {hops} (one for each {each}), got "
-            f"{config.fanout!r}"
-        )
-    return counts
 
 
 def device_of(name: str) -> torch.device:
@@ -233,7 +215,7 @@ def write_out(config: RunConfig, method: Method) -> WrittenOut:
         )
     config = with_model_options(with_optimizer(config, method))
     parse_target(config.target)
-    schedule = Schedule(config.local_epochs, config.batch_size, parse_fanout(config))
+    schedule = Schedule(config.local_epochs, config.batch_size, neighbors_of(config))
     device = device_of(config.device)
     return WrittenOut(config, method, options, _optimizer(config), schedule, device)
 
@@ -257,6 +239,7 @@ def configure(
     config, method = given.config, given.method
     dtype = DTYPES[config.dtype]
     model = make_model(config, schema, make or own_module(config), dtype, given.device)
+    check_neighbors(config, given.schedule.neighbors, model)
     corrections = method.needs.corrections(given.options)
     training = Training(model, given.optimizer, given.schedule, corrections)
     config = plan(config, training, block, given.device)

@@ -15,6 +15,7 @@ from silograph.core.errors import ConfigError, unknown
 from silograph.experiment.resolve.client_data import refuse_in_memory
 from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
+from silograph.experiment.resolve.neighbor_options import of_neighbors
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
 from silograph.graph.graph import Graph
@@ -152,7 +153,7 @@ class ComparisonPlan:
         points = list(product(*asked.over.values()))
         for seed, point, method in product(asked.seeds, points, asked.methods):
             varied = dict(zip(asked.over, point, strict=True))
-            own = dict(base.options) if method == base.method else {}
+            own = dict(base.options) if method == base.method else of_neighbors(base.options)
             options = own | dict(asked.options.get(method, {}))
             changes = {**varied, "method": method, "options": options, "seed": seed, "out": None}
             config = make_config(values | changes)

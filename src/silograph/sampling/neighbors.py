@@ -1,0 +1,207 @@
+"""The neighbor samplers, by the name that users give: `--neighbors NAME`.
+
+The protocol is in `silograph.nn.neighbors`, with `full` and `fanout`, which compiled kernels draw
+themselves. Every other sampler is drawn in torch, for all clients of a block at once.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import STRICT
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.core.payload import State
+from silograph.core.ranges import lin
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.model import AnyModel, Model, stages
+from silograph.nn.neighbors import (
+    FULL,
+    Drawn,
+    Fanout,
+    Full,
+    Neighbors,
+    Reached,
+    Stateless,
+    edge_words,
+    edges_of,
+)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Over how many hops a model sums.
+
+    Attributes:
+        hops: how many.
+        each: what a hop of the model is called: `layer`, or `hop`.
+    """
+
+    hops: int
+    each: str
+
+
+@dataclass(frozen=True)
+class NeighborSampler:
+    """A neighbor sampler that users can name.
+
+    Attributes:
+        name: what they call it.
+        title: one line for listings.
+        reference: title, authors, venue, year.
+        options: frozen dataclass of its own options.
+        make: makes the sampler of checked options, for a model of some depth.
+    """
+
+    name: str
+    title: str
+    reference: str
+    options: type
+    make: Callable[[Any, Depth], Neighbors]
+
+
+@dataclass(frozen=True, config=STRICT)
+class FullOptions:
+    """Nothing to choose."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class FanoutOptions:
+    """The help text is the documentation of the field."""
+
+    counts: Annotated[str, BeforeValidator(str)] = field(
+        default="10", metadata={"help": "neighbors drawn of a node, hop by hop, as --fanout"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class BernoulliOptions:
+    """The help texts are the documentation of the fields."""
+
+    keep: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.5,
+        metadata={"help": "probability with which a neighbor is kept", "tune": lin(0.1, 1.0)},
+    )
+    rescale: Literal["inverse", "degree"] = field(
+        default="inverse",
+        metadata={
+            "help": "what a kept neighbor counts: inverse (1 / keep, unbiased) or degree "
+            "(neighbors / kept ones)"
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Bernoulli(Stateless):
+    """Each neighbor is kept or not, by itself.
+
+    A kept one counts 1 / p, so the sum over neighbors is unbiased; or d / k where k of d neighbors
+    were kept (Chen et al., "FedGraph: Federated graph learning with intelligent sampling", IEEE
+    TPDS 2022, eq. 7), whose expectation is 1 - (1 - p)^d of the sum.
+
+    Attributes:
+        keep: p.
+        by_degree: whether a kept neighbor counts d / k.
+    """
+
+    keep: float
+    by_degree: bool = False
+
+    def fanout(self, hops: int) -> None:
+        """It is not compiled."""
+        del hops
+
+    def why_not(self, model: AnyModel) -> str | None:
+        """Weights of drawn neighbors must be those of a sum."""
+        return weights_of_a_sum(model)
+
+    def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
+        """Keep neighbors by hashes of both rows' keys."""
+        del hop, state
+        every = edges_of(block, reached.rows)
+        words = edge_words(block, reached.rows, key, every)
+        kept = words.double() * 2.0**-64 + 0.5 <= self.keep
+        position, share = every.position[kept], every.share[kept] / self.keep
+        if self.by_degree:
+            count = torch.bincount(position, minlength=len(reached.rows))
+            degree = block.adj.degree[reached.rows]
+            share = degree[position].to(share.dtype) / count[position]
+        return Drawn(position, every.neighbor[kept], share)
+
+
+def weights_of_a_sum(model: AnyModel) -> str | None:
+    """Return why weights of drawn neighbors mean nothing to a model, or None if they do."""
+    if not isinstance(model, Model):
+        return "a torch.nn.Module of your own sees all edges of a client"
+    if any(stage.conv.indivisible for stage in stages(model)):
+        return "attention is normalized over the neighbors that were drawn"
+    return None
+
+
+def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
+    """Return neighbors drawn by hop; a single number holds for every hop, 0 is all.
+
+    Raises:
+        ConfigError: not a list of numbers, or not one for each hop.
+    """
+    words = text.split(",")
+    if not all(re.fullmatch(r"[0-9]{1,18}", word.strip()) for word in words):
+        raise ConfigError(f"expected a fanout of numbers like 10,5, got {text!r}")
+    counts = tuple(int(word) for word in words)
+    if len(counts) == 1:
+        counts *= depth.hops
+    if len(counts) != depth.hops:
+        raise ConfigError(
+            f"expected a fanout of one number or {depth.hops} (one for each {depth.each}), got "
+            f"{text!r}"
+        )
+    return counts
+
+
+def _full(options: FullOptions, depth: Depth) -> Full:
+    del options, depth
+    return FULL
+
+
+def _fanout(options: FanoutOptions, depth: Depth) -> Fanout:
+    return Fanout(parse_fanout(options.counts, depth))
+
+
+def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
+    del depth
+    return Bernoulli(options.keep, options.rescale == "degree")
+
+
+NEIGHBORS: dict[str, NeighborSampler] = {
+    sampler.name: sampler
+    for sampler in (
+        NeighborSampler(
+            name="full",
+            title="all neighbors",
+            reference="what every other sampler estimates",
+            options=FullOptions,
+            make=_full,
+        ),
+        NeighborSampler(
+            name="fanout",
+            title="at most so many neighbors of each node, without replacement",
+            reference="Hamilton et al., Inductive representation learning on large graphs, "
+            "NeurIPS 2017",
+            options=FanoutOptions,
+            make=_fanout,
+        ),
+        NeighborSampler(
+            name="bernoulli",
+            title="each neighbor is kept with the same probability",
+            reference="Chen et al., FedGraph: Federated graph learning with intelligent "
+            "sampling, IEEE TPDS 2022",
+            options=BernoulliOptions,
+            make=_bernoulli,
+        ),
+    )
+}
