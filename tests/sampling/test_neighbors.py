@@ -20,14 +20,16 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked, State
+from silograph.core.ranges import lin
 from silograph.core.work import metered
-from silograph.experiment.resolve.neighbor_options import neighbors_of
+from silograph.experiment.resolve.neighbor_options import neighbors_of, sampler_fields
 from silograph.experiment.run.run import resume
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
+from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.local_training import state_specs
 from silograph.nn.backends import fit, why_not_compiled
@@ -44,6 +46,7 @@ from silograph.sampling.neighbors import (
     FullOptions,
     NeighborSampler,
 )
+from silograph.study.tune.space import chosen_ranges
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -398,6 +401,16 @@ def test_compiled_kernels_refuse_what_they_do_not_draw(
     start = init_weights(model, Key.of(1), torch.float64)
     with pytest.raises(ProtocolError, match="expected a neighbor sampler that is compiled, got Be"):
         fit("compiled", training, block, start, None, Key.of(3))
+
+
+def test_options_of_a_sampler_can_be_tuned() -> None:
+    fields = sampler_fields(make_config({"neighbors": "bernoulli"}))
+    assert set(fields) == {"neighbors.keep", "neighbors.rescale"}
+    found = chosen_ranges(METHODS["fedavg"], ["neighbors.keep"], {}, (), fields)
+    assert found == {"neighbors.keep": lin(0.1, 1.0)}
+    with pytest.raises(ConfigError, match=r"unknown key to tune 'neighbors\.keep'"):
+        chosen_ranges(METHODS["fedavg"], ["neighbors.keep"], {})
+    assert sampler_fields(make_config({"fanout": "3"})) == {}
 
 
 def test_options_make_samplers() -> None:

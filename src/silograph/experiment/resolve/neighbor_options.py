@@ -1,7 +1,8 @@
 """The neighbor sampler of a run, from `neighbors`, `fanout` and options `neighbors.NAME`."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import Field, asdict, fields
+from typing import Any
 
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup
@@ -57,6 +58,17 @@ def sampler_options(config: RunConfig) -> tuple[NeighborSampler, object]:
         values = {"counts": config.fanout}
     options: object = checked(sampler.options, values, f"options of neighbors={sampler.name}")
     return sampler, options
+
+
+def sampler_fields(config: RunConfig) -> "dict[str, Field[Any]]":
+    """Return the fields of the sampler's options under their whole names.
+
+    Raises:
+        ConfigError: see `sampler_named`.
+    """
+    if config.fanout is not None:
+        return {}
+    return {f"{PREFIX}{f.name}": f for f in fields(sampler_named(config).options)}
 
 
 def neighbors_of(config: RunConfig) -> Neighbors:

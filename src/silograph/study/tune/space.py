@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from silograph.core.config import RunConfig, make_config
@@ -19,6 +20,7 @@ from silograph.study.compare.compare import checked_list
 from silograph.study.tune.proposals import TrialParams
 
 FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
+NO_FIELDS: Mapping[str, "dataclasses.Field[Any]"] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,7 @@ def chosen_ranges(
     keys: Sequence[str] | None,
     given: Mapping[str, Range | str],
     fixed: Collection[str] = (),
+    drawing: Mapping[str, "dataclasses.Field[Any]"] = NO_FIELDS,
 ) -> dict[str, Range]:
     """Return the ranges of the keys that are tuned.
 
@@ -97,12 +100,13 @@ def chosen_ranges(
         keys: those asked for; None for all that declare a range and have no value yet.
         given: ranges in place of those declared.
         fixed: keys that have a value already.
+        drawing: options of the neighbor sampler, by their whole names.
 
     Raises:
         ConfigError: a key does not exist (names the nearest), has no range or a value already, or
             a range is wrong.
     """
-    options = {f.name: f for f in dataclasses.fields(method.options)}
+    options = {f.name: f for f in dataclasses.fields(method.options)} | dict(drawing)
     own = {key: checked_range(key, value) for key, value in given.items()}
     known = declared(FIELDS | options) | own
     asked = [*([] if keys is None else checked_list("keys", keys)), *given]

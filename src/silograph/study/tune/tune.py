@@ -15,6 +15,7 @@ from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared
 from silograph.experiment.resolve.client_data import refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
+from silograph.experiment.resolve.neighbor_options import sampler_fields
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
 from silograph.graph.graph import Graph
@@ -86,8 +87,8 @@ def tune(
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, graph, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
     given = checked_mapping("ranges", ranges)
-    fixed = given_keys(run_options)
-    space = replace(space, ranges=chosen_ranges(space.method, keys, given, fixed))
+    fixed, drawing = given_keys(run_options), sampler_fields(base)
+    space = replace(space, ranges=chosen_ranges(space.method, keys, given, fixed, drawing))
     if keys is None and progress != "none":
         _tell_fixed(space, fixed)
     check_ends(space, run_options)
@@ -130,6 +131,7 @@ def _base(
 
 def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
     options = {f.name: f for f in dataclasses.fields(space.method.options)}
+    options |= sampler_fields(space.base)
     keys = [key for key in declared(FIELDS | options) if key in fixed]
     if keys:
         say(f"given, and so not searched: {', '.join(keys)}")
