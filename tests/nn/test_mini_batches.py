@@ -46,6 +46,7 @@ from silograph.nn.mini_batches import batches, sampled_pass
 from silograph.nn.model import MODELS, Model, Pass, init_weights, num_sums
 from silograph.nn.neighbors import Fanout, Reached
 from silograph.nn.optim import Adam
+from silograph.sampling.neighbors import Bernoulli
 
 pytest.importorskip("numba")
 
@@ -350,6 +351,7 @@ def test_draws_depend_on_no_numbering_of_nodes(make_graph: MakeGraph, kernels: K
     for schedule in (
         Schedule(3, batch_size=3, neighbors=Fanout((2, 1))),
         Schedule(2, neighbors=Fanout((1, 1))),
+        *([Schedule(2, 3, Bernoulli(0.5))] if kernels == "torch" else []),
     ):
         ours, theirs = (fitted(kernels, model_for(graph), schedule, b) for b in (block, other))
         assert_close(weights_of(ours), weights_of(theirs))
