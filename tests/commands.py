@@ -27,6 +27,8 @@ RESULT_KEYS = [
     *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
     *(
         "val",
+        "metric",
+        "baseline",
         "local_bias",
         "judged_without",
         "best_round",

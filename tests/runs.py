@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ FAST: dict[str, Any] = {
     "split": "0.4/0.3/0.3",
     "dtype": "float64",
 }
+
+
+def with_values(
+    graph: Graph, columns: int = 1, *, missing: float = 0.0, scale: float = 1.0
+) -> Graph:
+    """Return the graph with numbers to predict that its features and neighbors tell."""
+    generator = torch.Generator().manual_seed(columns)
+    assert isinstance(graph.x, torch.Tensor)
+    x = graph.x.double()
+    slopes = torch.randn(x.shape[1], columns, generator=generator, dtype=torch.float64)
+    y = scale * x @ slopes / x.shape[1] ** 0.5
+    y[torch.rand(y.shape, generator=generator) < missing] = torch.nan
+    return replace(graph, y=y, num_classes=columns, class_names=())
 
 
 def go(graph: Graph, **options: Any) -> Result:

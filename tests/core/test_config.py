@@ -72,6 +72,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),
     "patience": st.none() | COUNTS,
+    "metric": st.none() | st.text(),
     "target": st.none() | st.text(),
     "max_bytes": st.none() | COUNTS,
     "max_seconds": st.none() | POSITIVE,

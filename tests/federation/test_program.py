@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from runs import with_values
 from sessions import TOKEN, session, worker_of
 from silograph.core.config import make_config, resolve_seeds
 from silograph.core.errors import ProtocolError
@@ -138,6 +139,23 @@ def test_a_run_by_its_program_is_the_run(
     setup = setup_of(make_graph(60), **case)
     found = record(setup)
     for name, asked in found.asked.items():
+        worker = found.fresh(name)
+        for number, data in enumerate(asked, start=2):
+            message = unpack(data)
+            again = pack(Message(message.type, TOKEN, number, message.body))
+            assert refused(answer(worker, again)) is None
+
+
+@pytest.mark.parametrize("method", DEPLOYED)
+def test_numbers_are_predicted_by_the_program(
+    make_graph: Callable[..., Graph], method: str
+) -> None:
+    """A regression asks for sums and no histograms, and both ends hold each other to that."""
+    setup = setup_of(with_values(make_graph(60), 2, missing=0.2), method=method, rounds=2)
+    found = record(setup)
+    for name, asked in found.asked.items():
+        ops = [str(read_call(body).op) for body in calls(asked)]
+        assert not [op for op in ops if "bin_" in op]
         worker = found.fresh(name)
         for number, data in enumerate(asked, start=2):
             message = unpack(data)

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from doors import K
 from silograph.core.errors import ProtocolError
-from silograph.graph.graph import Task
+from silograph.graph.graph import LabelForm
 from silograph.nn.backends import Kernels
 from silograph.task.counts import BINS, JudgedRows, histogram, tally
 
 pytest.importorskip("numba")
 
-TIERS = pytest.mark.parametrize("kernels", ["torch", "compiled"])
+TIERS = pytest.mark.parametrize("count_kernels", ["torch", "compiled"])
 NAN, INF = float("nan"), float("inf")
 
 
-def judged(task: Task = "multiclass", **other: Tensor) -> JudgedRows:
+def judged(task: LabelForm = "multiclass", **other: Tensor) -> JudgedRows:
     y = torch.tensor([0, 1, 2, 1])
     plain: dict[str, Any] = {
         "logits": torch.zeros(4, K, dtype=torch.float64),

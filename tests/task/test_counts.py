@@ -32,7 +32,7 @@ from silograph.evaluation.evaluate import (
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
-from silograph.graph.graph import MISSING, Graph, Split, Task, subgraph
+from silograph.graph.graph import MISSING, Graph, LabelForm, Split, subgraph
 from silograph.graph.partition.partition import Partition
 from silograph.nn.backends import predict
 from silograph.nn.model import Model, forward, init_weights
@@ -57,7 +57,7 @@ CLIENTS, K = 4, 3
 TASKS = pytest.mark.parametrize("task", ["multiclass", "multilabel"])
 
 
-def identity(task: Task, classes: int = K) -> tuple[Model, dict[str, Tensor]]:
+def identity(task: LabelForm, classes: int = K) -> tuple[Model, dict[str, Tensor]]:
     """Return the model whose logits are the features."""
     weights = {
         "0.weight": torch.eye(classes, dtype=torch.float64),
@@ -67,7 +67,7 @@ def identity(task: Task, classes: int = K) -> tuple[Model, dict[str, Tensor]]:
 
 
 def case(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task, n: int = 60
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm, n: int = 60
 ) -> tuple[ClientBlock, Route]:
     graph = make_graph(n, features=K, multilabel=task == "multilabel", missing=0.2)
     if task == "multilabel":  # single bits are missing too
@@ -93,7 +93,7 @@ def pooled(rows: JudgedRows) -> dict[str, Tensor]:
 def free_rows(logits: Tensor, y: Tensor) -> JudgedRows:
     """Rows of one client, all of them for testing."""
     nobody = torch.zeros(len(y), dtype=torch.bool)
-    task: Task = "multiclass" if y.dim() == 1 else "multilabel"
+    task: LabelForm = "multiclass" if y.dim() == 1 else "multilabel"
     return JudgedRows(logits, y, nobody, torch.zeros(len(y), dtype=torch.int64), 1, task)
 
 
@@ -127,7 +127,7 @@ def shapes_of_a_tally(clients: int) -> Shapes:
 
 @TASKS
 def test_counts_equal_a_loop_over_nodes(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm
 ) -> None:
     block, _ = case(make_graph, cut_block, task)
     got = tally(rows_of(block))
@@ -170,7 +170,7 @@ def scores_by_hand(block: ClientBlock) -> tuple[Tensor, Tensor, Tensor]:
 
 @TASKS
 def test_the_histogram_holds_every_judged_label_in_its_bin(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm
 ) -> None:
     block, _ = case(make_graph, cut_block, task)
     mean, deviation = torch.tensor([0.3, -0.2, 0.0]), torch.tensor([1.7, 0.4, 1.0])
@@ -201,7 +201,7 @@ def groupings(rows: int) -> list[tuple[Tensor, int]]:
 @TASKS
 @pytest.mark.parametrize(("offset", "spread"), [(0.0, 1.0), (5.0, 1e-3), (20.0, 1e-6)])
 def test_the_scale_is_that_of_all_scores_however_clients_are_grouped(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task, offset: float, spread: float
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm, offset: float, spread: float
 ) -> None:
     block, _ = case(make_graph, cut_block, task, 300)
     assert isinstance(block.x, Tensor)
@@ -221,7 +221,7 @@ def test_the_scale_is_that_of_all_scores_however_clients_are_grouped(
 @pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "stacked"])
 def test_counts_of_a_block_are_counts_of_blocks_of_one(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task, conv: str, personal: bool
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm, conv: str, personal: bool
 ) -> None:
     block, _ = case(make_graph, cut_block, task)
     model = Model(conv, K, 5, K, 2, 0.5, task)
@@ -254,7 +254,7 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
 
 @TASKS
 def test_a_tally_by_other_groups_is_the_same_counts_sorted_anew(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm
 ) -> None:
     block, _ = case(make_graph, cut_block, task)
     everyone = pooled(rows_of(block))
@@ -279,7 +279,7 @@ def test_a_tally_by_other_groups_is_the_same_counts_sorted_anew(
 @TASKS
 @pytest.mark.parametrize("block_size", [1, 3, CLIENTS])
 def test_what_clients_return_is_what_one_process_counts(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task, block_size: int
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm, block_size: int
 ) -> None:
     block, route = case(make_graph, cut_block, task)
     model = Model("gcn", K, 5, K, 2, 0.5, task)
@@ -304,7 +304,7 @@ def test_what_clients_return_is_what_one_process_counts(
 
 @TASKS
 def test_shapes_depend_on_clients_classes_and_bins_only(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: Task
+    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm
 ) -> None:
     model, weights = identity(task)
     cfg, key = config(model), Key.of(0)
@@ -326,7 +326,7 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
 
 
 @TASKS
-def test_counts_do_not_tell_one_node_from_another(make_graph: MakeGraph, task: Task) -> None:
+def test_counts_do_not_tell_one_node_from_another(make_graph: MakeGraph, task: LabelForm) -> None:
     graph = make_graph(60, features=K, multilabel=task == "multilabel")
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
     counts = []
@@ -357,7 +357,7 @@ def test_training_nodes_and_features_do_not_count(
 
 
 @TASKS
-def test_very_confident_logits_stay_finite(task: Task) -> None:
+def test_very_confident_logits_stay_finite(task: LabelForm) -> None:
     # Right and sure, wrong and sure, and undecided, for both classes.
     x = torch.tensor([[1e4, -1e4], [-1e4, 1e4], [1e4, -1e4], [-1e4, 1e4], [0.0, 0.0], [1e4, 1e4]])
     y = torch.tensor([0, 1, 1, 0, 0, 1])
@@ -375,7 +375,7 @@ def test_very_confident_logits_stay_finite(task: Task) -> None:
 @TASKS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_logits_that_are_no_numbers_rank_lowest_and_infinite_ones_at_the_ends(
-    task: Task, dtype: torch.dtype
+    task: LabelForm, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, K, generator=generator).to(dtype)
@@ -405,7 +405,7 @@ def test_logits_that_are_no_numbers_rank_lowest_and_infinite_ones_at_the_ends(
 
 @TASKS
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_nothing_but_broken_logits_ranks_nothing(task: Task, value: float) -> None:
+def test_nothing_but_broken_logits_ranks_nothing(task: LabelForm, value: float) -> None:
     y = torch.arange(12) % K
     y = y if task == "multiclass" else torch.nn.functional.one_hot(y, K)
     got = pooled(free_rows(torch.full((12, K), value), y))
@@ -426,7 +426,7 @@ def test_log_odds_keep_the_order_of_confident_logits(dtype: torch.dtype) -> None
 
 
 @TASKS
-def test_clients_without_judged_nodes_count_nothing(make_graph: MakeGraph, task: Task) -> None:
+def test_clients_without_judged_nodes_count_nothing(make_graph: MakeGraph, task: LabelForm) -> None:
     graph = make_graph(20, features=K, multilabel=task == "multilabel")
     partition = Partition(("a", "b"), (torch.arange(10), torch.arange(10, 20)), 20, "hand")
     first = torch.arange(20) < 10

@@ -115,12 +115,6 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
             list[str] | None, "--options", "an option: METHOD.NAME=VALUE (repeatable)"
         ),
         "baseline": _option(str | None, "--baseline", "test against it (default: the best)"),
-        "metric": _option(
-            str,
-            "--metric",
-            "accuracy, accuracy_client_mean, f1_macro, f1_micro or auc",
-            "accuracy",
-        ),
         "view": _option(
             str, "--view", "of the test: server, uncut, personalised or own (the method's)", "own"
         ),
@@ -202,7 +196,7 @@ def ranges_of(texts: Sequence[str] | None) -> dict[str, str]:
             list[str] | None, "--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"
         ),
         "view": _option(
-            str, "--view", "that is maximized: server, uncut, personalised or own", "own"
+            str, "--view", "that is searched by: server, uncut, personalised or own", "own"
         ),
         "search_seed": _option(int, "--search-seed", "another one tries other settings", 0),
         "processes": PROCESSES,

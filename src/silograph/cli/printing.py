@@ -13,13 +13,14 @@ from silograph.evaluation.views import means_of
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.run.progress import best_mode, generating
-from silograph.experiment.run.result import REPORTED, VIEWS, Result, reported
+from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import choose_method
 from silograph.experiment.terminal_table import table_of
 from silograph.graph.datasets import DATASETS, load
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
 from silograph.methods.base import seen_by
+from silograph.task.metric_table import METRICS
 
 MOST_ROWS = 40  # clients shown one by one
 
@@ -36,10 +37,15 @@ def print_result(result: Result) -> None:
     for view in VIEWS:
         if view == "uncut" and result.cut is None:  # nobody has that graph
             continue
-        scores = reported(getattr(result.test, view))
-        values = [None if scores is None else scores[name] for name in REPORTED]
-        rows.append([view, *("-" if value is None else f"{value:.4f}" for value in values)])
-    columns = ["test", "accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
+        scores = getattr(result.test, view)
+        values = {name: None if scores is None else scores[name] for name in result.reported}
+        rows.append([view, *(METRICS[name].text(value) for name, value in values.items())])
+    if result.baseline is not None:
+        values = {name: result.baseline[name] for name in result.reported}
+        rows.append(
+            [result.constant, *(METRICS[name].text(value) for name, value in values.items())]
+        )
+    columns = ["test", *(METRICS[name].title for name in result.reported)]
     about = f"{config.method}, {config.clients} clients ({config.partition})"
     title = f"{Path(config.dataset).stem}, {about}"
     console.print(table_of(columns, rows, title))

@@ -223,12 +223,23 @@ class RunConfig:
         default=None,
         metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
     )
+    metric: str | None = field(
+        default=None,
+        metadata=option(
+            "the score that picks the best round, stops by patience, is tuned, compared and shown "
+            "first (default: accuracy; f1_micro for label sets, rmse for numbers)",
+            "Results",
+        ),
+    )
     patience: Count | None = field(
         default=None,
         metadata=option("stop after this many rounds without better validation", "Stopping"),
     )
     target: str | None = field(
-        default=None, metadata=option("stop at a validation score, e.g. accuracy=0.8", "Stopping")
+        default=None,
+        metadata=option(
+            "stop at a validation score: METRIC=VALUE, or a value of the run's metric", "Stopping"
+        ),
     )
     max_bytes: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(parse_bytes)] = field(
         default=None,

@@ -26,6 +26,7 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
+from silograph.task.metric_table import METRICS
 
 LISTENING = "listening on "
 SECONDS_TO_STOP = 10
@@ -41,7 +42,8 @@ class Demonstration:
         weights: whether both runs gave the same model, bit for bit.
         ledger: whether both counted the same bytes and work in every call.
         size: bytes exchanged.
-        accuracy: of the server's model on test nodes, if there is one.
+        metric: the run's metric.
+        score: it, of the server's model on test nodes, if there is one.
         federated_seconds: of training with processes.
         simulated_seconds: of training in one process.
     """
@@ -50,7 +52,8 @@ class Demonstration:
     weights: bool
     ledger: bool
     size: int
-    accuracy: float | None
+    metric: str
+    score: float | None
     federated_seconds: float
     simulated_seconds: float
 
@@ -65,8 +68,9 @@ class Demonstration:
         yield f"{self.silos} silos and a server, each a process of its own, over TLS on 127.0.0.1"
         yield f"model         {answer[self.weights]} as in the simulation"
         yield f"ledger        {answer[self.ledger]}: {self.size:,} bytes"
-        if self.accuracy is not None:
-            yield f"accuracy      {self.accuracy:.4f} (server's model, test nodes)"
+        if self.score is not None:
+            shown = METRICS[self.metric]
+            yield f"{shown.title:<14}{shown.text(self.score)} (server's model, test nodes)"
         yield (
             f"training      {self.federated_seconds:.2f} s with processes, "
             f"{self.simulated_seconds:.2f} s in one"
@@ -202,7 +206,8 @@ def _compared(folder: Path, silos: int, seconds: float) -> Demonstration:
         weights=weights[0] == weights[1],
         ledger=(ours / LEDGER).read_bytes() == (theirs / LEDGER).read_bytes(),
         size=result["bytes"]["total"],
-        accuracy=None if server is None else server["accuracy"],
+        metric=result["metric"],
+        score=None if server is None else server[result["metric"]],
         federated_seconds=result["seconds"],
         simulated_seconds=seconds,
     )

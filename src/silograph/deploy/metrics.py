@@ -9,7 +9,6 @@ from silograph.core.config import RunConfig
 from silograph.deploy.openmetrics import Family, Sample, counter, exposition, single
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.run.round_scores import ROW_SCORES
 from silograph.experiment.run.setup import versions
 from silograph.experiment.run.trackers import RunFacts
 from silograph.federation.ledger import Ledger
@@ -135,10 +134,11 @@ class Figures:
 
     def _judged(self) -> Family:
         found = tuple(
-            Sample(float(value), {"view": view, "score": score})
+            Sample(float(value), {"view": view, "score": name.removeprefix(start)})
             for view in VIEWS
-            for score in ROW_SCORES
-            if (value := self._row.get(f"val_{view}_{score}")) is not None
+            for start in (f"val_{view}_",)
+            for name, value in self._row.items()
+            if name.startswith(start) and value is not None
         )
         told = "Validation scores of the last round that was judged."
         return Family("silograph_validation_score", "gauge", told, found)

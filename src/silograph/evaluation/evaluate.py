@@ -29,12 +29,12 @@ from silograph.federation.base import Federation, Op, Sum
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.graph import LabelForm
 from silograph.nn.backends import Kernels, predict
 from silograph.nn.doors import dtype_of
 from silograph.nn.model import AnyModel
 from silograph.task.counts import (
     BINS,
-    HITS,
     LEAST_DEVIATION,
     SCORE_SUMS,
     JudgedRows,
@@ -43,8 +43,8 @@ from silograph.task.counts import (
     judged_rows,
     judges_of,
     score_scale,
-    tally,
 )
+from silograph.task.registry import task_of
 
 HISTOGRAM = "test.histogram"
 
@@ -89,33 +89,33 @@ def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
 def judge_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge the server's model on own nodes. In: `weights/*`. Out: see `counts.tally`."""
+    """Judge the server's model on own nodes. In: `weights/*`. Out: see `Task.tally`."""
     del key
     graph = local_graph(block, state)
     logits = predict(cfg.kernels, cfg.model, under("weights", inbox), graph)
     new = {**state, "server/logits": _judged(logits, graph)}
-    return new, _stacked(tally(_rows(cfg, block, new, "server")))
+    return new, _tallied(_rows(cfg, block, new, "server"))
 
 
 def judge_own(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge each client's own model on its own nodes. In: nothing. Out: see `counts.tally`."""
+    """Judge each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    return state, _stacked(tally(_rows(cfg, block, state, "own")))
+    return state, _tallied(_rows(cfg, block, state, "own"))
 
 
 def judge_exchanged(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge what a pass over all silos has left. In: nothing. Out: see `counts.tally`.
+    """Judge what a pass over all silos has left. In: nothing. Out: see `Task.tally`.
 
     The server's model is every client's own.
     """
     del inbox, key
     logits = _judged(logits_of(cfg.model, state), block)
     new = {**end(state), "server/logits": logits, "own/logits": logits}
-    return new, _stacked(tally(_rows(cfg, block, new, "server")))
+    return new, _tallied(_rows(cfg, block, new, "server"))
 
 
 def bin_server(
@@ -136,14 +136,20 @@ def bin_own(
     return state, {HISTOGRAM: Stacked(counts)}
 
 
-def _stacked(fields: Mapping[str, Tensor]) -> dict[str, Stacked]:
+def _tallied(rows: JudgedRows) -> dict[str, Stacked]:
+    fields = task_of(rows.task).tally(rows)
     return {name: Stacked(t) for name, t in fields.items()}
 
 
 def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
-    """Ask all clients for counts, then for histograms on the scale that the counts give."""
+    """Ask all clients for counts, then for histograms on the scale that the counts give.
+
+    Counts of tasks without histograms have no sums to work out a scale from.
+    """
     reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
     fields = {name: field.t for name, field in reply.items()}
+    if SCORE_SUMS[0] not in fields:
+        return fields
     mean, deviation = score_scale(fields)
     scale = {"mean": Shared(mean), "deviation": Shared(deviation)}
     bins = fed.call(sort, scale, what=Kind.EVALUATION, key=key, reduce=Sum())
@@ -182,7 +188,14 @@ def counts_here(
     rows = judged_rows(
         block, _judged(logits, block).t, group, groups, compiled=kernels == "compiled"
     )
-    fields = tally(rows)
+    return counts_of(rows)
+
+
+def counts_of(rows: JudgedRows) -> dict[str, Tensor]:
+    """Return the counts of rows in this process, with the histograms of tasks that have them."""
+    fields = task_of(rows.task).tally(rows)
+    if SCORE_SUMS[0] not in fields:
+        return fields
     return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
 
 
@@ -206,11 +219,11 @@ def own_steps(model: AnyModel, key: Key) -> Steps:
 def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
     """Return the calls of `_ask`."""
     what = Kind.EVALUATION
+    judged = Call(judge, what, key, takes, _tally_specs(model.task, model.outputs))
+    if not task_of(model.task).histograms:
+        return (judged,)
     scale, bins = _histogram_specs(model.outputs)
-    return (
-        Call(judge, what, key, takes, _tally_specs(model.outputs)),
-        Call(sort, what, key, scale, bins),
-    )
+    return judged, Call(sort, what, key, scale, bins)
 
 
 @lru_cache(maxsize=16)  # programs ask for specs in every round
@@ -225,12 +238,8 @@ def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
 
 
 @lru_cache(maxsize=16)
-def _tally_specs(classes: int) -> FieldSpecs:
-    """Return what `counts.tally` gives."""
-    hits = FieldSpec(Stacked, (classes,), torch.int32, low=0)
-    specs = {name: FieldSpec(Stacked, (classes,), torch.float64) for name in SCORE_SUMS}
-    for part in ("val", "test"):
-        specs[f"{part}.nodes"] = FieldSpec(Stacked, (), torch.int32, low=0)
-        specs[f"{part}.loss"] = FieldSpec(Stacked, (), torch.float64)
-        specs |= {f"{part}.{name}": hits for name in HITS}
+def _tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
+    """Return what `Task.tally` gives."""
+    counts = task_of(labels).counts(outputs)
+    specs = {n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low) for n, c in counts.items()}
     return MappingProxyType(specs)

@@ -65,7 +65,7 @@ from silograph.nn.stage_halves import (
     stage_weights,
 )
 from silograph.nn.steps import LOSS_FLOPS
-from silograph.task.loss import node_loss
+from silograph.task.registry import task_of
 
 NewState = dict[str, Stacked | Ragged]
 
@@ -158,7 +158,7 @@ def lose(
     train = block.split.train[reach.rows]
     logits = state[f"pass/x/{last}"].t.detach().requires_grad_()
     with torch.enable_grad():
-        losses = node_loss(logits[train], block.y[reach.rows][train], model.task)
+        losses = task_of(model.task).loss(logits[train], block.y[reach.rows][train])
         if "pass/loss" in state:
             losses = losses * state["pass/loss"].t[train]
         losses = losses / inbox["count"].t

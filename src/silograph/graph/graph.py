@@ -13,7 +13,7 @@ from torch import Tensor
 
 from silograph.graph.csr import CSR
 
-Task = Literal["multiclass", "multilabel"]
+LabelForm = Literal["multiclass", "multilabel", "node_value"]
 Features = Tensor | CSR
 MISSING = -1  # label of a node (or label bit) that is not known
 
@@ -35,14 +35,15 @@ class Graph:
         adj: (n, n) without values; both directions of every edge, no self loops, no duplicates.
         x: (n, F), dense float32 or CSR with float32 values.
         y: multi-class (n,) int64 in 0..num_classes-1; multi-label (n, T) int64 of 0 and 1.
-            `MISSING` (-1) marks what is not known; such nodes never train or judge.
-        num_classes: number of classes, or T for multi-label.
+            `MISSING` (-1) marks what is not known; such nodes never train or judge. For
+            regression (n, T) float64 targets; NaN marks what is not known.
+        num_classes: number of classes, or T for multi-label and regression.
         node_id: (n,) public keys of the nodes, int64 or strings; they name nodes across silos.
         name: what tables and result folders call this graph.
         split: the split that came with the data, or None.
         silo: (n,) int64 index into `silo_names`: who holds the node; or None.
         silo_names: names of the silos, empty when `silo` is None.
-        class_names: names of the classes, or empty.
+        class_names: names of the classes, bits or targets, or empty.
     """
 
     adj: CSR
@@ -58,9 +59,10 @@ class Graph:
 
     def __repr__(self) -> str:
         """Return name and sizes."""
+        what = "targets" if self.task == "node_value" else "classes"
         return (
             f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, "
-            f"features={self.num_features}, classes={self.num_classes}, task={self.task!r})"
+            f"features={self.num_features}, {what}={self.num_classes}, task={self.task!r})"
         )
 
     @property
@@ -79,20 +81,32 @@ class Graph:
         return self.x.num_cols if isinstance(self.x, CSR) else int(self.x.shape[1])
 
     @property
-    def task(self) -> Task:
-        """`multiclass` (one class a node) or `multilabel` (T bits a node)."""
-        return "multiclass" if self.y.dim() == 1 else "multilabel"
+    def task(self) -> LabelForm:
+        """`multiclass` (one class a node), `multilabel` (T bits) or `node_value` (T numbers)."""
+        return label_form(self.y)
 
     @property
     def labelled(self) -> Tensor:
         """Nodes with at least one known label, (n,) bool."""
-        known = self.y != MISSING
+        known = known_labels(self.y)
         return known if known.dim() == 1 else known.any(dim=1)
 
     @property
     def edge_index(self) -> Tensor:
         """Both directions of every edge, (2, E) int64, sorted by first end point."""
         return torch.stack([self.adj.row, self.adj.indices.long()])
+
+
+def label_form(y: Tensor) -> LabelForm:
+    """Return which form labels (n,) or (n, T) have."""
+    if y.is_floating_point():
+        return "node_value"
+    return "multiclass" if y.dim() == 1 else "multilabel"
+
+
+def known_labels(y: Tensor) -> Tensor:
+    """Return which labels are known, bool of the shape of y."""
+    return ~torch.isnan(y) if y.is_floating_point() else y != MISSING
 
 
 @dataclass(frozen=True)
@@ -108,7 +122,7 @@ class Schema:
 
     num_features: int
     num_classes: int
-    task: Task
+    task: LabelForm
     class_names: tuple[str, ...] = ()
 
 

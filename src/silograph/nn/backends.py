@@ -26,6 +26,7 @@ from silograph.nn.fit_module import fit as fit_module
 from silograph.nn.model import AnyModel, forward
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.own_module import ModuleModel
+from silograph.task.registry import task_of
 
 Kernels = Literal["compiled", "torch"]
 COMPILED_MODELS = ("gcn", "sage", "mlp")
@@ -38,6 +39,8 @@ def why_not_compiled(training: Training, device: torch.device) -> str | None:
         return "a torch.nn.Module of your own is not compiled"
     if model.conv not in COMPILED_MODELS:
         return f"model {model.conv} is not compiled"
+    if not task_of(model.task).classes:
+        return f"task {task_of(model.task).name} is not compiled"
     if model.residual:
         return "residual connections are not compiled"
     if not isinstance(optimizer, SGD | Adam):

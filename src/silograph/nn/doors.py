@@ -20,6 +20,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.fit import Training
 from silograph.nn.model import AnyModel, weight_shapes
 from silograph.nn.optim import Optimizer
+from silograph.task.registry import task_of
 
 MOST_STEPS = 2**53  # beyond, counting by ones stands still even in float64
 
@@ -101,13 +102,15 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
     name = ("labels", model.task, model.outputs)
     if name in block.memo:
         return
-    y, several = block.y, model.task == "multilabel"
-    if y.dim() != 1 + several or (several and y.shape[1] != model.outputs):
+    y, task = block.y, task_of(model.task)
+    wrong = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
+    if wrong or y.is_floating_point() == task.classes:
+        what = "numbers" if not task.classes else "bits" if task.wide else "classes"
         raise ProtocolError(
-            f"expected {model.outputs} {'bits' if several else 'classes'} as labels, got labels of "
+            f"expected {model.outputs} {what} as labels, got labels of "
             f"shape {tuple(y.shape)}: the model is for another task"
         )
-    if not several and bool(block.split.train.any()):
+    if not task.wide and bool(block.split.train.any()):
         least, most = (int(t) for t in y[block.split.train].aminmax())
         if least < 0 or most >= model.outputs:
             raise ProtocolError(

@@ -24,7 +24,7 @@ from silograph.nn.own_module import (
     weight_shapes,
 )
 from silograph.nn.steps import LOSS_FLOPS, own_copy
-from silograph.task.loss import node_loss
+from silograph.task.registry import task_of
 
 
 def fit(
@@ -81,7 +81,7 @@ def _loss(
     with OperationCounter() as tally:
         logits = call(model, module, leaves, client, key)
     known = logits.detach().requires_grad_()
-    loss = node_loss(known[seeds], y[seeds], model.task).mean()
+    loss = task_of(model.task).loss(known[seeds], y[seeds]).mean()
     cotangent = torch.autograd.grad(loss, known)
     with tally:
         grads = torch.autograd.grad(

@@ -16,7 +16,7 @@ from silograph.core.errors import lookup
 from silograph.core.key import Key, keep_probability
 from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock, Rows
-from silograph.graph.graph import Task
+from silograph.graph.graph import LabelForm
 from silograph.nn import own_module
 from silograph.nn.conv import (
     GAT,
@@ -60,7 +60,7 @@ class Model:
     outputs: int
     layers: int
     dropout: float
-    task: Task
+    task: LabelForm
     residual: bool = False
     heads: int = 1
     hops: int = 0

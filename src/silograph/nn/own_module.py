@@ -21,7 +21,7 @@ from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.graph import Task
+from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
 from silograph.nn.operation_counter import OperationCounter
 
@@ -46,7 +46,7 @@ class ModuleModel:
     make: Make
     features: int
     outputs: int
-    task: Task
+    task: LabelForm
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from silograph.nn.model import Pass, forward_pass, stages, whole_pass
 from silograph.nn.neighbors import Signal
 from silograph.nn.schedule import Training
 from silograph.nn.segment import segment_sum
-from silograph.task.loss import node_loss
+from silograph.task.registry import task_of
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
 Held = dict[str, Stacked | Ragged]
@@ -265,7 +265,7 @@ class Trainer:
         logits = forward_pass(model, leaves, inputs, key)
         chosen = logits if targets.rows is None else logits[targets.rows]
         report_rows(targets.off, LOSS_FLOPS * model.outputs)
-        total = segment_sum(node_loss(chosen, targets.y, model.task), targets.off)
+        total = segment_sum(task_of(model.task).loss(chosen, targets.y), targets.off)
         loss = total / targets.off.diff()
         # Clients share no weight, so the gradient of the sum holds each client's own.
         found = torch.autograd.grad(loss.sum(), list(leaves.values()))

@@ -310,8 +310,9 @@ def joint_inclusion(q: Tensor, other: Tensor, draws: Tensor) -> Tensor:
 def _labels(block: ClientBlock, classes: int) -> Tensor:
     """Return the class of every training node, `classes` for all other nodes, (n,) int64."""
     if block.y.dim() != 1:
+        got = "numbers" if block.y.is_floating_point() else "several"
         raise DataError(
-            "expected one label a node for label-guided sampling, got several: use sample=none"
+            f"expected one label a node for label-guided sampling, got {got}: use sample=none"
         )
     return torch.where(block.split.train, block.y, classes)
 

@@ -7,7 +7,7 @@ line: plain values, as they stand in the study's file.
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
+from silograph.task.metric_table import METRICS, Metric
 
 Line = dict[str, Any]
 RESULTS = 1  # raised where a change of the library changes what the same config gives
@@ -144,6 +145,12 @@ def named_file_hash(config: RunConfig) -> str | None:
     return None
 
 
+def metric_in(lines: Iterable[Line | None]) -> Metric | None:
+    """Return the metric of the first line that has one; lines of old have accuracy."""
+    scored = (line for line in lines if line is not None and "error" not in line)
+    return next((METRICS[line.get("metric", "accuracy")] for line in scored), None)
+
+
 def digest_of(start: Line) -> str:
     """Return 16 hex digits of what decides a line's result.
 
@@ -211,6 +218,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
     config, last = result.config, result.rounds[-1]
     judge = choose_method(config, cell.method)[0].evaluate.view
     parts = ("val", "test") if test else ("val",)
+    curves = {part: f"{part}_{judge}_{result.metric.name}" for part in parts}
     data = {}
     if result.cut is not None:
         hashes = {"graph": fingerprint(result.cut.graph), "file": named_file_hash(config)}
@@ -218,6 +226,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
     return {
         **{part: _views(getattr(result, part)) for part in parts},
         "judge": judge,
+        "metric": result.metric.name,
         "local_bias": result.local_bias,
         "best_round": result.best_round,
         "stopped": result.stopped,
@@ -233,13 +242,13 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "partition": result.partition_hash,
         **data,
         "versions": versions(),
-        "curve": _curve(result.rounds, {part: f"{part}_{judge}_accuracy" for part in parts}),
+        "curve": _curve(result.rounds, curves),
     }
 
 
 def _views(views: Any) -> dict[str, dict[str, float | None] | None]:
     found = {view: getattr(views, view) for view in VIEWS}
-    return {view: None if scores is None else asdict(scores) for view, scores in found.items()}
+    return {view: None if scores is None else dict(scores) for view, scores in found.items()}
 
 
 def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:

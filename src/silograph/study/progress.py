@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from silograph.study.cells import Cell, Line
+from silograph.study.cells import Cell, Line, metric_in
+from silograph.task.metric_table import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -135,9 +136,9 @@ def outcome_of(line: Line) -> str:
     if "error" in line:
         return f"failed: {line['error']}"
     scores: Any = line["val"][line["judge"]]
-    accuracy = None if scores is None else scores["accuracy"]
-    shown = "-" if accuracy is None else f"{accuracy:.4f}"
-    return f"val accuracy {shown}, best round {line['best_round']}, {line['seconds']:.1f} s"
+    metric = metric_in([line]) or METRICS["accuracy"]
+    shown = metric.text(None if scores is None else scores[metric.name])
+    return f"val {metric.title} {shown}, best round {line['best_round']}, {line['seconds']:.1f} s"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import offsets
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.graph import MISSING, Task
+from silograph.graph.graph import MISSING, LabelForm, label_form
 from silograph.task.loss import node_loss
 
 BINS = 256
@@ -50,7 +50,7 @@ class JudgedRows:
     val: Tensor
     group: Tensor
     groups: int
-    task: Task
+    task: LabelForm
     compiled: bool = False
 
     def summed(self, values: Tensor, rows: Tensor) -> Tensor:
@@ -105,12 +105,11 @@ def judged_rows(
         compiled: whether counting uses compiled kernels.
     """
     judges = judges_of(block)
-    task: Task = "multiclass" if block.y.dim() == 1 else "multilabel"
     group = group[judges.rows]
-    return JudgedRows(logits, judges.y, judges.val, group, groups, task, compiled)
+    return JudgedRows(logits, judges.y, judges.val, group, groups, label_form(block.y), compiled)
 
 
-def log_odds(logits: Tensor, task: Task) -> Tensor:
+def log_odds(logits: Tensor, task: LabelForm) -> Tensor:
     """Return log(p / (1 - p)) of every class's probability, (j, K) float64 within +-CLIP."""
     if task == "multilabel":
         odds = logits.double()

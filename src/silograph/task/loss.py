@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from silograph.graph.graph import MISSING, Task
+from silograph.graph.graph import MISSING, LabelForm
 
 
-def node_loss(logits: Tensor, y: Tensor, task: Task) -> Tensor:
+def node_loss(logits: Tensor, y: Tensor, task: LabelForm) -> Tensor:
     """Return the loss of every node, (n,); 0 where no label is known.
 
     Cross-entropy for `multiclass` (y (n,)); for `multilabel` (y (n, K)) the mean binary

@@ -3,35 +3,68 @@
 C: clients. K: classes or label bits. B: bins.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from silograph.graph.graph import Task
+from silograph.graph.graph import LabelForm
 
 
-@dataclass(frozen=True)
-class Scores:
-    """How good a model is on a set of nodes; None where it cannot be said.
+@dataclass(frozen=True, repr=False)
+class Scores(Mapping[str, float | None]):
+    """How good a model is on a set of nodes; a value is None where it cannot be said.
+
+    >>> scores = Scores({"accuracy": 0.5, "loss": 1.25})
+    >>> scores.accuracy, scores["loss"]
+    (0.5, 1.25)
+
+    Which scores there are depends on the task. Classes and label sets have
+
+    - accuracy: share of right labels over all judged nodes (multi-label: over label bits).
+    - accuracy_client_mean: mean of the clients' own accuracies, clients without nodes left out.
+    - f1_macro: mean of the classes' F1, classes neither present nor predicted left out.
+    - f1_micro: F1 of all decisions together (equals accuracy for multi-class).
+    - auc: area under the ROC curve, one class against the rest, mean over classes that have
+      both; from histograms of 256 bins that follow the scores. Test nodes only.
+
+    Every task has loss, the mean loss of a node.
 
     Attributes:
-        accuracy: share of right labels over all judged nodes (multi-label: over label bits).
-        accuracy_client_mean: mean of the clients' own accuracies, clients without nodes left out.
-        f1_macro: mean of the classes' F1, classes neither present nor predicted left out.
-        f1_micro: F1 of all decisions together (equals accuracy for multi-class).
-        auc: area under the ROC curve, one class against the rest, mean over classes that have
-            both; from histograms of 256 bins that follow the scores. Test nodes only.
-        loss: mean loss of a node.
+        values_by_name: the scores.
     """
 
-    accuracy: float | None
-    accuracy_client_mean: float | None
-    f1_macro: float | None
-    f1_micro: float | None
-    auc: float | None
-    loss: float | None
+    values_by_name: Mapping[str, float | None]
+
+    def __getitem__(self, name: str) -> float | None:
+        """Return a score by its name."""
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        """Return the number of scores."""
+        return len(self.values_by_name)
+
+    def __getattr__(self, name: str) -> float | None:
+        """Return a score as an attribute.
+
+        Raises:
+            AttributeError: there is no such score; the line names those that there are.
+        """
+        if name.startswith("_") or name == "values_by_name":  # while it is being unpickled
+            raise AttributeError(name)
+        if name not in self.values_by_name:
+            known = ", ".join(self.values_by_name)
+            raise AttributeError(f"expected a score among {known}, got {name!r}")
+        return self.values_by_name[name]
+
+    def __repr__(self) -> str:
+        """Return names and values."""
+        return f"Scores({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
 
 @dataclass(frozen=True)
@@ -64,7 +97,7 @@ def auc_of(histogram: Tensor) -> float | None:
 
 
 def _right_and_judged(
-    counts: Mapping[str, Tensor], part: Part, task: Task
+    counts: Mapping[str, Tensor], part: Part, task: LabelForm
 ) -> tuple[Tensor, Tensor]:
     """Return right and judged labels of each client, (C,) int64 both."""
     nodes, tp, fp, fn, known = (
@@ -76,7 +109,7 @@ def _right_and_judged(
 
 
 def client_accuracy(
-    counts: Mapping[str, Tensor], part: Part, task: Task
+    counts: Mapping[str, Tensor], part: Part, task: LabelForm
 ) -> tuple[float | None, ...]:
     """Return the accuracy of each client, None where it has no judged label; see `score`."""
     right, judged = _right_and_judged(counts, part, task)
@@ -84,8 +117,15 @@ def client_accuracy(
     return tuple(hits / number if number else None for hits, number in pairs)
 
 
-def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None:
-    """Return the scores of `val` or `test` from all clients' counts; None without any node.
+def client_f1_micro(counts: Mapping[str, Tensor], part: Part) -> tuple[float | None, ...]:
+    """Return the F1 of all decisions of each client, None where nothing is true or predicted."""
+    tp, fp, fn = (counts[f"{part}.{name}"].long().sum(1) for name in ("tp", "fp", "fn"))
+    pairs = zip((2 * tp).tolist(), (2 * tp + fp + fn).tolist(), strict=True)
+    return tuple(hits / number if number else None for hits, number in pairs)
+
+
+def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores | None:
+    """Return the scores of classes or label sets; None without any node.
 
     Args:
         counts: fields of `silograph.task.counts.tally`, each (C, ...), and
@@ -103,10 +143,12 @@ def score(counts: Mapping[str, Tensor], part: Part, task: Task) -> Scores | None
     present = hits + errors > 0
     f1 = 2 * hits[present].double() / (2 * hits[present] + errors[present])
     return Scores(
-        accuracy=int(right.sum()) / int(judged.sum()),
-        accuracy_client_mean=float((right[busy].double() / judged[busy]).mean()),
-        f1_macro=float(f1.mean()) if len(f1) else None,
-        f1_micro=2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
-        auc=auc_of(counts["test.histogram"]) if part == "test" else None,
-        loss=float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),
+        {
+            "accuracy": int(right.sum()) / int(judged.sum()),
+            "accuracy_client_mean": float((right[busy].double() / judged[busy]).mean()),
+            "f1_macro": float(f1.mean()) if len(f1) else None,
+            "f1_micro": 2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
+            "auc": auc_of(counts["test.histogram"]) if part == "test" else None,
+            "loss": float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),
+        }
     )

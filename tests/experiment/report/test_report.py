@@ -66,6 +66,9 @@ def test_a_run_leaves_a_page_with_its_figures(done: Result, out: Path) -> None:
 def test_the_scores_are_those_of_the_result(done: Result, out: Path) -> None:
     page, result = read_page(out / "report.html"), result_of(out)
     tables = [t for t in page.tables if t[0][:3] == ["view", "accuracy", "client mean"]]
+    largest, *cells = tables[0].pop()
+    assert largest == result["baseline"]["name"] == "largest class"
+    assert cells == [f"{value:.4f}" for value in result["baseline"]["scores"].values()]
     for table, part in zip(tables, ("test", "val"), strict=True):
         assert [row[0] for row in table[1:]] == ["server", "uncut", "personalised"]
         for view, *cells in table[1:]:
@@ -216,7 +219,18 @@ def test_a_graph_in_memory_runs_again_in_python(done: Result, out: Path) -> None
 # --- every kind of run ----------------------------------------------------------------------------
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
-    "multi-label": ({"multilabel": True, "missing": 0.2}, {}, FIGURES + CUT, "right label bits"),
+    "multi-label": (
+        {"multilabel": True, "missing": 0.2},
+        {"metric": "accuracy"},
+        ["Accuracy", "Loss", "Bytes by kind", "Test accuracy of each client", *CUT],
+        "right label bits",
+    ),
+    "F1": (
+        {"multilabel": True},
+        {"rounds": 2},
+        ["Loss", "Bytes by kind", *CUT],
+        "chosen by validation F1 micro",
+    ),
     "no validation": ({}, {"split": "0.5/0/0.5"}, FIGURES + CUT, "there are no validation nodes"),
     "no test": ({}, {"split": "0.5/0.5/0"}, FIGURES[:3] + CUT, "There are no test scores."),
     "neither": ({}, {"split": "1/0/0"}, [*FIGURES[1:3], *CUT], "There are no test nodes"),

@@ -19,7 +19,16 @@ OPTIONS: dict[str, Any] = {
     "rounds": 30,
     "hidden": 8,
 }
-SCORES = Scores(0.8, 0.7, 0.6, 0.8, None, 1.0)
+SCORES = Scores(
+    {
+        "accuracy": 0.8,
+        "accuracy_client_mean": 0.7,
+        "f1_macro": 0.6,
+        "f1_micro": 0.8,
+        "auc": None,
+        "loss": 1.0,
+    }
+)
 
 
 def reason(config: RunConfig, **changes: Any) -> str | None:

@@ -81,7 +81,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"y": [0, -2, 1, -3]}, r"labels 0\.\.1, or -1 .* got -2 at node 1 \(2 such labels\)"),
     ({"num_classes": 1}, r"labels 0\.\.0, or -1 where missing, got 1 at node 1 .* num_classes"),
     ({"y": [0, 1, 2, 90210]}, r"below the number of nodes, 4, got 90210"),
-    ({"y": [0.5, 1, 1, 0]}, r"whole class numbers in y, got 0\.5 at node 0"),
+    ({"y": [0.5, 1, 1, 0], "task": "multiclass"}, r"whole class numbers in y, got 0\.5 at node 0"),
     ({"y": [0, 1, np.inf, 0]}, r"whole class numbers in y, got inf at node 2"),
     ({"y": [0, 1j, 0, 0]}, r"expected class numbers or words in y, got dtype complex128"),
     ({"y": [{}, None, 0, 1]}, r"class numbers or words in y, got NoneType, dict, int"),

@@ -57,7 +57,7 @@ def test_cells_are_plain_runs(compared: Comparison, make_graph: MakeGraph) -> No
         plain = sg.run(make_graph(), **given, options=options)
         for view in ("server", "uncut", "personalised"):
             scores = getattr(plain.test, view)
-            assert line["test"][view] == (None if scores is None else vars(scores))
+            assert line["test"][view] == (None if scores is None else dict(scores))
         assert line["bytes"]["total"] == plain.bytes
         assert line["flops"] == plain.flops
         assert line["best_round"] == plain.best_round

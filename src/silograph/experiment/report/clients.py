@@ -6,34 +6,37 @@ from typing import Any
 from silograph.experiment.report.cut import MOST_SHOWN
 from silograph.experiment.report.figures import Scale, path_of, quantile, spread, thinned
 from silograph.experiment.report.reading import VIEWS, RunRecord
+from silograph.task.metric_table import Metric
 
 
 def client_figure(run: RunRecord) -> dict[str, Any] | None:
-    """Return the accuracy of every client; None before the end, or without test nodes."""
-    values = {view: run.client_accuracy(view) for view in VIEWS}
+    """Return the score of every client; None before the end, or without test nodes."""
+    metric = run.client_metric
+    values = {view: run.client_scores(view) for view in VIEWS}
     values = {view: found for view, found in values.items() if found}
     if not values:
         return None
     view = run.judge if run.judge in values else next(iter(values))
     known = [v for v in values[view] if v is not None]
-    order = sorted(range(len(run.clients)), key=lambda c: rank(values[view][c]))
+    order = sorted(range(len(run.clients)), key=lambda c: metric.goodness(values[view][c]))
     scale = Scale(*spread([v for found in values.values() for v in found if v is not None], 0.05))
-    low = known.index(min(known))
+    low = known.index(min(known, key=metric.goodness))
     names = [
         row["client"] for row, v in zip(run.clients, values[view], strict=True) if v is not None
     ]
     found = {
         "view": view,
         "views": list(values),
+        "metric": metric,
         "median": quantile(known, 0.5),
-        "low": quantile(known, 0.1),
+        "low": quantile(known, 0.1 if metric.higher else 0.9),
         "least": known[low],
         "least_name": names[low],
         "judged": len(known),
         "ticks": scale.marks(most=4),
     }
     if len(run.clients) > MOST_SHOWN:
-        return found | {"rows": [], "curve": by_rank(values, view)}
+        return found | {"rows": [], "curve": by_rank(values, view, metric)}
     rows = [
         {
             "client": run.clients[c]["client"],
@@ -49,14 +52,14 @@ def client_figure(run: RunRecord) -> dict[str, Any] | None:
     return found | {"rows": rows, "curve": None}
 
 
-def rank(value: float | None) -> float:
-    """Return what clients are sorted by; those without test nodes come first."""
-    return -1.0 if value is None else value
-
-
-def by_rank(values: Mapping[str, Sequence[float | None]], view: str) -> dict[str, Any]:
-    """Return the clients' accuracies, each view sorted by itself, over the share of clients."""
-    ordered = {v: sorted(x for x in found if x is not None) for v, found in values.items()}
+def by_rank(
+    values: Mapping[str, Sequence[float | None]], view: str, metric: Metric
+) -> dict[str, Any]:
+    """Return the clients' scores, each view sorted from the worst, over the share of clients."""
+    ordered = {
+        v: sorted((x for x in found if x is not None), key=metric.goodness)
+        for v, found in values.items()
+    }
     y = Scale(*spread([x for found in ordered.values() for x in found], 0.04))
     lines = []
     for v, found in ordered.items():

@@ -34,7 +34,7 @@ def cut_figures(run: RunRecord) -> dict[str, Any] | None:
     }
     if len(run.clients) > MOST_SHOWN:
         return found | {"many": sorted_bars(run, cut["labels"])}
-    labels = label_mix(run, cut["labels"], cut["classes"])
+    labels = label_mix(run, cut["labels"], cut["classes"]) if cut["classes"] else None
     return found | {"sizes": sizes(run), "labels": labels, "between": between(run, cut["between"])}
 
 
@@ -109,13 +109,14 @@ def sorted_bars(run: RunRecord, labels: CountTable) -> list[dict[str, Any]]:
         if multilabel
         else "labels that are of its largest class"
     )
+    bars_of_labels = {
+        "title": "Commonest label" if multilabel else "Largest class",
+        "says": f"Share of a client's {what}; 1 is a client of one kind.",
+        **bars(mix),
+    }
     return [
         {"title": "Nodes", "says": "Nodes of each client.", **bars(nodes)},
-        {
-            "title": "Commonest label" if multilabel else "Largest class",
-            "says": f"Share of a client's {what}; 1 is a client of one kind.",
-            **bars(mix),
-        },
+        *([bars_of_labels] if any(labels) else []),
         {
             "title": "Cut edges",
             "says": "Share of a client's edges that lead to another client.",

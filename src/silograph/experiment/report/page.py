@@ -14,15 +14,9 @@ from silograph.experiment.report.cut import cut_figures
 from silograph.experiment.report.figures import AXES, Curve, curves, size_text, thinned
 from silograph.experiment.report.reading import VIEWS, RunRecord
 from silograph.experiment.result_files import Row
+from silograph.task.metric_table import LOSS, METRICS
 
 MOST_ROWS = 200  # of the table of rounds
-SCORES = {
-    "accuracy": "accuracy",
-    "accuracy_client_mean": "client mean",
-    "f1_macro": "F1 macro",
-    "f1_micro": "F1 micro",
-    "auc": "AUC",
-}
 
 
 @cache
@@ -78,7 +72,7 @@ def run_page(run: RunRecord) -> str:
             chosen=chosen_of(run),
             views=VIEWS,
             means=means_of([run.heard]),
-            names=SCORES,
+            names={name: METRICS[name].title for name in run.reported},
             scores={part: run.scores(part) for part in ("test", "val")},
             figures=figures,
             figure_data={figure["key"]: figure["data"] for figure in figures},
@@ -108,8 +102,8 @@ def chosen_of(run: RunRecord) -> str:
     if not run.by_validation:
         return "The last round is reported: there are no validation nodes to choose by."
     return (
-        f"The best round is chosen by validation accuracy of the {run.judge} view, ties by "
-        "validation loss. Test scores are shown, and decide nothing."
+        f"The best round is chosen by validation {run.metric.title} of the {run.judge} view, ties "
+        "by validation loss. Test scores are shown, and decide nothing."
     )
 
 
@@ -126,7 +120,7 @@ def axis_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
 
 
 def learning(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the curves of accuracy and loss; the view that chooses is drawn thicker."""
+    """Return the curves of the metric and the loss; the view that chooses is drawn thicker."""
     rows = kept_rows(run)
     if not rows:
         return []
@@ -147,24 +141,28 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
             for view in ("server", "personalised")
         ]
 
-    accuracy = curves("accuracy", lines("accuracy"), axes, at)
+    metric = run.metric
+    scores = curves(metric.name, lines(metric.name), axes, at) if metric.name != LOSS else None
     loss = curves("loss", [line("train_loss", "training", "train"), *lines("loss")], axes, at)
-    multilabel = run.about["model"]["task"] == "multilabel"
     found = []
-    if accuracy is not None:
-        what = "right label bits" if multilabel else "right labels"
-        found.append(
-            accuracy
-            | {
-                "title": "Accuracy",
-                "label": "bottom",
-                "says": f"Share of {what}, over all clients' nodes.",
-            }
-        )
+    if scores is not None:
+        label = "bottom" if metric.higher else "top"
+        found.append(scores | {"title": headed(metric.title), "label": label, "says": says_of(run)})
     if loss is not None:
         says = "Mean loss of a node; training: of the round's participants before their last step."
         found.append(loss | {"title": "Loss", "label": "top", "says": says})
     return found
+
+
+def headed(title: str) -> str:
+    """Return a title as it stands at the head of a figure."""
+    return title[0].upper() + title[1:]
+
+
+def says_of(run: RunRecord) -> str:
+    """Return what the run's metric is, as a sentence."""
+    bits = run.metric.name == "accuracy" and run.about["model"]["task"] == "multilabel"
+    return run.metric.says.replace("right labels", "right label bits") if bits else run.metric.says
 
 
 def traffic(run: RunRecord) -> dict[str, Any] | None:

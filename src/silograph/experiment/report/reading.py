@@ -23,9 +23,11 @@ from silograph.experiment.result_files import (
     read_csv,
     read_rounds,
 )
+from silograph.task.metric_table import LOSS, METRICS, Metric, reported
 
 VIEWS = ("server", "uncut", "personalised")
-NEEDED = ("config", "method", "versions", "model", "dataset", "partition_hash")  # of run.json
+# Of run.json.
+NEEDED = ("config", "method", "versions", "model", "metrics", "dataset", "partition_hash")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +56,18 @@ class RunRecord:
 
     @property
     def judge(self) -> str:
-        """The view whose validation accuracy picks the round."""
+        """The view whose validation score picks the round."""
         return str(self.about["method"]["judge"])
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that picks the round."""
+        return METRICS[self.about["config"]["metric"]]
+
+    @property
+    def reported(self) -> list[str]:
+        """Names of the scores that tables show, the run's metric first."""
+        return sorted(reported(self.about["metrics"]), key=lambda name: name != self.metric.name)
 
     @property
     def heard(self) -> str:
@@ -65,7 +77,7 @@ class RunRecord:
     @property
     def by_validation(self) -> bool:
         """Whether there are validation nodes to pick the round by."""
-        return any(row[f"val_{self.judge}_accuracy"] is not None for row in self.rows)
+        return any(row[f"val_{self.judge}_{self.metric.name}"] is not None for row in self.rows)
 
     @property
     def best_row(self) -> Row | None:
@@ -78,8 +90,8 @@ class RunRecord:
         return max(self.rows, key=self._rank)  # the first of equals
 
     def _rank(self, row: Row) -> tuple[float, float]:
-        accuracy, loss = (row[f"val_{self.judge}_{name}"] for name in ("accuracy", "loss"))
-        return (-1.0 if accuracy is None else accuracy, 0.0 if loss is None else -loss)
+        value, loss = (row[f"val_{self.judge}_{name}"] for name in (self.metric.name, LOSS))
+        return self.metric.goodness(value), METRICS[LOSS].goodness(loss)
 
     def scores(self, part: str) -> dict[str, Mapping[str, float | None]]:
         """Return the scores of `val` or `test` at the best round, by the views there are."""
@@ -90,9 +102,14 @@ class RunRecord:
         for view in VIEWS:
             start = f"{part}_{view}_"
             names = [name for name in row if name.startswith(start)]
-            if names and row[f"{start}accuracy"] is not None:
+            if names and row[f"{start}{LOSS}"] is not None:
                 found[view] = {name.removeprefix(start): row[name] for name in names}
         return found
+
+    @property
+    def baseline(self) -> Mapping[str, Any] | None:
+        """Name and test scores of the best constant prediction; None where nobody knows it."""
+        return None if self.result is None else self.result["baseline"]
 
     @property
     def total_bytes(self) -> int:
@@ -108,9 +125,16 @@ class RunRecord:
             return float(self.result["seconds"])
         return float(self.rows[-1]["seconds"] or 0.0) if self.rows else 0.0
 
-    def client_accuracy(self, view: str) -> list[float | None]:
-        """Return the test accuracy of every client at the best round; empty before the end."""
-        cells = [row.get(f"test_{view}_accuracy", "") for row in self.clients]
+    @property
+    def client_metric(self) -> Metric:
+        """The metric that clients.csv has of every client: the run's, or else the first one."""
+        known = [name for name in self.reported if f"test_{self.judge}_{name}" in self.clients[0]]
+        return METRICS[known[0]] if known else self.metric
+
+    def client_scores(self, view: str) -> list[float | None]:
+        """Return the test score of every client at the best round; empty before the end."""
+        name = self.client_metric.name
+        cells = [row.get(f"test_{view}_{name}", "") for row in self.clients]
         values = [float(cell) if cell else None for cell in cells]
         return values if any(value is not None for value in values) else []
 

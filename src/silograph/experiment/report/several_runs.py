@@ -7,7 +7,7 @@ from typing import Any
 from silograph.evaluation.views import means_of
 from silograph.experiment.report.config_table import FIELDS, SEEDS, differences, text_of
 from silograph.experiment.report.figures import MOST_POINTS, Curve, curves, thinned
-from silograph.experiment.report.page import axis_of, environment
+from silograph.experiment.report.page import axis_of, environment, headed
 from silograph.experiment.report.reading import VIEWS, RunRecord
 
 COLORS = 8  # of the style sheet
@@ -44,6 +44,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             graphs=len({run.about["same"]["graph"] for run in runs}),
             judges=sorted({run.judge for run in runs}),
             multilabel=any(run.about["model"]["task"] == "multilabel" for run in runs),
+            metric=title_of(runs),
             means=means_of(run.heard for run in runs),
             views=VIEWS,
             figures=figures,
@@ -83,7 +84,7 @@ def kept(runs: Sequence[RunRecord]) -> list[list[Any]]:
 def learning(
     runs: Sequence[RunRecord], names: Sequence[str], looks: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the curves: accuracy by which rounds are chosen, training loss, test accuracy."""
+    """Return the curves: the metric by which rounds are chosen, training loss, the test metric."""
     tables = kept(runs)
     axes = [axis_of(rows) for rows in tables]
 
@@ -95,13 +96,13 @@ def learning(
         made = curves(key, lines, axes)
         return None if made is None else made | {"title": title, "says": says}
 
-    view = "of the view that chooses the run's round"
+    view, title = "of the view that chooses the run's round", title_of(runs)
     found = [
         figure(
             "val",
-            [f"val_{run.judge}_accuracy" for run in runs],
-            "Validation accuracy",
-            f"Accuracy on validation nodes, {view}.",
+            [f"val_{run.judge}_{run.metric.name}" for run in runs],
+            f"Validation {title}",
+            f"{headed(title)} on validation nodes, {view}.",
         ),
         figure(
             "train",
@@ -111,17 +112,22 @@ def learning(
         ),
         figure(
             "test",
-            [f"test_{run.judge}_accuracy" for run in runs],
-            "Test accuracy",
-            f"Accuracy on test nodes, {view}; nothing is chosen by it.",
+            [f"test_{run.judge}_{run.metric.name}" for run in runs],
+            f"Test {title}",
+            f"{headed(title)} on test nodes, {view}; nothing is chosen by it.",
         ),
     ]
     return [made for made in found if made is not None]
 
 
+def title_of(runs: Sequence[RunRecord]) -> str:
+    """Return what the metrics of runs are called together."""
+    return ", ".join(dict.fromkeys(run.metric.title for run in runs))
+
+
 def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
     """Return a run's row of the table of scores."""
-    best = run.best_row
+    best, test = run.best_row, run.scores("test").get(run.judge, {})
     return {
         "name": name,
         "look": look,
@@ -132,9 +138,9 @@ def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
         "rounds": run.rows[-1]["round"] if run.rows else 0,
         "over": run.result is not None,
         "stopped": run.result["stopped"] if run.result else "not finished",
-        "test": {view: s["accuracy"] for view, s in run.scores("test").items()},
-        "client_mean": run.scores("test").get(run.judge, {}).get("accuracy_client_mean"),
-        "val": run.scores("val").get(run.judge, {}).get("accuracy"),
+        "test": {view: s[run.metric.name] for view, s in run.scores("test").items()},
+        "client_mean": next((v for n, v in test.items() if n.endswith("client_mean")), None),
+        "val": run.scores("val").get(run.judge, {}).get(run.metric.name),
         "bytes": run.total_bytes,
         "seconds": run.seconds,
         "hash": run.about["partition_hash"],

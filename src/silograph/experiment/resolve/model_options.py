@@ -12,6 +12,7 @@ from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
 from silograph.nn.model import MODELS, AnyModel, Model
 from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.task.registry import task_of
 
 HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
 OPTION_OF = {"heads": "gat", "hops": "appnp", "teleport": "appnp"}
@@ -95,7 +96,7 @@ def make_model(
         ConfigError: the module cannot be trained by a federation.
     """
     if make is not None:
-        sizes = schema.num_features, schema.num_classes
+        sizes = schema.num_features, task_of(schema.task).outputs(schema)
         model = ModuleModel(config.model, make, *sizes, schema.task)
         check(model, dtype, device)
         return model
@@ -103,7 +104,7 @@ def make_model(
         conv=config.model,
         features=schema.num_features,
         hidden=config.hidden,
-        outputs=schema.num_classes,
+        outputs=task_of(schema.task).outputs(schema),
         layers=config.layers,
         dropout=config.dropout,
         task=schema.task,

@@ -22,11 +22,13 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import (
     Judged,
-    accuracy_by_client,
+    baseline_scores,
     is_better,
     judge,
-    metric_of,
+    progress_of,
     row_of,
+    scores_by_client,
+    task_in,
     uncut_counts,
     views_of,
 )
@@ -95,7 +97,7 @@ def train(
     """
     config, fed = setup.config, setup.federation
     began = time.monotonic() - snapshot.seconds
-    metric = metric_of(setup, rows[-1]) if rows else ""
+    metric = progress_of(setup, rows[-1]) if rows else ""
     complete = folder is not None and folder.is_complete
     path = None if folder is None else str(folder.path)
     if not complete:
@@ -106,7 +108,7 @@ def train(
         snapshot, row = _whole_round(setup, snapshot, began, committed)
         if row is not None:
             rows.append(row)
-            metric = metric_of(setup, row)
+            metric = progress_of(setup, row)
             if folder is not None:
                 folder.add_round(row)
             trackers.round(row)
@@ -252,7 +254,10 @@ def _result(
         config=replace(config, out=path),
         test=test,
         val=val,
-        client_accuracy=accuracy_by_client(setup, best, uncut),
+        baseline=None if setup.simulated is None else baseline_scores(setup),
+        constant=task_in(setup).constant,
+        metrics=task_in(setup).metrics,
+        client_scores=scores_by_client(setup, best, uncut),
         judged_without=best.away,
         best_round=best.round,
         rounds=tuple(rows),

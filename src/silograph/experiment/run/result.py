@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,15 @@ from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.ledger import Ledger
+from silograph.task.base import ClientValues
+from silograph.task.metric_table import METRICS, Metric
+from silograph.task.metric_table import reported as without_loss
 from silograph.task.scores import Scores, Views
 
 if TYPE_CHECKING:
     import pandas as pd
 
 VIEWS = tuple(f.name for f in fields(Views))
-REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,8 +34,12 @@ class Result:
         config: the run's config, every default and seed written out.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
-        client_accuracy: test accuracy of each client at the best round, by the views that exist;
-            None for a client without test nodes.
+        baseline: test scores of the best constant prediction by all training labels; None without
+            test nodes, and where silos hold the labels.
+        constant: what that prediction is called.
+        metrics: names of the scores that the task has.
+        client_scores: test scores of each client at the best round, by metric and by the views
+            that exist; None for a client without test nodes.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
         best_round: the round (from 1) that validation picked; the last one without validation
@@ -55,7 +61,10 @@ class Result:
     config: RunConfig
     test: Views
     val: Views
-    client_accuracy: Mapping[str, tuple[float | None, ...]]
+    baseline: Scores | None
+    constant: str
+    metrics: tuple[str, ...]
+    client_scores: Mapping[str, Mapping[str, ClientValues]]
     judged_without: tuple[str, ...]
     best_round: int
     rounds: tuple[Row, ...]
@@ -84,6 +93,23 @@ class Result:
         """Floating-point operations of all clients."""
         return self.ledger.flops
 
+    @property
+    def metric(self) -> Metric:
+        """The metric that picked the best round."""
+        assert self.config.metric is not None  # written out
+        return METRICS[self.config.metric]
+
+    @property
+    def client_accuracy(self) -> Mapping[str, ClientValues]:
+        """Test accuracy of each client, by view; empty where the task has no accuracy."""
+        return self.client_scores.get("accuracy", {})
+
+    @property
+    def reported(self) -> list[str]:
+        """Names of the scores that tables show, the run's metric first."""
+        # Stable: the others stay in their order.
+        return sorted(without_loss(self.metrics), key=lambda name: name != self.metric.name)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the final result as plain values, as `--json` prints it."""
         config = self.config
@@ -96,7 +122,10 @@ class Result:
             "seed": config.seed,
             "partition_hash": self.partition_hash,
             "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
-            "val": asdict(self.val),
+            "val": {view: scores and dict(scores) for view, scores in vars(self.val).items()},
+            "metric": self.metric.name,
+            "baseline": self.baseline
+            and {"name": self.constant, "scores": reported(self.baseline)},
             "local_bias": self.local_bias,
             "judged_without": list(self.judged_without),
             "best_round": self.best_round,
@@ -138,13 +167,16 @@ class Result:
 
     def summary(self) -> str:
         """Return the scores as a small text table."""
-        header = f"{'test':<14}" + "".join(f"{name.replace('_', ' '):>22}" for name in REPORTED)
+        names = self.reported
+        header = f"{'test':<14}" + "".join(f"{name.replace('_', ' '):>22}" for name in names)
         lines = [header]
         for view in VIEWS:
-            scores = reported(getattr(self.test, view))
-            cells = [scores[name] if scores else None for name in REPORTED]
-            texts = ["-" if value is None else f"{value:.4f}" for value in cells]
+            scores = getattr(self.test, view)
+            texts = [METRICS[name].text(scores[name] if scores else None) for name in names]
             lines.append(f"{view:<14}" + "".join(f"{text:>22}" for text in texts))
+        if self.baseline is not None:
+            texts = [METRICS[name].text(self.baseline[name]) for name in names]
+            lines.append(f"{self.constant:<14}" + "".join(f"{text:>22}" for text in texts))
         if self.local_bias is not None:
             lines.append(f"{'local bias':<14}{self.local_bias:>22.4g}")
         return "\n".join(lines)
@@ -154,5 +186,4 @@ def reported(scores: Scores | None) -> Mapping[str, float | None] | None:
     """Return the scores that results print, None where a view does not exist."""
     if scores is None:
         return None
-    values = asdict(scores)
-    return {name: values[name] for name in REPORTED}
+    return {name: scores[name] for name in without_loss(scores)}

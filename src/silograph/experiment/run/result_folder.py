@@ -5,7 +5,7 @@ run.json            everything as resolved: seeds, versions, source, hashes of g
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
 session.json        of a run whose graph silos hold: its token, and their public keys
-clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test accuracy when
+clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test scores when
                     the run is over
 rounds.csv          one row a judged round, written as the run goes
 ledger.jsonl        one line for each direction of each call
@@ -53,6 +53,7 @@ from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import CutStatistics, describe
 from silograph.methods.base import seen_by
+from silograph.task.registry import task_of
 
 
 def default_folder(config: RunConfig) -> str:
@@ -233,8 +234,8 @@ class ResultFolder:
         self.add_records(setup.federation.ledger)
         sizes, flops = setup.federation.ledger.by_client()
         columns: dict[str, Sequence[Any]] = {"bytes": sizes.tolist(), "flops": flops.tolist()}
-        for view in VIEWS:
-            columns[f"test_{view}_accuracy"] = result.client_accuracy.get(view, ())
+        for name, views in result.client_scores.items():
+            columns |= {f"test_{view}_{name}": views.get(view, ()) for view in VIEWS}
         rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
         for name, values in columns.items():
             # Others have no value, or one client that trained on the uncut graph.
@@ -260,6 +261,7 @@ def _write_start(
         "source": source,
         "same": identity(setup),
         "model": described(setup.method_config.model),
+        "metrics": list(task_of(setup.schema.task).metrics),
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
         "method": {
             "title": method.title,
@@ -291,12 +293,19 @@ def _dataset(setup: Setup) -> dict[str, Any]:
     return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges, **sizes}
 
 
+def _class_names(graph: Graph) -> Sequence[str]:
+    """Return names of the classes that label counts are of; none where labels are numbers."""
+    if graph.task == "node_value":
+        return ()
+    return graph.class_names or [str(k) for k in range(graph.num_classes)]
+
+
 def _simulated(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
     """Return what the experiment knows of the cut because it made it; training reads none of it."""
     return {
         "note": "Known in a simulation only: silos would not tell label counts or edges.",
         **figures.totals(),
-        "classes": graph.class_names or [str(k) for k in range(graph.num_classes)],
+        "classes": _class_names(graph),
         "labels": figures.labels.tolist(),
         "between": None if figures.between is None else figures.between.tolist(),
     }

@@ -3,21 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.evaluate import counts_here, own_counts
+from silograph.evaluation.evaluate import counts_here, counts_of, own_counts
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.graph.graph import Split
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
-from silograph.task.scores import PARTS, Scores, Views, client_accuracy, score
+from silograph.task.base import ClientValues, Task
+from silograph.task.counts import JudgedRows
+from silograph.task.metric_table import LOSS, METRICS, Metric
+from silograph.task.registry import task_of
+from silograph.task.scores import PARTS, Scores, Views
 
 Counts = Mapping[str, Tensor]
-ROW_SCORES = ("accuracy", "accuracy_client_mean", "f1_macro", "auc", "loss")
-
-
 ViewScores = Mapping[str, Scores | None]
 
 
@@ -44,6 +46,24 @@ class Judged:
     away: tuple[str, ...]
 
 
+def task_in(setup: Setup) -> Task:
+    """Return what the run predicts."""
+    return task_of(setup.schema.task)
+
+
+def run_metric(setup: Setup) -> Metric:
+    """Return the metric that picks the round."""
+    name = setup.config.metric
+    assert name is not None  # written out
+    return METRICS[name]
+
+
+def columns_of(setup: Setup) -> tuple[str, ...]:
+    """Return the metrics of the table of rounds: those of the task, and the one of the run."""
+    columns, chosen = task_in(setup).columns, run_metric(setup).name
+    return columns if chosen in columns else (*columns, chosen)
+
+
 def judged(
     setup: Setup,
     t: int,
@@ -53,11 +73,11 @@ def judged(
     away: tuple[str, ...],
 ) -> Judged:
     """Return a round with the scores of its counts."""
-    task = setup.schema.task
+    task = task_in(setup)
     val, test = (
         {
-            "server": None if server is None else score(server, part, task),
-            "personalised": score(own, part, task),
+            "server": None if server is None else task.scores(server, part),
+            "personalised": task.scores(own, part),
         }
         for part in PARTS
     )
@@ -77,7 +97,7 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
 
 
 def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
-    """Whether `new` is chosen over `old`: by validation accuracy, then loss; the later if none.
+    """Whether `new` is chosen over `old`: by the run's metric, then loss; the later if none.
 
     Rounds that were judged without some clients compare on the nodes that both have counted.
     """
@@ -87,11 +107,12 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
         ours, theirs = (_val_of_both(setup, one, other) for one, other in ((new, old), (old, new)))
     if ours is None or theirs is None:
         return True
-    assert ours.accuracy is not None  # both are of judged nodes
-    assert theirs.accuracy is not None
-    assert ours.loss is not None
-    assert theirs.loss is not None
-    return (ours.accuracy, -ours.loss) > (theirs.accuracy, -theirs.loss)
+    metric, loss = run_metric(setup), METRICS[LOSS]
+    ranks = [
+        (metric.goodness(scores[metric.name]), loss.goodness(scores[LOSS]))
+        for scores in (ours, theirs)
+    ]
+    return ranks[0] > ranks[1]
 
 
 def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
@@ -103,7 +124,7 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
         return None
     both = (counts["val.nodes"] > 0) & (others["val.nodes"] > 0)
     kept = {n: t[both] for n, t in counts.items() if n.startswith("val.")}
-    return score(kept, "val", setup.schema.task)
+    return task_in(setup).scores(kept, "val")
 
 
 def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
@@ -116,10 +137,9 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
     }
     for part, views in (("val", judged.val), ("test", judged.test)):
         for view, scores in views.items():
-            for name in ROW_SCORES:
-                if (part, name) != ("val", "auc"):
-                    value = None if scores is None else getattr(scores, name)
-                    row[f"{part}_{view}_{name}"] = value
+            for name in columns_of(setup):
+                if part == "test" or METRICS[name].validation:
+                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
     return row | {
         "bytes": ledger.bytes,
         "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
@@ -128,12 +148,13 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
     }
 
 
-def metric_of(setup: Setup, row: Row) -> str:
+def progress_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
-    value = row[f"val_{setup.method.evaluate.view}_accuracy"]
-    accuracy = "-" if value is None else f"{value:.3f}"
+    metric = run_metric(setup)
+    value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]
+    shown = "-" if value is None else f"{value:.3f}"
     loss = "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
-    return f"val accuracy {accuracy}  train loss {loss}"
+    return f"val {metric.title} {shown}  train loss {loss}"
 
 
 def uncut_counts(setup: Setup, weights: Params) -> Counts:
@@ -147,12 +168,35 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     return counts_here(cfg.kernels, cfg.model, weights, judged, owner, len(partition.ids))
 
 
+def baseline_scores(setup: Setup) -> Scores | None:
+    """Return the test scores of the best constant prediction by all training labels.
+
+    The experiment knows the labels, as it has cut the graph; silos would not tell them.
+    """
+    graph, split = setup.cut.graph, setup.cut.split
+    owner, task = setup.cut.partition.owner, task_in(setup)
+    known = graph.labelled & (owner >= 0)
+    rows = (known & split.test).nonzero()[:, 0]
+    outputs = task.outputs(setup.schema)
+    constant = task.constant_logits(graph.y[known & split.train], outputs)
+    nobody = torch.zeros(len(rows), dtype=torch.bool)
+    judged = JudgedRows(
+        constant.expand(len(rows), outputs),
+        graph.y[rows],
+        nobody,
+        owner[rows],
+        len(setup.cut.partition.ids),
+        graph.task,
+    )
+    return task.scores(counts_of(judged), "test")
+
+
 def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
     """Return the validation and test scores of a round in all three views."""
-    task = setup.schema.task
+    task = task_in(setup)
     val, test = (
         Views(
-            uncut=None if uncut is None else score(uncut, part, task),
+            uncut=None if uncut is None else task.scores(uncut, part),
             **(best.val if part == "val" else best.test),
         )
         for part in PARTS
@@ -160,14 +204,15 @@ def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, V
     return val, test
 
 
-def accuracy_by_client(
+def scores_by_client(
     setup: Setup, best: Judged, uncut: Counts | None
-) -> dict[str, tuple[float | None, ...]]:
-    """Return each client's test accuracy in a round, by the views that exist."""
+) -> dict[str, dict[str, ClientValues]]:
+    """Return each client's test scores in a round, by metric and by the views that exist."""
     views = {"server": best.server, "uncut": uncut, "personalised": best.personalised}
-    task = setup.schema.task
-    return {
-        view: client_accuracy(counts, "test", task)
+    task = task_in(setup)
+    found = {
+        view: task.client_scores(counts, "test")
         for view, counts in views.items()
         if counts is not None
     }
+    return {name: {view: by[name] for view, by in found.items()} for name in task.by_client}

@@ -22,7 +22,7 @@ from silograph.experiment.resolve.neighbor_options import (
 )
 from silograph.experiment.resolve.plan import plan
 from silograph.experiment.resolve.user_code import imported, is_spec
-from silograph.experiment.run.stopping import parse_target
+from silograph.experiment.run.stopping import check_metric, with_metric
 from silograph.federation.base import Engine, Federation
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -214,7 +214,7 @@ def write_out(config: RunConfig, method: Method) -> WrittenOut:
             "local_bias out"
         )
     config = with_model_options(with_optimizer(config, method))
-    parse_target(config.target)
+    check_metric(config)
     schedule = Schedule(config.local_epochs, config.batch_size, neighbors_of(config))
     device = device_of(config.device)
     return WrittenOut(config, method, options, _optimizer(config), schedule, device)
@@ -236,7 +236,7 @@ def configure(
     Raises:
         ConfigError: the model or the plan cannot be used.
     """
-    config, method = given.config, given.method
+    config, method = with_metric(given.config, schema), given.method
     dtype = DTYPES[config.dtype]
     model = make_model(config, schema, make or own_module(config), dtype, given.device)
     check_neighbors(config, given.schedule.neighbors, model)

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
-from silograph.graph.graph import Graph, Split, Task, row_normalize
+from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
 from silograph.nn.conv import Params
 from silograph.nn.model import AnyModel, Model, forward, weight_shapes
 from silograph.nn.own_module import Make, ModuleModel
+from silograph.task.registry import task_of
 
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
@@ -72,10 +73,7 @@ class TrainedModel:
 
     def predict(self, graph: Graph) -> np.ndarray:
         """Return the predicted labels: (n,) int64 classes, or (n, K) int64 bits for multi-label."""
-        logits = self.logits(graph).cpu()
-        if self.shape.task == "multilabel":
-            return (logits > 0).long().numpy()
-        return logits.argmax(dim=1).numpy()
+        return task_of(self.shape.task).decide(self.logits(graph).cpu()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file, whole or not at all."""
@@ -113,7 +111,7 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
             f"{told['module']}, and files are not trusted to name code; use "
             "sg.load_model(PATH, model=...)"
         )
-    task: Task = TypeAdapter(Task).validate_python(told["task"])
+    task: LabelForm = TypeAdapter(LabelForm).validate_python(told["task"])
     return ModuleModel(told["module"], make, int(told["features"]), int(told["outputs"]), task)
 
 

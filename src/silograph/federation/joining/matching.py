@@ -31,7 +31,7 @@ from silograph.federation.joining.edge_tags import (
 )
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Task
+from silograph.graph.graph import LabelForm
 from silograph.graph.silos.data import Silo, Silos
 
 NONCE_BYTES = 16
@@ -53,7 +53,7 @@ class SiloFacts:
     features: int
     feature_names: tuple[str, ...]
     sparse: bool
-    task: Task
+    task: LabelForm
     num_classes: int
     class_names: tuple[str, ...]
 
@@ -291,7 +291,7 @@ def _check(said: Hello) -> None:
     words = (said.name, *said.others, *said.facts.feature_names, *said.facts.class_names)
     if not all(isinstance(word, str) for word in words) or said.name in said.others:
         raise ValueError("names")
-    if said.facts.task not in get_args(Task) or type(said.facts.sparse) is not bool:
+    if said.facts.task not in get_args(LabelForm) or type(said.facts.sparse) is not bool:
         raise ValueError("task and sparse")
     numbers = (said.facts.features, said.facts.num_classes)
     if not all(type(number) is int and number > 0 for number in numbers):

@@ -3,6 +3,8 @@
 C: clients. n: own rows. k: added rows. F: features.
 """
 
+import math
+
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -41,7 +43,8 @@ def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> C
     adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total)).to(device, dtype)
     touching = own[halo.adj.row].cpu(), halo.adj.indices.long().cpu()
     outer = CSR.from_pairs(*touching, (total, halo.adj.num_cols)).to(device, dtype)
-    y = block.y.new_full((total, *block.y.shape[1:]), MISSING)
+    missing = math.nan if block.y.is_floating_point() else MISSING
+    y = block.y.new_full((total, *block.y.shape[1:]), missing)
     y[own] = block.y
     row_key = block.row_key.new_empty(total)
     row_key[own], row_key[added] = block.row_key, halo.key[slot]

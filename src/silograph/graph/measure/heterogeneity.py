@@ -89,8 +89,10 @@ def edge_homophily(graph: Graph) -> float:
     Multi-class: share of edges within a class (J. Zhu et al.: "Beyond homophily in graph neural
     networks", NeurIPS 2020). Multi-label: mean Jaccard index of the label sets (T. Zhao et al.:
     "Multi-label node classification on graph-structured data", TMLR 2023); two empty sets agree.
-    NaN where there is no such edge.
+    NaN where there is no such edge, or where labels are numbers.
     """
+    if graph.task == "node_value":
+        return math.nan
     known = graph.labelled
     row, col = graph.edge_index
     kept = known[row] & known[col]

@@ -68,9 +68,10 @@ def class_biased(graph: Graph, clients: int, key: Key, options: CutOptions) -> T
 
 
 def _require_classes(graph: Graph, method: str) -> None:
-    if graph.task == "multilabel":
+    if graph.task != "multiclass":
+        got = "a multi-label graph" if graph.task == "multilabel" else "numbers to predict"
         raise PartitionError(
-            f"expected one class a node for {method!r}, got a multi-label graph: "
+            f"expected one class a node for {method!r}, got {got}: "
             "use 'metis', 'louvain' or 'random'"
         )
 

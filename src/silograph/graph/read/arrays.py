@@ -14,8 +14,8 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
-from silograph.graph.graph import MISSING, Features, Graph, Split
-from silograph.graph.read.labels import numbered_labels
+from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
+from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -37,6 +37,7 @@ def from_arrays(
     silo: ArrayInput | None = None,
     silo_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    task: LabelForm | None = None,
     name: str = "graph",
 ) -> Graph:
     """Return a checked graph; nothing of it shares memory with the arguments.
@@ -51,14 +52,17 @@ def from_arrays(
         x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`).
         y: (n,) or (n, 1) class numbers from 0, or words, which are numbered in sorted order (in
             that of `class_names` where given); or (n, T) of 0 and 1 for a multi-label task.
-            None, NaN and -1 mark what is not known; among words also the empty word.
+            None, NaN and -1 mark what is not known; among words also the empty word. Or, for
+            regression, (n,) or (n, T) floating point numbers, of which one has a fraction or with
+            `task="node_value"`; None and NaN are missing.
         num_classes: number of classes; by default the number of `class_names`, else the highest
-            label + 1. T for a multi-label task.
+            label + 1. T for a multi-label task and for regression.
         node_id: (n,) unique public keys, integers or strings; by default 0..n-1.
         split: a `Split` or its three masks (train, val, test), each (n,) bool, disjoint.
         silo: (n,) who holds the node: numbers or words; with `silo_names`, indices into them.
         silo_names: (S,) names of the silos; by default the sorted values of `silo`.
-        class_names: names of the classes (or of the T label bits).
+        class_names: names of the classes (or of the T label bits or targets).
+        task: multiclass, multilabel or node_value; None finds out by `y`.
         name: what tables and result folders call this graph.
 
     Raises:
@@ -67,7 +71,12 @@ def from_arrays(
     _check_names(class_names=class_names, silo_names=silo_names)
     features = features_of(x)
     n = features.num_rows if isinstance(features, CSR) else len(features)
-    labels, count, names = numbered_labels(_array(y, "y"), n, num_classes, tuple(class_names))
+    given = _array(y, "y")
+    if is_regression(given, task):
+        labels, count, names = targets(given, n, num_classes, tuple(class_names))
+    else:
+        labels, count, names = numbered_labels(given, n, num_classes, tuple(class_names))
+    check_form(labels, task)
     home, homes = _silos(silo, n, tuple(silo_names))
     return Graph(
         adj=_adjacency(edge_index, n),
@@ -91,6 +100,7 @@ def from_pyg(
     silo: ArrayInput | None = None,
     silo_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    task: LabelForm | None = None,
     name: str = "graph",
 ) -> Graph:
     """Return the graph of a `torch_geometric.data.Data` with `x`, `edge_index` and `y`.
@@ -125,6 +135,7 @@ def from_pyg(
         silo=silo,
         silo_names=silo_names,
         class_names=class_names,
+        task=task,
         name=name,
     )
 

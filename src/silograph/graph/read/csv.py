@@ -18,6 +18,8 @@ from silograph.graph.read.tables import Table, read_csv, to_number
 
 __all__ = ["from_csv", "load_npz"]
 
+VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
+
 
 def from_csv(
     *,
@@ -38,7 +40,9 @@ def from_csv(
             free; further columns are not read.
         id: column of the public key; keys are integers where all are, else strings.
         label: column of the class: numbers from 0, or words; an empty cell is missing. Several
-            columns of 0, 1 or nothing make a multi-label task, their names the class names.
+            columns of 0, 1 or nothing make a multi-label task, their names the class names. A
+            table without a column "label" that has one named "value", or several "value_NAME", has
+            numbers to predict there; an empty cell is missing.
         silo: column that says who holds the node; by default "silo" where there is such a column.
         source: column of one end of the edge.
         target: column of the other end.
@@ -51,21 +55,51 @@ def from_csv(
     """
     table = read_csv(Path(nodes))
     labels = [label] if isinstance(label, str) else list(label)
+    values = _value_columns(table.header) if label == "label" else []
+    labels = values or labels
     silo = "silo" if silo is None and "silo" in table.header else silo
     special = {id, *labels, silo, "split"}
     place = _places(table, id)
     arrays: dict[str, Any] = {
         "x": _numbers(table, [column for column in table.header if column not in special]),
-        "y": _classes(table, *labels) if len(labels) == 1 else _bits(table, labels),
+        "y": _labels(table, labels, values=bool(values)),
+        "task": "node_value" if values else None,
         "node_id": _keys(list(place)),
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
-        "class_names": () if len(labels) == 1 else labels,
+        "class_names": () if len(labels) == 1 else [n.removeprefix(VALUE_) for n in labels],
         "edge_index": _read_edges(Path(edges), source, target, place, table.path),
     }
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     return checked(table.path, arrays, name or table.path.stem)
+
+
+def _value_columns(header: Sequence[str]) -> list[str]:
+    """Return the columns of numbers to predict; none where there is a column of classes."""
+    if "label" in header:
+        return []
+    return [name for name in header if name == VALUE or name.startswith(VALUE_)]
+
+
+def _labels(table: Table, columns: list[str], *, values: bool) -> np.ndarray:
+    """Return labels (n,) or (n, T), or targets (n, T) float64."""
+    if values:
+        return _targets(table, columns)
+    return _classes(table, *columns) if len(columns) == 1 else _bits(table, columns)
+
+
+def _targets(table: Table, columns: list[str]) -> np.ndarray:
+    """Return targets (n, T) float64 with NaN where missing."""
+    found = []
+    for column in columns:
+        cells = table.column(column)
+        numbers = [to_number(cell or "nan") for cell in cells]
+        if None in numbers:
+            row = numbers.index(None)
+            raise table.wrong(row, column, "a number or nothing", cells[row])
+        found.append(numbers)
+    return np.array(found, dtype=np.float64).T
 
 
 def _places(table: Table, column: str) -> dict[str, int]:

@@ -3,14 +3,14 @@
 n: nodes. T: label bits of a multi-label task.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.graph.graph import MISSING
+from silograph.graph.graph import MISSING, LabelForm, label_form
 
 # The empty word, and what numpy makes of NaN and -1 when it meets them among words.
 _NO_WORD = ("", "nan", "-1")
@@ -53,6 +53,78 @@ def numbered_labels(
     return torch.from_numpy(numbers), count, names
 
 
+def is_regression(y: np.ndarray, task: LabelForm | None) -> bool:
+    """Whether labels are numbers to predict: by the task, or as one of them has a fraction.
+
+    Raises:
+        DataError: a task that does not exist, or integers for regression.
+    """
+    if task is not None and task not in get_args(LabelForm):
+        known = ", ".join(get_args(LabelForm))
+        raise DataError(f"expected task {known}, or None to find out by y, got {task!r}")
+    if task == "node_value" and y.dtype.kind in "biu":
+        raise DataError(
+            f"expected floating point targets in y for node_value, got {y.dtype}: use "
+            "y.astype(float), with NaN where a target is missing"
+        )
+    if task is not None or y.dtype.kind not in "fO":
+        return task == "node_value"
+    cells = [cell for cell in y.ravel().tolist() if isinstance(cell, float)]
+    return any(np.isfinite(cell) and not cell.is_integer() for cell in cells)
+
+
+def targets(
+    y: np.ndarray, n: int, num_classes: int | None, names: tuple[str, ...]
+) -> tuple[Tensor, int, tuple[str, ...]]:
+    """Return targets of a regression (n, T) float64, T and their names.
+
+    >>> targets(np.array([0.5, np.nan]), 2, None, ())
+    (tensor([[0.5000],
+            [   nan]], dtype=torch.float64), 1, ())
+
+    Args:
+        y: (n,) or (n, T) numbers; None and NaN are missing.
+        n: number of nodes.
+        num_classes: T, or None.
+        names: names of the targets, or empty.
+
+    Raises:
+        DataError: a shape or a value that does not fit.
+    """
+    if y.ndim not in (1, 2) or len(y) != n or y.size == 0:
+        raise DataError(
+            f"expected targets y of shape ({n},) or ({n}, T), got {y.shape}: one number (or one "
+            "row of numbers) a node, in the order of x"
+        )
+    if y.dtype.kind == "O":
+        y = _floats(y.ravel().tolist()).reshape(y.shape)
+    if y.dtype.kind != "f":
+        raise DataError(f"expected numbers as targets in y, got dtype {y.dtype}")
+    values = y.astype(np.float64).reshape(n, -1)
+    endless = np.argwhere(np.isinf(values))
+    if len(endless):
+        raise DataError(
+            f"expected finite targets, or NaN where missing, got {values[tuple(endless[0])]} at "
+            f"node {endless[0][0]} ({len(endless)} such targets)"
+        )
+    if np.isnan(values).all(axis=0).any():
+        column = int(np.isnan(values).all(axis=0).argmax())
+        raise DataError(
+            f"expected at least one known target in each column of y, got none in column {column}"
+        )
+    count = _count(values, num_classes, names)
+    return torch.from_numpy(values.copy()), count, names
+
+
+def check_form(y: Tensor, task: LabelForm | None) -> None:
+    """Raise `DataError` unless labels have the form that was asked for, if one was."""
+    if task is not None and label_form(y) != task:
+        raise DataError(
+            f"expected labels for {task}, got y of shape {tuple(y.shape)}, which is "
+            f"{label_form(y)}: leave task out, or give such labels"
+        )
+
+
 def _numbers(y: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels as int64, missing ones as -1, and the class names."""
     if y.dtype.kind in "biu":
@@ -72,7 +144,7 @@ def _numbers(y: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[s
         first = np.argwhere(~whole)[0]
         raise DataError(
             f"expected whole class numbers in y, got {filled[tuple(first)]} at node {first[0]}: "
-            "targets of a regression cannot be used"
+            "targets of a regression need task='node_value'"
         )
     return filled.astype(np.int64), names
 

@@ -22,7 +22,7 @@ _MASKS = tuple(f"{part}_masks" for part in PARTS)
 _NAMES = ("silo_names", "class_names")
 _NUMBERS = ("num_nodes", "num_classes")
 _READ = {
-    *("edge_index", "y", "unlabelled", "x", *_SPARSE, *_ATTRIBUTES),
+    *("edge_index", "y", "task", "unlabelled", "x", *_SPARSE, *_ATTRIBUTES),
     *("node_id", "silo", *_NAMES, *_NUMBERS, *_MASK, *_MASKS),
 }
 _EXPECTED = f"edge_index, y and x (or {', '.join(_SPARSE)})"
@@ -35,7 +35,9 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
 
     These keys are read, each checked as by `from_arrays`; others are ignored:
         edge_index: (2, E) integers.
-        y: (n,) class numbers or words, or (n, T) label bits.
+        y: (n,) class numbers or words, or (n, T) label bits; or (n,) or (n, T) numbers with
+            fractions, which are targets of a regression.
+        task: a word, `node_value`, where targets have no fractions.
         unlabelled: rows whose y counts as missing.
         x: (n, F); or x_data, x_indices, x_indptr, x_shape, the parts of a sparse matrix; or
             attributes (n, A), codes with 0 for missing, and attribute_names (A,): one-hot features
@@ -61,6 +63,7 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
         "split": _split(path, parts),
         "node_id": parts.get("node_id"),
         "silo": parts.get("silo"),
+        "task": str(parts["task"]) if "task" in parts else None,
     }
     graph = checked(path, arrays | names | counts, path.stem)
     if num_nodes not in (None, graph.num_nodes):

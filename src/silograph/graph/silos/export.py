@@ -123,6 +123,11 @@ def _spec(graph: Graph, name: str) -> str:
 
 def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[str, Columns]]:
     """Yield the columns of every silo's tables."""
+    if graph.task == "node_value":
+        raise DataError(
+            "expected classes or label bits to write as silos' folders, got numbers to predict: a "
+            "regression runs in simulation only"
+        )
     nodes, holder, names = partition.copies, partition.holder, np.array(partition.ids)
     if len(torch.unique(nodes)) < len(nodes):
         raise DataError(

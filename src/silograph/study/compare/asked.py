@@ -20,7 +20,7 @@ class Asked:
         over: further fields of the config, and their values.
         options: options of methods, by method.
         baseline: the method that others are tested against; None for the best one.
-        metric: the score.
+        metric: the score; None for the one that picks the rounds of the runs.
         view: view of the paired test; `own` for the one that each method is about.
         test: `t` or `wilcoxon`.
     """
@@ -30,6 +30,6 @@ class Asked:
     over: Mapping[str, tuple[Scalar, ...]]
     options: Mapping[str, Mapping[str, Scalar]]
     baseline: str | None = None
-    metric: str = "accuracy"
+    metric: str | None = None
     view: str = "own"
     test: Test = "t"

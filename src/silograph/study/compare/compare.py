@@ -22,10 +22,11 @@ from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of
 from silograph.study.compare.asked import Asked
-from silograph.study.compare.comparison import METRICS, VIEW_CHOICES, Comparison
+from silograph.study.compare.comparison import VIEW_CHOICES, Comparison
 from silograph.study.compare.paired_statistics import TESTS, Test
 from silograph.study.datasets import fetch
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
+from silograph.task.metric_table import metric_of
 
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
@@ -38,7 +39,7 @@ def compare(
     over: Mapping[str, Sequence[Any]] | None = None,
     options: Mapping[str, Mapping[str, Scalar]] | None = None,
     baseline: str | None = None,
-    metric: str = "accuracy",
+    metric: str | None = None,
     view: str = "own",
     test: Test = "t",
     processes: int | None = None,
@@ -63,7 +64,8 @@ def compare(
             every combination.
         options: options of methods, by method: `{"fedopt": {"server_lr": 0.01}}`.
         baseline: the method that others are tested against; None for the best in the tables.
-        metric: the score: accuracy, accuracy_client_mean, f1_macro, f1_micro or auc.
+        metric: the score that is compared, and that picks each run's best round; None is that of
+            the task. `auc` is compared, but picks no round: validation nodes do not have it.
         view: of the paired test: server, uncut, personalised, or own: the view that each method
             is about.
         test: `t` or `wilcoxon`.
@@ -95,6 +97,9 @@ def compare(
         run_options,
     )
     base = given_config(graph, config, run_options)
+    if metric is not None and metric_of(metric).validation:
+        base = replace(base, metric=metric)
+    asked = replace(asked, metric=metric or base.metric)
     partitions = asked.over.get("partition", (base.partition,))
     check_cut_options({*run_options, *asked.over}, partitions)
     how = How(check_processes(processes, base.threads, own.names), progress)
@@ -179,8 +184,8 @@ def check(asked: Asked) -> None:
             raise unknown("method with options", name, asked.methods)
     if asked.baseline is not None and asked.baseline not in asked.methods:
         raise unknown("baseline", asked.baseline, asked.methods)
-    if asked.metric not in METRICS:
-        raise unknown("metric", asked.metric, METRICS)
+    if asked.metric is not None:
+        metric_of(asked.metric)
     if asked.view not in VIEW_CHOICES:
         raise unknown("view", asked.view, VIEW_CHOICES)
     if asked.test not in TESTS:

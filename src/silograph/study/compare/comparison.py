@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
 from silograph.experiment.data_frame import frame_of
-from silograph.experiment.run.result import REPORTED, VIEWS
+from silograph.experiment.run.result import VIEWS
 from silograph.experiment.run.setup import choose_method
 from silograph.methods.base import seen_by
-from silograph.study.cells import LASTING, Cell, Line
+from silograph.study.cells import LASTING, Cell, Line, metric_in
 from silograph.study.compare.asked import Asked, ComparisonRow
 from silograph.study.compare.paired_statistics import Paired, holm, paired, power_of
+from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS = REPORTED
 VIEW_CHOICES = ("own", *VIEWS)
 COSTS = ("bytes", "flops", "seconds", "peak_memory_bytes", "best_round", "local_bias")
 Point = tuple[Scalar, ...]  # values of the keys that are varied
@@ -61,17 +61,34 @@ class Comparison:
     def _point(self, cell: Cell) -> Point:
         return tuple(cell.labels[key] for key in self.asked.over)
 
+    def _lines_at(self, point: Point) -> list[Line | None]:
+        pairs = zip(self.cells, self.lines, strict=True)
+        return [line for cell, line in pairs if self._point(cell) == point]
+
+    def _metric(self, lines: Sequence[Line | None]) -> Metric:
+        """Return the metric that lines are compared by."""
+        name = self.asked.metric
+        return metric_in(lines) or METRICS["accuracy"] if name is None else METRICS[name]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics of the comparison: one, unless what is varied makes tasks differ."""
+        points = dict.fromkeys(self._point(cell) for cell in self.cells)
+        return list(dict.fromkeys(self._metric(self._lines_at(point)) for point in points))
+
     def _rows_at(self, point: Point) -> list[ComparisonRow]:
-        asked = self.asked
+        asked, metric = self.asked, self._metric(self._lines_at(point))
         ran = {m: self._ran(point, m) for m in asked.methods}
-        rows = [self._means(point, m, ran[m]) for m in asked.methods]
+        rows = [self._means(point, m, ran[m], metric) for m in asked.methods]
         for view in VIEWS:
             means = [row[f"{view}_mean"] for row in rows]
-            best = max((m for m in means if m is not None), default=None)
+            best = metric.best(means)
             for row in rows:
                 row["best"] += [view] if best is not None and row[f"{view}_mean"] == best else []
-        scores = {m: self._scores(_scored(ran[m]), self._view(point, m)) for m in asked.methods}
-        reference = asked.baseline or _best(scores)
+        scores = {
+            m: self._scores(_scored(ran[m]), self._view(point, m), metric) for m in asked.methods
+        }
+        reference = asked.baseline or _best(scores, metric)
         tests: dict[str, Paired] = {}
         for method in asked.methods:
             if reference is not None and method != reference:
@@ -92,28 +109,31 @@ class Comparison:
             if line is not None
         ]
 
-    def _means(self, point: Point, method: str, ran: Sequence[Line]) -> ComparisonRow:
+    def _means(
+        self, point: Point, method: str, ran: Sequence[Line], metric: Metric
+    ) -> ComparisonRow:
         row: ComparisonRow = {"method": method, **dict(zip(self.asked.over, point, strict=True))}
         lines, without = _scored(ran), [line for line in ran if "error" in line]
         diverged = sum(line.get("kind") == LASTING for line in without)
         row |= {"seeds": len(lines), "diverged": diverged, "failed": len(without) - diverged}
         for view in VIEWS:
-            values = list(self._scores(lines, view).values())
+            values = list(self._scores(lines, view, metric).values())
             row[f"{view}_mean"] = statistics.mean(values) if values else None
             row[f"{view}_std"] = statistics.stdev(values) if len(values) > 1 else None
         row["best"] = []
+        row["metric"] = metric.name
         for cost in COSTS:
             values = [_cost(line, cost) for line in lines if _cost(line, cost) is not None]
             row[cost] = statistics.mean(values) if values else None
         return row
 
-    def _scores(self, lines: Sequence[Line], view: str | None) -> dict[int, float]:
+    def _scores(self, lines: Sequence[Line], view: str | None, metric: Metric) -> dict[int, float]:
         """Return the metric by seed, where there is one."""
         scores = {}
         for line in lines:
             judged = line["test"].get(view)
-            if judged is not None and judged[self.asked.metric] is not None:
-                scores[line["config"]["seed"]] = judged[self.asked.metric]
+            if judged is not None and judged.get(metric.name) is not None:
+                scores[line["config"]["seed"]] = judged[metric.name]
         return scores
 
     def _view(self, point: Point, method: str) -> str:
@@ -149,7 +169,8 @@ class Comparison:
         asked = self.asked
         view = "the view that each is about" if asked.view == "own" else f"the {asked.view} view"
         spread = "mean ± sample standard deviation over seeds"
-        notes = [f"{spread}, {asked.metric} on test nodes in percent; * best mean of its view"]
+        shown = " and ".join(_in_words(metric) for metric in self.metrics)
+        notes = [f"{spread}, {shown}; * best mean of its view"]
         name = "Student's paired t-test" if asked.test == "t" else "Wilcoxon's signed ranks"
         notes.append(f"paired test: {name}, two-sided, seed by seed, in {view}")
         ways = self._ways()
@@ -176,6 +197,7 @@ class Comparison:
         """Return everything as plain values."""
         return {
             **asdict(self.asked),
+            "metric": " ".join(metric.name for metric in self.metrics),
             "rows": self.rows,
             "notes": self.notes,
             "failed": self.failed,
@@ -212,9 +234,16 @@ def _scored(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if "error" not in line]
 
 
-def _best(scores: Mapping[str, Mapping[int, float]]) -> str | None:
+def _in_words(metric: Metric) -> str:
+    """Return what is shown of a metric."""
+    if metric.share:
+        return f"{metric.name} on test nodes in percent"
+    return f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
+
+
+def _best(scores: Mapping[str, Mapping[int, float]], metric: Metric) -> str | None:
     means = {m: statistics.mean(by_seed.values()) for m, by_seed in scores.items() if by_seed}
-    return max(means, key=lambda m: means[m]) if means else None
+    return max(means, key=lambda m: metric.goodness(means[m])) if means else None
 
 
 def _cost(line: Line, name: str) -> Any:

@@ -15,6 +15,7 @@ from silograph.experiment.terminal_table import table_of
 from silograph.graph.datasets import is_path
 from silograph.study.cells import Cell
 from silograph.study.compare.asked import Asked, ComparisonRow
+from silograph.task.metric_table import METRICS
 
 WIDE = 140  # columns from which scores and costs stand side by side
 Column = tuple[str, Callable[[ComparisonRow], str]]
@@ -45,9 +46,12 @@ class Compared(Protocol):
         """A line for each cell that failed."""
 
 
-def percent(value: float | None, *, signed: bool = False) -> str:
-    """Return a share in percent."""
-    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.2f}"
+def shown(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
+    """Return a score of a row, or a difference of two: shares in percent, others as they are."""
+    if value is None:
+        return "-"
+    sign = "+" if signed else ""
+    return f"{100 * value:{sign}.2f}" if METRICS[row["metric"]].share else f"{value:{sign}.4f}"
 
 
 def small(p: float | None) -> str:
@@ -63,9 +67,9 @@ def scaled(value: float | None, unit: float, digits: int) -> str:
 def _score(view: str) -> Column:
     def text(row: ComparisonRow) -> str:
         mean, std = row[f"{view}_mean"], row[f"{view}_std"]
-        spread = "" if std is None else f" ± {percent(std)}"
+        spread = "" if std is None else f" ± {shown(row, std)}"
         few = f" ({_of_all(row)})" if row["diverged"] or row["failed"] else ""
-        return f"{percent(mean)}{spread}{'*' if view in row['best'] else ''}{few}"
+        return f"{shown(row, mean)}{spread}{'*' if view in row['best'] else ''}{few}"
 
     return view, text
 
@@ -83,13 +87,13 @@ def _seeds(row: ComparisonRow) -> str:
 def _interval(row: ComparisonRow) -> str:
     if row["low"] is None:
         return "-"
-    return f"{percent(row['low'], signed=True)} to {percent(row['high'], signed=True)}"
+    return f"{shown(row, row['low'], signed=True)} to {shown(row, row['high'], signed=True)}"
 
 
 def _difference(row: ComparisonRow) -> str:
     if row["method"] == row["reference"]:
         return "reference"
-    return percent(row["difference"], signed=True)
+    return shown(row, row["difference"], signed=True)
 
 
 METHOD: Column = ("method", lambda row: str(row["method"]))

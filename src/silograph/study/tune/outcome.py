@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.result import VIEWS
 from silograph.study.cells import Line
 from silograph.study.tune.proposals import Trial
+from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +28,7 @@ class Tuned:
     Attributes:
         ranges: what was searched.
         seeds: of every trial.
-        view: whose validation accuracy counted.
+        view: whose validation scores counted.
         trials: all of them, in the order in which they were proposed.
         best: the winner; None where no trial went well.
         config: the run with the winner's values; its seeds are the base's.
@@ -48,14 +50,19 @@ class Tuned:
         return self.summary()
 
     @property
+    def metric(self) -> Metric:
+        """The metric that was searched by."""
+        return self.trials[0].metric if self.trials else METRICS["accuracy"]
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each trial: its values and its validation score, never a test score."""
         return [
             {
                 "trial": trial.number,
                 **trial.params,
-                "val_mean": trial.mean,
-                "val_std": statistics.stdev(trial.values) if len(trial.values) > 1 else None,
+                "val_mean": _finite(trial.mean),
+                "val_std": _spread(trial.scores),
                 "best": self.best is not None and trial.number == self.best.number,
                 "diverged": trial.diverged,
                 "error": trial.error,
@@ -65,37 +72,43 @@ class Tuned:
 
     @property
     def test(self) -> dict[str, float | None]:
-        """The winner's test accuracy by view, mean over seeds."""
+        """The winner's test score by view, mean over seeds."""
         scored = [line["test"] for line in self.winner if "error" not in line]
-        values = {v: [test[v]["accuracy"] for test in scored if test[v]] for v in VIEWS}
+        values = {v: [test[v][self.metric.name] for test in scored if test[v]] for v in VIEWS}
         return {view: statistics.mean(v) if v else None for view, v in values.items()}
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         seeds = ", ".join(map(str, self.seeds))
-        notes = [f"val: accuracy on validation nodes, {self.view} view, mean over seeds {seeds}"]
+        what = f"{self.metric.title} on validation nodes"
+        notes = [f"val: {what}, {self.view} view, mean over seeds {seeds}"]
         if self.best is None:
             return [*notes, "no trial went well"]
-        tests = [f"{v} {100 * a:.2f}" for v, a in self.test.items() if a is not None]
-        notes.append(f"best: trial {self.best.number}; on test nodes, %: {', '.join(tests)}")
+        tests = [f"{v} {self._text(a)}" for v, a in self.test.items() if a is not None]
+        unit = ", %" if self.metric.share else ""
+        notes.append(f"best: trial {self.best.number}; on test nodes{unit}: {', '.join(tests)}")
         notes.append(
             f"its validation score is the best of {len(self.trials)} and so too good; seeds that "
             "were searched with favor it against methods that were not"
         )
         return notes
 
+    def _text(self, value: float) -> str:
+        """Return a score as tables have it: shares in percent."""
+        return f"{100 * value:.2f}" if self.metric.share else self.metric.text(value)
+
     def _texts(self) -> tuple[list[str], list[list[str]]]:
         rows = []
-        for row in sorted(self.rows, key=lambda r: -(r["val_mean"] or 0.0)):
-            spread = "" if row["val_std"] is None else f" ± {100 * row['val_std']:.2f}"
-            mean = "-" if row["val_mean"] is None else f"{100 * row['val_mean']:.2f}{spread}"
+        for row in sorted(self.rows, key=lambda r: -self.metric.goodness(r["val_mean"])):
+            spread = "" if row["val_std"] is None else f" ± {self._text(row['val_std'])}"
+            mean = "-" if row["val_mean"] is None else f"{self._text(row['val_mean'])}{spread}"
             if row["diverged"]:
                 mean = f"{row['diverged']} of {len(self.seeds)} diverged"
             params = [_short(row[key]) for key in self.ranges]
             rows.append([f"{row['trial']}{'*' if row['best'] else ''}", mean, *params])
         keys = [key.replace("_", " ") for key in self.ranges]  # so that they wrap
-        return ["trial", "val %", *keys], rows
+        return ["trial", "val %" if self.metric.share else "val", *keys], rows
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
@@ -129,6 +142,7 @@ class Tuned:
             "ranges": {key: str(r) for key, r in self.ranges.items()},
             "seeds": self.seeds,
             "view": self.view,
+            "metric": self.metric.name,
             "trials": self.rows,
             "best": None if self.best is None else dict(self.best.params),
             "test": self.test,
@@ -145,6 +159,14 @@ class Tuned:
             SilographError: pandas is not installed.
         """
         return frame_of(self.rows, "tuned.rows")
+
+
+def _finite(mean: float | None) -> float | None:
+    return mean if mean is not None and math.isfinite(mean) else None
+
+
+def _spread(scores: tuple[float, ...]) -> float | None:
+    return statistics.stdev(scores) if len(scores) > 1 and all(map(math.isfinite, scores)) else None
 
 
 def _short(value: object) -> str:

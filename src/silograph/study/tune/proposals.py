@@ -6,6 +6,7 @@ optuna proposes (tree-structured Parzen estimators; Watanabe, "Tree-structured P
 
 import hashlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.core.errors import SilographError
 from silograph.core.ranges import Range
+from silograph.task.metric_table import METRICS, Metric
 
 TrialParams = Mapping[str, Scalar]
 
@@ -24,23 +26,35 @@ class Trial:
     Attributes:
         number: from 0.
         params: values of the tuned keys.
-        values: validation scores by seed, of the seeds that have run; 0 where training diverged.
+        values: validation scores by seed, of the seeds that have run; None where training
+            diverged.
         error: what went wrong, or None.
         whole: whether every seed has run.
-        diverged: seeds whose training diverged.
+        metric: what the scores are.
     """
 
     number: int
     params: TrialParams
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
     error: str | None
     whole: bool
-    diverged: int = 0
+    metric: Metric = METRICS["accuracy"]
+
+    @property
+    def diverged(self) -> int:
+        """Number of seeds whose training diverged."""
+        return sum(value is None for value in self.values)
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Validation scores by seed, the worst there is where training diverged."""
+        worst = 0.0 if self.metric.higher else math.inf
+        return tuple(worst if value is None else value for value in self.values)
 
     @property
     def mean(self) -> float | None:
         """Mean validation score; None unless every seed has one."""
-        return sum(self.values) / len(self.values) if self.whole and self.values else None
+        return sum(self.scores) / len(self.scores) if self.whole and self.scores else None
 
 
 def check_optuna() -> None:
@@ -71,7 +85,8 @@ def propose(
     text = f"silograph search {seed} {number}".encode()
     own = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
     sampler = optuna.samplers.TPESampler(seed=own)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
+    higher = not before or before[0].metric.higher
+    study = optuna.create_study(direction="maximize" if higher else "minimize", sampler=sampler)
     for trial in before:
         if trial.mean is not None:
             study.add_trial(

@@ -31,7 +31,7 @@ class Space:
         base: the run; tuned keys go over it.
         ranges: of the tuned keys: fields of `RunConfig`, or options of the method.
         seeds: every trial runs with all of them.
-        view: whose validation accuracy counts.
+        view: whose validation scores count.
         seed: of the search.
         graph: the graph, where it is in memory.
         own: parts that are values.

@@ -19,7 +19,7 @@ from silograph.experiment.resolve.neighbor_options import sampler_fields
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
 from silograph.graph.graph import Graph
-from silograph.study.cells import Cell, Line, lasts
+from silograph.study.cells import Cell, Line, lasts, metric_in
 from silograph.study.compare.compare import check_no_seed, checked_mapping, checked_seeds
 from silograph.study.compare.comparison import VIEW_CHOICES
 from silograph.study.datasets import fetch
@@ -28,6 +28,7 @@ from silograph.study.study import How, StudyFile, check_processes, read_lines, r
 from silograph.study.tune.outcome import Tuned
 from silograph.study.tune.proposals import Trial, TrialParams, check_optuna, propose
 from silograph.study.tune.space import FIELDS, Space, check_ends, chosen_ranges, given_keys
+from silograph.task.metric_table import METRICS
 
 PLAN, LINES, WINNER, PAGE, BEST = (
     *("tune.json", "tune.jsonl", "winner.jsonl", "tune.md"),
@@ -51,7 +52,7 @@ def tune(
     config: RunConfig | None = None,
     **run_options: Any,
 ) -> Tuned:
-    """Search settings of a method by validation accuracy; the winner alone is judged on test nodes.
+    """Search settings of a method by validation scores; the winner alone is judged on test nodes.
 
     Args:
         graph: as for `run`.
@@ -180,6 +181,13 @@ def _try(
 ) -> list[Trial]:
     """Run trials up to their number; `asked` grows by what is proposed."""
     tried = {n: trial_of(space, file, n, asked[n]) for n in range(min(trials, len(asked)))}
+
+    def known() -> list[Trial]:
+        """Return what has been tried, by the metric that any trial tells."""
+        told = [trial for trial in tried.values() if trial.diverged < len(trial.values)]
+        metric = told[0].metric if told else METRICS[space.base.metric or "accuracy"]
+        return [replace(tried[n], metric=metric) for n in sorted(tried)]
+
     _write_plan(space, asked, trials, out)
 
     def source() -> Iterator[Cell]:
@@ -187,8 +195,7 @@ def _try(
             if how.until is not None and time.monotonic() >= how.until:
                 return
             if number == len(asked):
-                before = [tried[n] for n in sorted(tried)]
-                asked.append(propose(number, space.ranges, before, space.seed))
+                asked.append(propose(number, space.ranges, known(), space.seed))
                 _write_plan(space, asked, trials, out)
             yield from space.cells(number, asked[number])
 
@@ -198,7 +205,7 @@ def _try(
         tried[number] = trial_of(space, file, number, asked[number])
 
     run_missing(source(), file, how, trials * len(space.seeds), ended)
-    return [tried[n] for n in sorted(tried)]
+    return known()
 
 
 def trial_of(space: Space, file: StudyFile, number: int, params: TrialParams) -> Trial:
@@ -213,27 +220,30 @@ def trial_of(space: Space, file: StudyFile, number: int, params: TrialParams) ->
         values=tuple(value_of(line, space.view) for line in lasting),
         error=errors[0] if errors else None,
         whole=len(lasting) == len(cells),
-        diverged=sum("error" in line for line in lasting),
+        metric=metric_in(lasting) or METRICS["accuracy"],
     )
 
 
-def value_of(line: Line, view: str) -> float:
-    """Return the validation accuracy of a line, 0 where training diverged."""
+def value_of(line: Line, view: str) -> float | None:
+    """Return the validation score of a line, None where training diverged."""
     if "error" in line:
-        return 0.0
+        return None
     scores = line["val"][view]
     if scores is None:
         raise ConfigError(
             f"expected validation scores in the {view} view, got none: choose another --view or a "
             "split with validation nodes"
         )
-    return float(scores["accuracy"])
+    metric = metric_in([line])
+    assert metric is not None  # it has no error
+    value: float | None = scores[metric.name]
+    return value
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Return the trial with the best mean validation score, the earliest of equals."""
     good = [trial for trial in trials if trial.mean is not None and trial.error is None]
-    return max(good, key=lambda trial: (trial.mean, -trial.number), default=None)
+    return max(good, key=lambda t: (t.metric.goodness(t.mean), -t.number), default=None)
 
 
 def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> list[Line]:

@@ -1,0 +1,114 @@
+"""The tasks on labels of nodes: one class of several, and sets of labels.
+
+n: nodes. K: classes or label bits. C: clients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from silograph.graph.graph import MISSING, LabelForm, Schema
+from silograph.task.base import ClientValues, CountSpec
+from silograph.task.counts import HITS, SCORE_SUMS, JudgedRows, tally
+from silograph.task.loss import node_loss
+from silograph.task.metric_table import LOSS
+from silograph.task.scores import PARTS, Part, Scores, client_accuracy, client_f1_micro, score
+
+CLASS_METRICS = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc", LOSS)
+
+
+@dataclass(frozen=True)
+class LabelTask:
+    """A task whose labels are classes or bits; see `Task`.
+
+    Attributes:
+        name: what users call it.
+        labels: the form of labels that it predicts.
+        primary: the metric that picks the best round unless the run names another one.
+        columns: metrics that rounds.csv always has.
+        by_client: metrics that are worked out for each client by itself.
+        constant: what the best constant prediction is called.
+        metrics: names of the scores, as results show them.
+        classes: labels are whole numbers.
+        histograms: clients are asked for histograms after their counts, for the AUC.
+    """
+
+    name: str
+    labels: LabelForm
+    primary: str
+    columns: tuple[str, ...]
+    by_client: tuple[str, ...]
+    constant: str
+    metrics: tuple[str, ...] = CLASS_METRICS
+    classes: bool = True
+    histograms: bool = True
+
+    @property
+    def wide(self) -> bool:
+        """Whether a node has a bit for each output, and not one class."""
+        return self.labels == "multilabel"
+
+    def outputs(self, schema: Schema) -> int:
+        """Return the number of classes or label bits."""
+        return schema.num_classes
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the cross-entropy of every node, (n,); see `node_loss`."""
+        return node_loss(logits, y, self.labels)
+
+    def tally(self, rows: JudgedRows) -> dict[str, Tensor]:
+        """Return counts and sums by client; see `silograph.task.counts.tally`."""
+        return tally(rows)
+
+    def counts(self, outputs: int) -> Mapping[str, CountSpec]:
+        """Return what `tally` gives of one client."""
+        hits = CountSpec((outputs,), torch.int32, low=0)
+        specs = {name: CountSpec((outputs,), torch.float64) for name in SCORE_SUMS}
+        for part in PARTS:
+            specs[f"{part}.nodes"] = CountSpec((), torch.int32, low=0)
+            specs[f"{part}.loss"] = CountSpec((), torch.float64)
+            specs |= {f"{part}.{name}": hits for name in HITS}
+        return specs
+
+    def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:
+        """Return the scores of `val` or `test`; see `silograph.task.scores.score`."""
+        return score(counts, part, self.labels)
+
+    def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
+        """Return the scores of each client by itself."""
+        found = {"accuracy": client_accuracy(counts, part, self.labels)}
+        if "f1_micro" in self.by_client:
+            found["f1_micro"] = client_f1_micro(counts, part)
+        return found
+
+    def decide(self, logits: Tensor) -> Tensor:
+        """Return (n,) int64 classes, or (n, K) int64 bits."""
+        return (logits > 0).long() if self.wide else logits.argmax(dim=1)
+
+    def constant_logits(self, y: Tensor, outputs: int) -> Tensor:
+        """Return logits (K,) that predict the commonest class, or the bits that most nodes have."""
+        if self.wide:
+            known = (y != MISSING).double().sum(dim=0)
+            rate = ((y == 1).double().sum(dim=0) + 1) / (known + 2)  # Laplace's, so never 0 or 1
+            return torch.logit(rate)
+        return torch.bincount(y[y != MISSING], minlength=outputs).double().clamp(min=1e-9).log()
+
+
+NODE_CLASS = LabelTask(
+    name="node_class",
+    labels="multiclass",
+    primary="accuracy",
+    columns=("accuracy", "accuracy_client_mean", "f1_macro", "auc", LOSS),
+    by_client=("accuracy",),
+    constant="largest class",
+)
+LABEL_SET = LabelTask(
+    name="label_set",
+    labels="multilabel",
+    primary="f1_micro",
+    columns=CLASS_METRICS,
+    by_client=("accuracy", "f1_micro"),
+    constant="commonest bits",
+)

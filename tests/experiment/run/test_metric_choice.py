@@ -1,0 +1,293 @@
+"""Laws of the run's metric: in its direction it picks, stops, is tuned and compared, everywhere."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import silograph as sg
+from runs import FAST, MakeGraph, go, same_bits, weights_of
+from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.errors import ConfigError
+from silograph.experiment.run.round_scores import Judged, is_better
+from silograph.experiment.run.setup import prepare
+from silograph.experiment.run.stopping import reason_to_stop
+from silograph.study.tune.outcome import Tuned
+from silograph.study.tune.proposals import Trial, propose
+from silograph.study.tune.tune import best_of
+from silograph.task.metric_table import METRICS, Metric, metric_of
+from silograph.task.registry import TASKS
+from silograph.task.scores import Scores
+
+EVERY = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))
+PICKING = pytest.mark.parametrize(
+    "metric", [m for m in METRICS.values() if m.validation], ids=lambda metric: str(metric.name)
+)
+GOOD_AND_BAD = {True: (0.75, 0.25), False: (0.25, 0.75)}  # by whether higher is better
+OWN = "0.6/0.2/0.2"
+
+
+def at(t: int, metric: Metric, value: float | None, loss: float = 1.0) -> Judged:
+    """A round with a score."""
+    scores = Scores({"loss": loss, metric.name: value})
+    views = {"server": scores, "personalised": scores}
+    return Judged(t, None, {}, None, views, views, ())
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_the_better_of_two_values_is_that_of_the_direction(metric: Metric) -> None:
+    good, bad = GOOD_AND_BAD[metric.higher]
+    assert metric.goodness(good) > metric.goodness(bad) > metric.goodness(None)
+    assert metric.best([bad, None, good]) == good
+    assert metric.best([None]) is None
+    assert metric.reaches(good, bad)
+    assert metric.reaches(bad, bad)
+    assert not metric.reaches(bad, good)
+    assert not metric.reaches(None, bad)
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: str(task.name))
+def test_a_task_names_metrics_of_the_table(task: Any) -> None:
+    assert set(task.metrics) <= METRICS.keys()
+    assert task.metrics[-1] == "loss"
+    assert METRICS[task.primary].validation
+    assert {task.primary, "loss"} <= set(task.columns) <= set(task.metrics)
+    assert set(task.by_client) <= set(task.metrics)
+
+
+def test_an_unknown_metric_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown metric 'rsme': did you mean 'rmse'"):
+        metric_of("rsme")
+
+
+# --- picking and stopping ------------------------------------------------------------------------
+
+
+@PICKING
+def test_the_better_round_is_picked_and_ties_go_by_loss(
+    make_graph: MakeGraph, metric: Metric
+) -> None:
+    setup = prepare(resolve_seeds(RunConfig(**FAST)), make_graph(40))
+    setup = replace(setup, config=replace(setup.config, metric=metric.name))
+    good, bad = GOOD_AND_BAD[metric.higher]
+    assert is_better(setup, at(1, metric, bad), None)
+    assert is_better(setup, at(2, metric, good, 0.5), at(1, metric, bad, 0.5)) or (
+        metric.name == "loss"
+    )
+    assert not is_better(setup, at(2, metric, bad), at(1, metric, good, 0.25))
+    assert not is_better(setup, at(2, metric, good), at(1, metric, good))
+    assert not is_better(setup, at(2, metric, None), at(1, metric, good))
+    if metric.name != "loss":
+        assert is_better(setup, at(2, metric, good, 0.5), at(1, metric, good, 0.75))
+
+
+@PICKING
+def test_a_target_is_reached_in_the_direction(metric: Metric) -> None:
+    good, bad = GOOD_AND_BAD[metric.higher]
+
+    def reason(target: str, value: float, default: str | None = None) -> str | None:
+        return reason_to_stop(
+            RunConfig(target=target, metric=default),
+            t=1,
+            best_round=1,
+            validation=Scores({metric.name: value}),
+            total_bytes=0,
+            seconds=0.0,
+        )
+
+    sign = ">=" if metric.higher else "<="
+    told = f"target reached: validation {metric.name} {good:.4f} {sign} 0.5"
+    assert reason(f"{metric.name}=0.5", good) == told
+    assert reason(f"{metric.name}=0.5", bad) is None
+    assert reason("0.5", good, metric.name) == told
+    assert reason("0.5", bad, metric.name) is None
+
+
+# --- tuning and comparing ------------------------------------------------------------------------
+
+
+@PICKING
+def test_a_search_takes_the_better_trial(metric: Metric) -> None:
+    good, bad = GOOD_AND_BAD[metric.higher]
+    values = ((bad,), (good,), (None,), (bad,))
+    trials = [
+        Trial(n, {"lr": 0.1 * (n + 1)}, value, None, True, metric) for n, value in enumerate(values)
+    ]
+    assert best_of(trials) == trials[1]
+    config = RunConfig()
+    found = Tuned({}, (0,), "server", tuple(trials), trials[1], config, ())
+    order = [line.split()[0] for line in found.summary().splitlines() if line[:2].strip()]
+    assert "1*" in order
+    assert order.index("1*") < order.index("0")
+    assert json.loads(found.to_json())["metric"] == metric.name
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_proposals_go_where_scores_are_better(higher: bool) -> None:
+    pytest.importorskip("optuna")
+    from silograph.core.ranges import lin
+
+    metric = METRICS["accuracy" if higher else "rmse"]
+    ranges = {"dropout": lin(0.0, 1.0)}
+    before = []
+    for number in range(40):
+        value = abs(number / 40 - 0.2)  # best at .2 where lower is better, at 1 otherwise
+        before.append(Trial(number, {"dropout": number / 40}, (value,), None, True, metric))
+    before.append(Trial(40, {"dropout": 0.5}, (None,), None, True, metric))  # diverged
+    drawn = [float(propose(41, ranges, before, seed)["dropout"]) for seed in range(9)]
+    near = sorted(drawn)[4]
+    assert (near > 0.7) if higher else (near < 0.4)
+
+
+@pytest.mark.parametrize("name", ["f1_macro", "loss"])
+def test_compare_picks_and_marks_by_the_metric(make_graph: MakeGraph, name: str) -> None:
+    small: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 3, "hidden": 4}
+    table = sg.compare(
+        make_graph(), methods=["local", "fedavg"], seeds=1, processes=0, metric=name, **small
+    )
+    means = {row["method"]: row["server_mean"] for row in table.rows if row["server_mean"]}
+    assert table.to_dict()["metric"] == name
+    for line in table.lines:
+        assert line is not None
+        assert line["metric"] == name
+        assert line["config"]["metric"] == name
+    for row in table.rows:
+        if "server" in row["best"]:
+            assert row["server_mean"] == METRICS[name].best(means.values())
+    best = {row["personalised_mean"] for row in table.rows if "personalised" in row["best"]}
+    assert best == {METRICS[name].best(row["personalised_mean"] for row in table.rows)}
+    told = f"{name} on test nodes{' in percent' if name == 'f1_macro' else ', lower is better'}"
+    assert told in table.notes[0]
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_the_default_is_written_out(make_graph: MakeGraph) -> None:
+    for multilabel, name in ((False, "accuracy"), (True, "f1_micro")):
+        graph = make_graph(multilabel=multilabel)
+        result, named = go(graph), go(graph, metric=name)
+        assert result.config.metric == name == result.to_dict()["metric"]
+        assert result.best_round == named.best_round
+        assert same_bits(weights_of(result), weights_of(named))
+        assert result.rounds[0].keys() == named.rounds[0].keys()
+
+
+@pytest.mark.parametrize("name", ["f1_macro", "f1_micro", "loss", "accuracy_client_mean"])
+def test_the_best_round_is_that_of_the_metric(make_graph: MakeGraph, name: str) -> None:
+    metric = METRICS[name]
+    for multilabel in (False, True):
+        result = go(make_graph(multilabel=multilabel), metric=name, rounds=12, split=OWN)
+        column = f"val_server_{name}"
+        ranks = [
+            (metric.goodness(row[column]), -(row["val_server_loss"] or 0)) for row in result.rounds
+        ]
+        assert result.best_round == ranks.index(max(ranks)) + 1
+        assert result.val.server is not None
+        assert result.val.server[name] == result.rounds[result.best_round - 1][column]
+        assert f"val {metric.title}" not in result.summary()
+        header = result.summary().splitlines()[0].split("  ")
+        if name != "loss":
+            assert [cell.strip() for cell in header if cell][1] == name.replace("_", " ")
+
+
+def test_patience_waits_for_the_metric(make_graph: MakeGraph) -> None:
+    result = go(make_graph(), rounds=200, metric="loss", patience=3, lr=0.2)
+    losses = [row["val_server_loss"] for row in result.rounds]
+    assert losses.index(min(v for v in losses if v is not None)) + 1 == result.best_round
+    assert result.rounds[-1]["round"] == result.best_round + 3
+
+
+def test_a_value_alone_is_a_target_of_the_metric(make_graph: MakeGraph) -> None:
+    result = go(make_graph(), rounds=200, metric="loss", target="1.0")
+    losses = [row["val_server_loss"] or 9 for row in result.rounds]
+    assert losses[-1] <= 1.0
+    assert min(losses[:-1], default=9) > 1.0
+    assert result.stopped.startswith("target reached: validation loss ")
+    assert result.stopped.endswith(" <= 1")
+
+
+def test_a_resumed_run_has_the_metric(make_graph: MakeGraph, tmp_path: Path) -> None:
+    out = str(tmp_path / "x")
+    graph = make_graph(multilabel=True)
+    result = go(graph, metric="f1_macro", out=out)
+    again = sg.resume(out, graph=graph)
+    assert again.best_round == result.best_round
+    assert again.val == result.val
+    assert "f1_macro" in (tmp_path / "x" / "config.toml").read_text(encoding="utf-8")
+    page = (tmp_path / "x" / "report.html").read_text(encoding="utf-8")
+    assert "test F1 macro, server" in page
+    assert "chosen by validation F1 macro of the server view" in page
+
+
+def test_clients_have_the_metric_where_it_is_one_of_theirs(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    result = go(make_graph(multilabel=True), out=str(tmp_path / "x"))
+    header = (tmp_path / "x" / "clients.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert "test_server_accuracy" in header
+    assert "test_server_f1_micro" in header
+    by_client = result.client_scores["f1_micro"]["server"]
+    assert len(by_client) == 4
+    assert all(value is not None and 0 <= value <= 1 for value in by_client)
+    page = (tmp_path / "x" / "report.html").read_text(encoding="utf-8")
+    assert "Test F1 micro of each client" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
+        ({"metric": "auc"}, "expected a metric that validation nodes have, got auc, which"),
+        ({"metric": "rmse"}, "unknown metric of node_class 'rmse'; choices: accuracy, "),
+        ({"target": "rmse=0.5"}, "unknown metric of the target 'rmse'; choices: accuracy, "),
+        ({"target": "auc=0.5"}, "unknown metric of the target 'auc'"),
+        ({"target": "f1_marco=0.5"}, "unknown metric of the target 'f1_marco': did you mean 'f1_m"),
+        ({"target": "80"}, "expected a target METRIC=VALUE with a value in 0..1, got '80'"),
+        ({"target": "loss=-1"}, "expected a target METRIC=VALUE with a value of 0 or more, got 'l"),
+        ({"target": "nan"}, "expected a target METRIC=VALUE with a value in 0..1, got 'nan'"),
+    ],
+)
+def test_metrics_that_cannot_be(make_graph: MakeGraph, options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), **options)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_the_baseline_is_the_best_constant(make_graph: MakeGraph, multilabel: bool) -> None:
+    graph = make_graph(90, multilabel=multilabel)
+    result = go(graph, rounds=1)
+    assert result.cut is not None
+    assert result.baseline is not None
+    split, y = result.cut.split, result.cut.graph.y
+    if multilabel:
+        common = (y[split.train].double().mean(dim=0) > 0.5).long()
+        assert result.constant == "commonest bits"
+    else:
+        common = torch.bincount(y[split.train]).argmax()
+        assert result.constant == "largest class"
+    assert result.baseline.accuracy == float((y[split.test] == common).double().mean())
+    assert result.baseline.auc in (None, 0.5)
+    shown = result.to_dict()["baseline"]
+    assert shown["name"] == result.constant
+    assert shown["scores"]["accuracy"] == result.baseline.accuracy
+    assert go(graph, rounds=1, split="0.5/0.5/0").baseline is None
+
+
+def test_auc_is_compared_but_picks_nothing(make_graph: MakeGraph) -> None:
+    small: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 2, "hidden": 4}
+    table = sg.compare(
+        make_graph(), methods=["fedavg"], seeds=1, metric="auc", processes=0, **small
+    )
+    (line,) = table.lines
+    assert line is not None
+    assert line["metric"] == "accuracy"
+    assert table.rows[0]["server_mean"] == line["test"]["server"]["auc"]
