@@ -49,6 +49,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "share_variance": st.floats(0, 1e300),
     "drop_edges": st.floats(0, 1),
     "participation": st.floats(0, 1, exclude_min=True),
+    "selector": st.sampled_from(["all", "uniform", "round_robin"]),
     "collect": st.floats(0, 1),
     "scale": POSITIVE,
     "model": st.text(),

@@ -20,7 +20,7 @@ from runs import MakeGraph, go, rows_of, same_bits, weights_of
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Ragged, Stacked
 from silograph.federation import fold as fold_module
-from silograph.federation.base import Reduce, Sum, WeightedMean
+from silograph.federation.base import Sum, WeightedMean
 from silograph.federation.fold import Fold
 from silograph.federation.frame import DTYPES
 
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn, *, whole: bool = True, around_only: bool = False) -> 
 
 
 def folded(
-    reduce: Reduce, replies: Sequence[Mapping[str, Stacked | Patched]], compiled: bool
+    reduce: Sum | WeightedMean, replies: Sequence[Mapping[str, Stacked | Patched]], compiled: bool
 ) -> Dense:
     fold = Fold(reduce, compiled=compiled)
     for reply in replies:
@@ -96,7 +96,7 @@ def assert_bits(got: Dense, expected: Dense) -> None:
         assert torch.equal(got[name], t), name
 
 
-def assert_one_result(reduce: Reduce, case: Case) -> None:
+def assert_one_result(reduce: Sum | WeightedMean, case: Case) -> None:
     clients = len(case.dense["n"])
     reference = folded(reduce, [case.part([c], dense=True) for c in range(clients)], False)
     ways = itertools.product(groupings(clients), (True, False), (True, False))

@@ -69,6 +69,8 @@ CASES: list[dict[str, Any]] = [
         "keep_optimizer": True,
         "eval_every": 2,
     },
+    {"method": "fedavg", "selector": "round_robin", "options": {"selector.clients": 2}},
+    {"method": "local", "selector": "all"},
     {"method": "fedopt", "collect": 0.5, "model": "gat", "heads": 2},
     {"method": "fedprox", "eval_every": 3, "max_bytes": 1000},
     {"method": "label_guided", "options": {"sample": 20}, "local_epochs": 2, "layers": 3},
@@ -101,7 +103,7 @@ def record(setup: Setup) -> Recorded:
     """Run over a session in which both ends hold each other to the program."""
     fed = setup.federation
     assert isinstance(fed, InProcess)
-    blocks = dict(zip(fed.ids, fed._blocks, strict=True))
+    blocks = {name: block.all for name, block in zip(fed.ids, fed._blocks, strict=True)}
     _, whole, _ = clients_of(setup.config, setup.cut.graph, torch.float32, uncut=False)
     agreed = program(setup)
     remote, links = session(whole, fed.route, setup.method_config, own_ops(), program=agreed)

@@ -85,7 +85,7 @@ def train(
             for field, f in take_all(states, torch.tensor([position])).items()
             if isinstance(f, Stacked)  # rows come in the order of the nodes; counts cover them
         }
-        for members, states in zip(fed._members, fed._states, strict=True)
+        for members, states in zip(fed._members, fed.states(), strict=True)
         for position, name in enumerate(fed.ids[m] for m in members)
     }
     counts = own_counts(fed, key)
@@ -348,7 +348,7 @@ def test_ops_leave_their_input_untouched(
     key = Key.of(5)
     weights = init_weights(cfg.model, Key.of(9), torch.float64)
     state = method.init(fed, cfg, weights, key)
-    before = dict(fed._states[0])
+    before = dict(fed.states()[0])
     saved = {k: f.t.clone() for k, f in before.items()}
     method.round(fed, cfg, state, 1, key)
     assert all(torch.equal(before[k].t, saved[k]) for k in saved)

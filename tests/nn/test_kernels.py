@@ -79,7 +79,7 @@ def tables(
     shape = compiled._shape(model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL))
     like = np.empty(0)
     clients = block.num_clients
-    memory = training.scratch(data.rows, data.inputs, shape, 0, clients, like, 1, 1)
+    memory = training.scratch(data.rows, data.inputs, shape, np.arange(clients), like, 1, 1)
     return data.rows, shape, memory
 
 

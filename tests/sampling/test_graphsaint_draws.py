@@ -17,6 +17,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
 from silograph.exchange.passes import forward, gradients
 from silograph.exchange.stages import end, logits_of
+from silograph.federation.block_state import BlockState
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
@@ -379,5 +380,5 @@ def test_a_step_reads_weights_off_the_counts(
         inner = [(int(nodes[v]) + 1) / (c + 1) for v, u, c in ends if v in rows and u in rows]
         assert state["pass/inner"].t.tolist() == pytest.approx(inner, abs=1e-14)
         several += len(inner)
-        fed._states = [end(state)]
+        fed._states = [BlockState(end(state))]
     assert several or not normalize

@@ -120,7 +120,17 @@ class RunConfig:
         metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),
     )
     participation: Annotated[float, Field(gt=0, le=1)] = field(
-        default=1.0, metadata=option("share of clients that train in a round", "Clients")
+        default=1.0,
+        metadata=option("uniform: share of clients that train in a round", "Clients"),
+    )
+    selector: str = field(
+        default="uniform",
+        metadata=option(
+            "which clients train in a round: all, uniform (a share of them, see participation) or "
+            "round_robin (in turn; --option selector.clients=N); its own options are "
+            "selector.NAME",
+            "Clients",
+        ),
     )
     model: str = field(
         default="gcn",
@@ -164,8 +174,8 @@ class RunConfig:
     options: Mapping[str, Scalar] = field(
         default_factory=dict,
         metadata=option(
-            "an option of the method, NAME=VALUE, or of the neighbor sampler, "
-            "neighbors.NAME=VALUE (repeatable)",
+            "an option of the method, NAME=VALUE, of the neighbor sampler, "
+            "neighbors.NAME=VALUE, or of the selector, selector.NAME=VALUE (repeatable)",
             "Training",
         ),
     )

@@ -12,10 +12,13 @@ C: clients in the block. n_c: rows of client c.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
+
+LONG_RUN = 32  # rows of a client from which on copying its run is faster than gathering its rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +99,23 @@ def rows_of(off: Tensor, positions: Tensor) -> Tensor:
     return ranges(off[positions], off[positions + 1] - off[positions])
 
 
+def runs_at(t: Tensor, off: Tensor, positions: Tensor) -> Tensor:
+    """Return the rows of t (n, ...) of the clients at `positions` (k,) int64, in that order.
+
+    Long runs on a CPU are copied as they stand; for short ones, places are worked out first.
+
+    Args:
+        t: rows of all clients.
+        off: (C + 1,) int64; client c has t[off[c]:off[c + 1]].
+        positions: of clients.
+    """
+    if t.device.type != "cpu" or len(t) < LONG_RUN * (len(off) - 1) or len(positions) == 0:
+        return t[rows_of(off, positions)]
+    ends = torch.stack([off[positions], off[positions + 1]], dim=1).tolist()
+    whole = t.numpy()
+    return torch.from_numpy(np.concatenate([whole[a:b] for a, b in ends]))
+
+
 def owners(off: Tensor) -> Tensor:
     """Return which client every row belongs to, (n,) int64."""
     return torch.repeat_interleave(torch.arange(len(off) - 1, device=off.device), off.diff())
@@ -110,7 +130,7 @@ def take(field: Field, positions: Tensor) -> Field:
             return Stacked(field.t[positions])
         case Ragged():
             lengths = field.off.diff()[positions]
-            return Ragged(field.t[rows_of(field.off, positions)], offsets(lengths))
+            return Ragged(runs_at(field.t, field.off, positions), offsets(lengths))
         case Patched():
             return take(field.stacked(), positions)
 

@@ -64,7 +64,45 @@ class Sum:
     """Sum of every field over clients."""
 
 
-Reduce = WeightedMean | Sum
+BY_CLIENT = "by_client/"
+ANSWERED = BY_CLIENT + "answered"
+
+
+@dataclass(frozen=True, init=False)
+class Gather:
+    """Fields of the replies as they are, by client; all fields may be folded beside that.
+
+    The result has `by_client/NAME` (C, ...) for each field, with a slice for every client of the
+    federation in its order, zeros for who was not called or did not answer, and
+    `by_client/answered` (C,) bool. A call goes on without silos that are away, as a sum does.
+
+    >>> Gather("loss", fold=WeightedMean("nodes")).fields
+    ('loss',)
+
+    Attributes:
+        fields: names of the fields, `Stacked` or `Patched` ones.
+        fold: how all fields of the replies are folded as well; None: not at all.
+    """
+
+    fields: tuple[str, ...]
+    fold: WeightedMean | Sum | None
+
+    def __init__(self, *fields: str, fold: WeightedMean | Sum | None = None) -> None:
+        if not fields or len(set(fields)) < len(fields) or "answered" in fields:
+            raise ProtocolError(
+                f"expected names of fields to gather, each once and none of them 'answered', got "
+                f"{list(fields)}"
+            )
+        object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "fold", fold)
+
+
+Reduce = WeightedMean | Sum | Gather
+
+
+def fold_of(reduce: Reduce | None) -> WeightedMean | Sum | None:
+    """Return how replies are folded, None if they are not."""
+    return reduce.fold if isinstance(reduce, Gather) else reduce
 
 
 class Federation(Protocol):
@@ -109,7 +147,8 @@ class Federation(Protocol):
             what: declared content of the call, both ways.
             key: key of the op's draws.
             to: ids, in the federation's order.
-            reduce: how the replies are folded; the result then has `Shared` fields.
+            reduce: how the replies are folded, to `Shared` fields, or what is kept of them by
+                client (`Gather`).
             rows: whether replies may be `Ragged`. What has a row for each node crosses clients
                 through `silograph.exchange.rows` only, which says so here.
 

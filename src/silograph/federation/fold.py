@@ -13,7 +13,7 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Payload, Shared, Stacked
-from silograph.federation.base import Reduce, Sum, WeightedMean
+from silograph.federation.base import Sum, WeightedMean
 
 COMPILED = (torch.float32, torch.float64)
 CACHED = 2**16  # values that are added in one step
@@ -28,7 +28,7 @@ class Fold:
         compiled: whether rows are added by the compiled kernel, to the same bits.
     """
 
-    def __init__(self, reduce: Reduce, *, compiled: bool = False) -> None:
+    def __init__(self, reduce: Sum | WeightedMean, *, compiled: bool = False) -> None:
         self._reduce = reduce
         self._compiled = compiled
         self._around = reduce.around if isinstance(reduce, WeightedMean) else {}

@@ -18,16 +18,16 @@ from silograph.core.payload import (
     concatenate,
     join,
     moved,
-    put,
-    state_of,
     take_all,
 )
 from silograph.core.work import Meter, metered
 from silograph.federation.account import Account
 from silograph.federation.base import AwayError, Op, Reduce, positions_of
+from silograph.federation.block_state import BlockState
+from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
-from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
+from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.per_client import per_client
 from silograph.graph.block.block import ClientBlock
@@ -68,8 +68,10 @@ class InProcess:
         everyone = torch.arange(clients.num_clients)
         self._members = everyone.split(block_size)
         whole = block_size >= clients.num_clients
-        self._blocks = [clients] if whole else [clients.take(part) for part in self._members]
-        self._states: list[State] = [{} for _ in self._blocks]
+        blocks = [clients] if whole else [clients.take(part) for part in self._members]
+        self._device = clients.off.device
+        self._blocks = [CalledBlocks(block) for block in blocks]
+        self._states = [BlockState() for _ in blocks]
         self._account = Account(clients.num_clients)
 
     @property
@@ -98,7 +100,7 @@ class InProcess:
 
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
-        return tuple(self._states)
+        return tuple(state.for_others() for state in self._states)
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint holds all states."""
@@ -106,7 +108,7 @@ class InProcess:
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Go on from the states of a checkpoint and the records up to it."""
         del number  # the first call of a round says which it is
-        self._states = list(states)
+        self._states = [BlockState(state) for state in states]
         self._account = Account(len(self._ids), records)
 
     def rejoin(self, away: AwayError) -> None:
@@ -131,9 +133,11 @@ class InProcess:
         check_fields(inbox, len(positions), f"inbox of {op.__name__}", shared=True)
         self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, len(positions)))
         everyone = len(positions) == len(self._ids)
-        device = self._blocks[0].off.device
+        device = self._device
         inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
-        fold = Fold(reduce, compiled=self._compiled) if reduce is not None else None
+        fold = None
+        if reduce is not None:
+            fold = Reduction(reduce, len(self._ids), compiled=self._compiled)
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
         meters: list[Meter] = []
@@ -152,7 +156,7 @@ class InProcess:
             meters.append(meter)
             reply = self._carried(envelope, reply, len(local))
             if fold is not None:
-                fold.add(reply)
+                fold.add(reply, positions[called])
             else:
                 replies.append(reply)
         self._account.up(envelope, positions, np.concatenate(sizes), meters)
@@ -162,7 +166,7 @@ class InProcess:
         """Return the payload as it arrives: in strict mode, what is left of it after the wire."""
         if not self._strict:
             return payload
-        device = self._blocks[0].off.device
+        device = self._device
         frames = [encode(envelope, payload, position) for position in range(clients)]
         arrived = [decode(frame)[1] for frame in frames]
         joined = {name: concatenate([part[name] for part in arrived]) for name in arrived[0]}
@@ -181,17 +185,16 @@ class InProcess:
         number: int,
     ) -> Payload:
         """Run `op` at the clients `local` (k,) of one block and put their state back."""
-        block, state = self._blocks[index], self._states[index]
-        whole = len(local) == block.num_clients
-        old = state if whole else state_of(take_all(state, local))
-        part = block if whole else block.take(local)
+        block, state = self._blocks[index].take(local), self._states[index]
+        whole = block is self._blocks[index].all
+        old = state.all if whole else state.take(local)
         new, reply = run_op(
-            op, self._cfg, part, old, inbox, key, everyone=everyone, rows=rows, number=number
+            op, self._cfg, block, old, inbox, key, everyone=everyone, rows=rows, number=number
         )
         if whole:
-            self._states[index] = new
+            state.replace(new)
         else:
-            self._states[index] = {name: put(state[name], new[name], local) for name in state}
+            state.put(old, new, local)
         return reply
 
 

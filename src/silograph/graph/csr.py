@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.core.payload import offsets, ranges, rows_of
+from silograph.core.payload import offsets, ranges, runs_at
 
 
 def _index_dtype(entries: int, columns: int) -> torch.dtype:
@@ -156,27 +156,100 @@ class CSR:
             self.num_cols,
         )
 
-    def select_diagonal(self, row_off: Tensor, col_off: Tensor, positions: Tensor) -> "CSR":
+    def select_diagonal(self, row_off: Tensor, col_off: Tensor, positions: Tensor) -> "Runs":
         """Return the diagonal blocks at `positions` (k,) int64 of a block-diagonal matrix.
 
         Block c has rows row_off[c]:row_off[c + 1] and columns col_off[c]:col_off[c + 1].
         """
-        rows = self.select_rows(rows_of(row_off, positions))
         new_col_off = offsets(col_off.diff()[positions])
         shift = new_col_off[:-1] - col_off[positions]
-        per_row = torch.repeat_interleave(shift, row_off.diff()[positions])
-        return rows.with_columns(rows.indices.long() + per_row[rows.row], int(new_col_off[-1]))
+        return Runs(self, row_off, positions, shift, int(new_col_off[-1]))
+
+    def copied(self) -> "CSR":
+        """Return the matrix in memory of its own, apart from one that it is a part of."""
+        return CSR(self.indptr, self.indices, self.values, self.num_cols)
+
+    def select_runs(self, row_off: Tensor, positions: Tensor) -> "Runs":
+        """Return the rows of the clients at `positions` (k,) int64, columns unchanged.
+
+        Client c has rows row_off[c]:row_off[c + 1].
+        """
+        return Runs(self, row_off, positions, None, self.num_cols)
 
     def with_columns(self, indices: Tensor, num_cols: int) -> "CSR":
         """Return the same rows and values with other columns (nnz,), ascending in each row."""
         dtype = _index_dtype(self.nnz, num_cols)
         return CSR(self.indptr.to(dtype), indices.to(dtype), self.values, num_cols)
 
+    def with_values(self, values: Tensor) -> "CSR":
+        """Return the same places with other values (nnz,)."""
+        return CSR(self.indptr, self.indices, values, self.num_cols)
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "CSR":
         """Return a copy on another device with values of `dtype`, ones where there were none."""
         values = torch.ones(self.nnz) if self.values is None else self.values
         values = values.to(device, dtype)
         return CSR(self.indptr.to(device), self.indices.to(device), values, self.num_cols)
+
+
+class Runs(CSR):
+    """Runs of rows of another matrix, each of which is copied when it is first asked for.
+
+    A call to some clients reads little of their matrices where what it needs was worked out before.
+
+    Args:
+        whole: the matrix; it is kept.
+        off: (C + 1,) int64, the rows of each client.
+        positions: (k,) int64, of the clients whose rows these are.
+        shift: (k,) int64, what is added to the columns of each; None: nothing.
+        num_cols: number of columns.
+    """
+
+    def __init__(
+        self, whole: CSR, off: Tensor, positions: Tensor, shift: Tensor | None, num_cols: int
+    ) -> None:
+        self.__dict__ |= {"num_cols": num_cols}  # as dataclasses do that are frozen
+        self.__dict__ |= {"_whole": whole, "_off": off, "_positions": positions, "_shift": shift}
+
+    _whole: CSR
+    _off: Tensor
+    _positions: Tensor
+    _shift: Tensor | None
+
+    @cached_property
+    def _entry_off(self) -> Tensor:
+        """Where the entries of each client of the whole matrix begin, (C + 1,) int64."""
+        return self._whole.indptr[self._off].long()
+
+    @cached_property
+    def _index_dtype(self) -> torch.dtype:
+        entries = int(self._entry_off.diff()[self._positions].sum())
+        return _index_dtype(entries, self.num_cols)
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """Number of entries of every row, (n,) int64."""
+        return runs_at(self._whole.degree, self._off, self._positions)
+
+    @cached_property
+    def indptr(self) -> Tensor:
+        """Where the entries of every row begin, (n + 1,)."""
+        return offsets(self.degree).to(self._index_dtype)
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """Column of every entry, (nnz,)."""
+        found = runs_at(self._whole.indices, self._entry_off, self._positions)
+        if self._shift is not None:
+            lengths = self._entry_off.diff()[self._positions]
+            found += torch.repeat_interleave(self._shift.to(found.dtype), lengths)
+        return found.to(self._index_dtype)
+
+    @cached_property
+    def values(self) -> Tensor | None:
+        """The entries, (nnz,), or None."""
+        values = self._whole.values
+        return None if values is None else runs_at(values, self._entry_off, self._positions)
 
 
 def _joined(parts: Sequence[CSR], columns: Sequence[Tensor], num_cols: int) -> CSR:

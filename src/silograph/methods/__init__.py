@@ -6,7 +6,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Op, Sum, WeightedMean
+from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.per_client import per_client
 from silograph.federation.program import Call, Calls, Maybe
@@ -91,6 +91,7 @@ __all__ = [
     "Federation",
     "FieldSpec",
     "Fitted",
+    "Gather",
     "Key",
     "Kind",
     "Maybe",

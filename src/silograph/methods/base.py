@@ -4,10 +4,11 @@ What differs between methods is a value with its own answers (`Setting`, `Evalua
 that nobody has to know the methods to ask them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
+from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.core.config import RunConfig
@@ -36,10 +37,13 @@ class MethodConfig(Generic[Options]):
         optimizer: the clients' optimizer.
         schedule: a client's steps in a round.
         keep_optimizer: whether a client's optimizer state outlives the round.
-        participation: share of clients that train in a round.
+        participation: share of clients that train in a round, drawn uniformly.
         options: the method's own options, of its `Method.options` type.
         kernels: what trains and judges: compiled kernels or torch.
         corrections: what the method adds to the gradient of every local step.
+        selector: name of what selects clients; `uniform` draws the share `participation`.
+        selected: ids of who trains in this round, if a selector has chosen them.
+        observed: whether that selector is told by client how the round went.
         held: what the server holds itself, for a method that says so; clients never see it.
     """
 
@@ -51,7 +55,15 @@ class MethodConfig(Generic[Options]):
     options: Options
     kernels: Kernels = "torch"
     corrections: tuple[Correction, ...] = ()
+    selector: str = "uniform"
+    selected: tuple[str, ...] | None = None
+    observed: bool = False
     held: ClientBlock | None = None
+
+    @property
+    def everyone_trains(self) -> bool:
+        """Whether all clients train in every round."""
+        return self.selector == "all" or (self.selector == "uniform" and self.participation == 1)
 
     @property
     def training(self) -> Training:
@@ -84,10 +96,18 @@ class RoundReport:
     Attributes:
         participants: clients that were selected.
         train_loss: their mean training loss, weighted by nodes; None if none could train.
+        facts: further figures of the round, by name: columns `fact_NAME` of the table of rounds.
+            A method that sets any sets the same names in every round.
+        client_facts: the same by client, (C,) tensors: those of the last round are columns
+            `fact_NAME` of the table of clients.
+        trained: what an observed selector learns, (C,): `answered`, `nodes` and `loss`.
     """
 
     participants: tuple[str, ...]
     train_loss: float | None
+    facts: Mapping[str, float] = field(default_factory=dict)
+    client_facts: Mapping[str, Tensor] = field(default_factory=dict)
+    trained: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def no_corrections(options: Any) -> tuple[Correction, ...]:

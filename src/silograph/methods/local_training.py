@@ -21,7 +21,7 @@ from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, St
 from silograph.evaluation.evaluate import logits_specs, no_logits, remembered
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Op, WeightedMean
+from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
@@ -136,12 +136,17 @@ def local_round(
         The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
         None if nobody could train; and the report.
     """
-    chosen = select_uniform(fed.ids, cfg.participation, key.fold("select", t))
+    chosen = cfg.selected
+    if chosen is None:
+        chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
     mean = WeightedMean("nodes", around or {})
-    reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=mean)
+    reduce = Gather("nodes", "loss", fold=mean) if cfg.observed else mean
+    reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
+    trained = under("by_client", reply)
+    reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
     if "loss" not in reply:  # no selected client has a training node
-        return None, RoundReport(tuple(chosen), None)
-    return reply, RoundReport(tuple(chosen), float(reply["loss"].t))
+        return None, RoundReport(chosen, None, trained=trained)
+    return reply, RoundReport(chosen, float(reply["loss"].t), trained=trained)
 
 
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
@@ -169,7 +174,7 @@ def local_steps(
 ) -> Steps:
     """Return the call of `local_round`; `gives` is what the op sends besides `nodes` and `loss`."""
     call = Call(op, what, key.fold("train", t), takes, {**gives, "nodes": COUNT, "loss": LOSS})
-    return call if cfg.participation == 1 else Maybe(call)
+    return call if cfg.everyone_trains else Maybe(call)
 
 
 def _round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:

@@ -10,7 +10,7 @@ L: layers.
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -38,11 +38,19 @@ UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A block as the kernels want it."""
+    """A block as the kernels want it; of a part of a block, the arrays are those of the whole."""
 
     rows: arrays.RowArrays
     inputs: arrays.InputArrays  # columns: used rows of the client
     features: np.ndarray  # feature of every sparse entry; empty if dense
+    called: arrays.CalledArrays  # the clients of the block, which may be a part of the arrays
+
+    def take(self, positions: Tensor, off: Tensor) -> "_Prepared":
+        """Return the same for calls to the clients at `positions` (k,), who have rows `off`."""
+        used = torch.from_numpy(self.called.used_off).diff()[positions]
+        position = torch.from_numpy(self.called.position)[positions]
+        called = arrays.CalledArrays(_array(position), _array(off, np.int64), offsets(used).numpy())
+        return replace(self, called=called)
 
 
 def fit(
@@ -60,7 +68,7 @@ def fit(
     data = _prepared(model, block, compact=compact)
     degree = block.adj.degree
     shape = _shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
-    params = _params(model, block, start, memory, used=len(data.inputs.used), shared=shared)
+    params = _params(model, block, start, memory, used=int(data.called.used_off[-1]), shared=shared)
     clients, rows = block.num_clients, int(block.off[-1])
     loss = np.zeros(clients)
     logits = np.empty((rows, model.outputs), params.flat.dtype)
@@ -71,6 +79,7 @@ def fit(
         kernels.train(
             first,
             end,
+            data.called,
             data.rows,
             data.inputs,
             shape,
@@ -102,7 +111,9 @@ def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> 
     shape = _shape(model, Schedule(0))
 
     def run(start: int, end: int) -> None:
-        kernels.predict(start, end, data.rows, data.inputs, data.features, shape, w, logits)
+        kernels.predict(
+            start, end, data.called, data.rows, data.inputs, data.features, shape, w, logits
+        )
 
     _share_out(block, run)
     report_pass(model, block)
@@ -142,10 +153,15 @@ def _share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
 def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
     """Return the block's arrays, worked out once for each convolution."""
     name = ("kernels", model.conv, compact)
+    if name not in block.memo and block.source is not None:
+        whole, positions = block.source
+        block.memo[name] = _prepared(model, whole, compact=compact).take(positions, block.off)
     if name not in block.memo:
         rows = _rows(model, block)
         inputs, features = _inputs(block, compact=compact)
-        block.memo[name] = _Prepared(rows, inputs, features)
+        position = np.arange(block.num_clients)
+        called = arrays.CalledArrays(position, rows.off, inputs.used_off)
+        block.memo[name] = _Prepared(rows, inputs, features, called)
     found = block.memo[name]
     assert isinstance(found, _Prepared)
     return found

@@ -17,6 +17,9 @@ from silograph.nn.steps import LOSS_FLOPS
 def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:
     """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
     name = ("counts", model.layers, model.conv)
+    if name not in block.memo and block.source is not None:
+        whole, positions = block.source
+        block.memo[name] = _whole_counts(model, whole)[positions.numpy()]
     if name not in block.memo:
         rows = block.off.diff()
         edges = block.adj.indptr[block.off].diff() * stages(model)[0].conv.sums

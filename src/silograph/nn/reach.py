@@ -134,7 +134,7 @@ def partial_reach(
         inner=edges,
         own=own,
         cross=cross,
-        outer=replace(outer, indptr=indptr),
+        outer=CSR(indptr, outer.indices, outer.values, outer.num_cols),
         slots=(slots - first[slots]).int(),
         slot_off=torch.searchsorted(slots, block.halo.off),
         place=place,
@@ -163,7 +163,7 @@ def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
     scaled = outer.values * weight[slots][outer.row]
     return replace(
         full,
-        outer=replace(outer, values=scaled),
+        outer=outer.with_values(scaled),
         slots=(slots - first[slots]).int(),
         slot_off=torch.searchsorted(slots, block.halo.off),
     )

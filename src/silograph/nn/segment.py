@@ -4,8 +4,6 @@ C: clients. n: rows. I, O: input and output width. `off` (C + 1,) int64 are the 
 client. A weight of one dimension more than usual has a slice for each client.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
@@ -106,7 +104,7 @@ class _EdgeProduct(torch.autograd.Function):
 
 def _each_head(matrix: CSR, weight: Tensor, z: Tensor) -> Tensor:
     parts = zip(weight.unbind(1), z.unbind(1), strict=True)
-    weighted = [_product(replace(matrix, values=w.contiguous()), t) for w, t in parts]
+    weighted = [_product(matrix.with_values(w.contiguous()), t) for w, t in parts]
     return torch.stack(weighted, dim=1)
 
 

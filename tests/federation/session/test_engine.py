@@ -15,7 +15,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.core.work import report_each, report_rows, work_for
 from silograph.exchange.rows import relay_sum
-from silograph.federation.base import AwayError, Reduce, Sum, WeightedMean
+from silograph.federation.base import AwayError, Gather, Reduce, Sum, WeightedMean
 from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.engine import TRIES, Session, say_goodbye
@@ -220,6 +220,33 @@ def test_a_silo_that_fails_is_left_out_of_the_mean(
     counts = fed.call(work, SCALE, what=Kind.EVALUATION, key=KEY)  # who is gone counts nothing
     assert counts["nodes"].t[0] == 0
     assert torch.equal(counts["nodes"].t[1:], block.off.diff()[1:].double())
+
+
+def test_what_is_gathered_goes_on_without_a_silo(built: Built) -> None:
+    block, route = built
+    fed, links = session(block, route, None, OPS, least=2)
+    here = InProcess(None, block, route, 2)
+    reduce = Gather("nodes", fold=WeightedMean("nodes"))
+    for engine in (fed, here):
+        engine.call(begin, {}, what=Kind.CONTROL, key=KEY)
+        engine.start_round(1)
+    found, expected = (
+        engine.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=reduce)
+        for engine in (fed, here)
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name].t, expected[name].t) for name in expected)
+    assert fed.ledger.records == here.ledger.records
+
+    links[fed.ids[0]].change = lambda data: None
+    found = fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=reduce)
+    assert found["by_client/answered"].t.tolist() == [False, True, True, True]
+    assert found["by_client/nodes"].t[0] == 0
+    assert torch.equal(found["by_client/nodes"].t[1:], expected["by_client/nodes"].t[1:])
+    for name in fed.ids[1:3]:
+        links[name].change = lambda data: None
+    with pytest.raises(ProtocolError, match="expected at least 2 silos to answer work, got 1"):
+        fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=reduce)
 
 
 def test_a_round_needs_its_least_number_of_silos(built: Built) -> None:

@@ -13,7 +13,7 @@ from silograph.experiment.report.config_table import commands, settings
 from silograph.experiment.report.cut import cut_figures
 from silograph.experiment.report.figures import AXES, Curve, curves, size_text, thinned
 from silograph.experiment.report.reading import VIEWS, RunRecord
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import FACT, Row
 from silograph.task.metric_table import LOSS, METRICS
 
 MOST_ROWS = 200  # of the table of rounds
@@ -151,6 +151,22 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
     if loss is not None:
         says = "Mean loss of a node; training: of the round's participants before their last step."
         found.append(loss | {"title": "Loss", "label": "top", "says": says})
+    return found + facts_of(rows, axes, at)
+
+
+def facts_of(
+    rows: Sequence[Row], axes: list[dict[str, list[float | None]]], at: dict[str, float] | None
+) -> list[dict[str, Any]]:
+    """Return a curve for each figure that the method reports of a round."""
+    found = []
+    for column in (name for name in rows[0] if name.startswith(FACT)):
+        name = column.removeprefix(FACT)
+        figure = curves(column, [Curve(name, "train", [r.get(column) for r in rows])], axes, at)
+        if figure is not None:
+            title = name.replace("_", " ")
+            found.append(
+                figure | {"title": title, "label": "top", "says": "Reported by the method."}
+            )
     return found
 
 

@@ -4,10 +4,12 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import TrainingError
@@ -15,6 +17,7 @@ from silograph.core.key import Key
 from silograph.exchange.collect import collect
 from silograph.experiment.report import add_report
 from silograph.experiment.resolve.run_program import scores_are_kept, training_key
+from silograph.experiment.resolve.selector_options import draws_at_the_server, selector_of
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.local_bias import local_bias
 from silograph.experiment.run.progress import Progress
@@ -32,13 +35,14 @@ from silograph.experiment.run.round_scores import (
     uncut_counts,
     views_of,
 )
+from silograph.experiment.run.selecting import Selection, without_selection
 from silograph.experiment.run.setup import DTYPES, Setup, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
-from silograph.methods.base import ServerState
+from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.nn.model import init_weights
 from silograph.task.scores import Part, Scores
@@ -71,10 +75,19 @@ def _set_up(setup: Setup) -> Snapshot:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
     state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
+    selection = _selection(setup)
+    if selection is not None:
+        state = selection.begin(state)
     scores = None
     if scores_are_kept(setup.method):
         scores = replace(judge_finite(setup, state, 0), weights=None)
     return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None, scores=scores)
+
+
+def _selection(setup: Setup) -> Selection | None:
+    """Return what selects clients, None where the method's own uniform draw does."""
+    selector, options = selector_of(setup.config, setup.method)
+    return Selection(selector, options, setup) if draws_at_the_server(selector) else None
 
 
 def train(
@@ -162,16 +175,23 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     t = before.round + 1
     judged = t % config.eval_every == 0 or t == config.rounds
     fed.start_round(t)
-    state, report = setup.method.round(fed, setup.method_config, before.state, t, key)
+    selection, cfg = _selection(setup), setup.method_config
+    if selection is not None:
+        cfg = selection.choose(before.state, t, key)
+    state, report = setup.method.round(fed, cfg, without_selection(before.state), t, key)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
-    best, row, scores, last = before.best, None, None, before.scores
+    best, row, scores, last, counts = before.best, None, None, before.scores, None
     if judged:
         now = judge_finite(setup, state, t)
         last = None if last is None else replace(now, weights=None)
         best = now if is_better(setup, now, best) else best
-        scores = now.val[setup.method.evaluate.view]
+        view = setup.method.evaluate.view
+        scores = now.val[view]
+        counts = now.server if view == "server" else now.personalised
         row = row_of(setup, now, report, time.monotonic() - began)
+    if selection is not None:
+        state = selection.observe(before.state, state, t, report, counts)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
         config,
@@ -184,7 +204,19 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     if stopped is not None and best is None:  # a limit before the first evaluation: judge now
         best = judge_finite(setup, state, t)
         row = row_of(setup, best, report, time.monotonic() - began)
-    return Snapshot(t, state, best, seconds, stopped, last), row
+    facts = checked_facts(report, len(fed.ids), t)
+    return Snapshot(t, state, best, seconds, stopped, last, facts), row
+
+
+def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:
+    """Return the facts by client, on the CPU; raise `TrainingError` where they are not (C,)."""
+    for name, fact in report.client_facts.items():
+        if fact.shape != (clients,):
+            raise TrainingError(
+                f"expected a value for each of {clients} clients as fact {name!r}, got shape "
+                f"{tuple(fact.shape)} in round {t}"
+            )
+    return {name: fact.cpu() for name, fact in report.client_facts.items()}
 
 
 def diverged(what: str, loss: float, t: int) -> TrainingError:
@@ -258,6 +290,7 @@ def _result(
         constant=task_in(setup).constant,
         metrics=task_in(setup).metrics,
         client_scores=scores_by_client(setup, best, uncut),
+        client_facts=snapshot.client_facts,
         judged_without=best.away,
         best_round=best.round,
         rounds=tuple(rows),

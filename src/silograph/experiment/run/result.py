@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.data_frame import frame_of
@@ -40,6 +42,7 @@ class Result:
         metrics: names of the scores that the task has.
         client_scores: test scores of each client at the best round, by metric and by the views
             that exist; None for a client without test nodes.
+        client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
         best_round: the round (from 1) that validation picked; the last one without validation
@@ -65,6 +68,7 @@ class Result:
     constant: str
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
+    client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
     best_round: int
     rounds: tuple[Row, ...]

@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from silograph.core.config import RunConfig, write_toml
-from silograph.core.errors import CheckpointError, ConfigError
+from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     CONFIG,
+    FACT,
     FORMAT,
     LEDGER,
     RESULT,
@@ -188,7 +189,14 @@ class ResultFolder:
         path = self.path / ROUNDS
         text = to_csv([row])
         if path.exists() and path.stat().st_size:
-            text = text.partition("\n")[2]
+            header, _, text = text.partition("\n")
+            with path.open(encoding="utf-8") as file:
+                known = file.readline().rstrip("\n")
+            if header != known:
+                raise TrainingError(
+                    f"expected the same facts in every round of a method, got columns {header} "
+                    f"after {known}"
+                )
         with path.open("a", newline="", encoding="utf-8") as file:
             file.write(text)
 
@@ -236,6 +244,7 @@ class ResultFolder:
         columns: dict[str, Sequence[Any]] = {"bytes": sizes.tolist(), "flops": flops.tolist()}
         for name, views in result.client_scores.items():
             columns |= {f"test_{view}_{name}": views.get(view, ()) for view in VIEWS}
+        columns |= {f"{FACT}{name}": t.tolist() for name, t in result.client_facts.items()}
         rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
         for name, values in columns.items():
             # Others have no value, or one client that trained on the uncut graph.

@@ -1,5 +1,6 @@
 """Judging a round: the counts that clients report, the scores, and which round is best."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.evaluation.evaluate import counts_here, counts_of, own_counts
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import FACT, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.graph.graph import Split
 from silograph.methods.base import RoundReport, ServerState
@@ -140,11 +141,16 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
             for name in columns_of(setup):
                 if part == "test" or METRICS[name].validation:
                     row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    facts: Row = {
+        f"{FACT}{name}": float(value) if math.isfinite(value) else None
+        for name, value in report.facts.items()
+    }
     return row | {
         "bytes": ledger.bytes,
         "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
         "flops": ledger.flops,
         "seconds": round(seconds, 3),
+        **facts,
     }
 
 

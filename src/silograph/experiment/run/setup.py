@@ -21,6 +21,7 @@ from silograph.experiment.resolve.neighbor_options import (
     of_method,
 )
 from silograph.experiment.resolve.plan import plan
+from silograph.experiment.resolve.selector_options import selector_of, without_selector
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.experiment.run.stopping import check_metric, with_metric
 from silograph.federation.base import Engine, Federation
@@ -136,7 +137,7 @@ def choose_method(config: RunConfig, given: Method | None = None) -> tuple[Metho
 
 def _options(config: RunConfig, method: Method) -> object:
     """Return the checked options of a method, once the rest of the config goes with it."""
-    own = of_method(config.options)
+    own = of_method(without_selector(config.options))
     options: object = checked(method.options, own, f"options of {method.name}")
     neighbors_of(with_model_options(config))
     optimizer = config.optimizer or method.needs.optimizer
@@ -208,6 +209,7 @@ def write_out(config: RunConfig, method: Method) -> WrittenOut:
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
+    selector_of(config, method)
     if config.local_bias and method.evaluate.view != "server":
         raise ConfigError(
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
@@ -251,6 +253,7 @@ def configure(
         schedule=given.schedule,
         keep_optimizer=config.keep_optimizer,
         participation=config.participation,
+        selector=config.selector,
         options=given.options,
         kernels=config.kernels,
         corrections=corrections,

@@ -7,7 +7,7 @@ there is no random state to save.
 import hashlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from torch import Tensor
 
@@ -40,6 +40,7 @@ class Snapshot:
         stopped: why the run is over, None while it goes on.
         scores: of the last round that was scored, from round 0 on, without its weights; None where
             nothing in the run decides by them (`scores_are_kept`).
+        client_facts: what the method reports of each client in this round, (C,).
     """
 
     round: int
@@ -48,6 +49,7 @@ class Snapshot:
     seconds: float
     stopped: str | None
     scores: Judged | None = None
+    client_facts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -141,6 +143,8 @@ def to_checkpoint(
     last = snapshot.scores
     if last is not None:
         groups |= {"scores/personalised": last.personalised, "scores/server": last.server}
+    if snapshot.client_facts:
+        groups["facts"] = snapshot.client_facts
     tensors: dict[str, Tensor] = {}
     for prefix, group in groups.items():
         tensors |= named(prefix, group or {})
@@ -208,7 +212,8 @@ def from_checkpoint(
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
     states = [state_from(_below(f"client/{number}", parts)) for number in blocks]
-    return Snapshot(checkpoint.round, state, best, seconds, stopped, scores), states
+    facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
+    return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts), states
 
 
 def _below(prefix: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

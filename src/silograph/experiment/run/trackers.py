@@ -81,7 +81,8 @@ class TensorBoard:
         """Write a round's values; `val_server_accuracy` becomes `val/server_accuracy`."""
         for name, value in values_of(row).items():
             part, _, rest = name.partition("_")
-            tag = f"{part}/{rest}" if part in ("val", "test", "train") else f"cost/{name}"
+            apart = part in ("val", "test", "train", "fact")
+            tag = f"{part}/{rest}" if apart else f"cost/{name}"
             self._writer.add_scalar(tag, value, int(row["round"] or 0))
         self._writer.flush()
 

@@ -9,7 +9,7 @@ import torch
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Payload, Stacked, join
 from silograph.core.work import Meter
-from silograph.federation.base import Reduce, WeightedMean
+from silograph.federation.base import Reduce, WeightedMean, fold_of
 from silograph.federation.check import check_fields
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
@@ -44,7 +44,8 @@ def read_answer(
     if envelope != sent:
         raise ProtocolError(f"expected a reply of {sent.op}, got one of {envelope.op}")
     check_fields(reply, 1, f"reply of {sent.op}", rows=rows)
-    weight = reply.get(reduce.by) if isinstance(reduce, WeightedMean) else None
+    mean = fold_of(reduce)
+    weight = reply.get(mean.by) if isinstance(mean, WeightedMean) else None
     if weight is not None and bool((weight.t < 0).any()):
         raise ProtocolError(f"expected a weight of at least 0 from {sent.op}, got less")
     form = tuple((name, type(f), f.t.dtype, *f.t.shape[1:]) for name, f in sorted(reply.items()))
@@ -67,7 +68,8 @@ def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Caus
 
 def _is_finite(reply: Payload, reduce: Reduce | None) -> bool:
     """Whether all numbers of a reply are; one without weight may hold anything."""
-    if isinstance(reduce, WeightedMean) and reduce.by in reply and not reply[reduce.by].t.any():
+    mean = fold_of(reduce)
+    if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
         return True
     return all(bool(f.t.isfinite().all()) for f in reply.values() if f.t.is_floating_point())
 

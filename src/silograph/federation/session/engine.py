@@ -25,8 +25,8 @@ from silograph.federation.account import Account
 from silograph.federation.base import AwayError, Op, Reduce, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
-from silograph.federation.fold import Fold
 from silograph.federation.frame import Envelope, encode
+from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
 from silograph.federation.session.answers import Answer, joined, read_answer, unusable
@@ -245,10 +245,10 @@ class Session:
         self._account.up(envelope, positions[places], up, [answer.meter for answer in answers])
         if reduce is None:
             return joined(answers, len(positions))
-        fold = Fold(reduce, compiled=self._compiled)
+        reduction = Reduction(reduce, len(self._ids), compiled=self._compiled)
         for answer in answers:
-            fold.add(answer.reply)
-        return fold.result()
+            reduction.add(answer.reply, positions[answer.place : answer.place + 1])
+        return reduction.result()
 
     def _hear(
         self,

@@ -6,14 +6,14 @@ one. All client code acts on blocks, so both run the same code.
 C: clients. n: rows of all clients together. F: features. S: halo slots. B: boundary rows.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.core.payload import offsets, owners, rows_of
+from silograph.core.payload import offsets, owners, rows_of, runs_at
 from silograph.graph.block.halo import Halo, Route, connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
@@ -34,6 +34,14 @@ class UsedRows:
     feature: Tensor
     off: Tensor
 
+    def take(self, row_off: Tensor, positions: Tensor) -> "UsedRows":
+        """Return those of the clients at `positions` (k,); `row_off` (C + 1,) of the block."""
+        return UsedRows(
+            self.csr.select_diagonal(row_off, self.off, positions),
+            runs_at(self.feature, self.off, positions),
+            offsets(self.off.diff()[positions]),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
@@ -42,10 +50,13 @@ class SparseRows:
     Attributes:
         csr: (n, F) with values.
         off: (C + 1,) rows of each client.
+        source: of features of some clients: those that they are a part of, and the positions (k,)
+            int64 of the clients there.
     """
 
     csr: CSR
     off: Tensor
+    source: "tuple[SparseRows, Tensor] | None" = None
 
     @cached_property
     def stacked(self) -> CSR:
@@ -60,6 +71,8 @@ class SparseRows:
 
         A weight that meets no feature gets no gradient from data.
         """
+        if self.source is not None:
+            return self.source[0].used.take(self.source[0].off, self.source[1])
         width, clients = self.csr.num_cols, len(self.off) - 1
         wide = owners(self.off)[self.csr.row] * width + self.csr.indices
         column, inverse = torch.unique(wide, return_inverse=True)
@@ -84,6 +97,8 @@ class ClientBlock:
         adj: (n, n) internal edges: both end points at the same client; symmetric, values 1.
         row_key: (n,) int64, the counter of every draw for a row.
         halo: the remote end points of cross-client edges.
+        source: of a block for calls to some clients: the block that it is a part of, and their
+            positions (k,) int64 there.
         memo: what others have worked out from the block alone and want to find again.
     """
 
@@ -95,6 +110,7 @@ class ClientBlock:
     adj: CSR
     row_key: Tensor
     halo: Halo
+    source: "tuple[ClientBlock, Tensor] | None" = None
     memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -122,14 +138,26 @@ class ClientBlock:
         return torch.bincount(self.client[mask], minlength=self.num_clients)
 
     def take(self, positions: Tensor) -> "ClientBlock":
-        """Return the block of the clients at `positions` (k,) int64, in that order."""
+        """Return the block of the clients at `positions` (k,) int64, in that order: a copy."""
+        part = self.called(positions)
+        x = SparseRows(part.x.csr.copied(), part.off) if isinstance(part.x, SparseRows) else part.x
+        halo = replace(part.halo, adj=part.halo.adj.copied())
+        return replace(part, x=x, adj=part.adj.copied(), halo=halo, source=None)
+
+    def called(self, positions: Tensor) -> "ClientBlock":
+        """Return the same block for calls to some of the clients, while this one stays in memory.
+
+        What was worked out for this block is used, not worked out again, and only what is read is
+        copied: so a call costs what its clients cost.
+        """
         rows = rows_of(self.off, positions)
         off = offsets(self.off.diff()[positions])
         x: Rows
         if isinstance(self.x, SparseRows):
-            x = SparseRows(self.x.csr.select_rows(rows), off)
+            csr = self.x.csr.select_runs(self.off, positions)
+            x = SparseRows(csr, off, source=(self.x, positions))
         else:
-            x = self.x[rows]
+            x = runs_at(self.x, self.off, positions)
         split = Split(self.split.train[rows], self.split.val[rows], self.split.test[rows])
         return ClientBlock(
             ids=tuple(self.ids[p] for p in positions.tolist()),
@@ -140,6 +168,7 @@ class ClientBlock:
             adj=self.adj.select_diagonal(self.off, self.off, positions),
             row_key=self.row_key[rows],
             halo=self.halo.take(positions, self.off),
+            source=(self, positions),
         )
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "ClientBlock":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silograph.core.payload import offsets, rows_of
+from silograph.core.payload import offsets, runs_at
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import row_keys
@@ -42,15 +42,14 @@ class Halo:
 
     def take(self, positions: Tensor, row_off: Tensor) -> "Halo":
         """Return the halo of the clients at `positions` (k,); `row_off` (C + 1,) of the block."""
-        chosen = rows_of(self.boundary_off, positions)
         boundary_off = offsets(self.boundary_off.diff()[positions])
         new_off = offsets(row_off.diff()[positions])
         shift = torch.repeat_interleave(new_off[:-1] - row_off[positions], boundary_off.diff())
         return Halo(
             off=offsets(self.off.diff()[positions]),
             adj=self.adj.select_diagonal(row_off, self.off, positions),
-            key=self.key[rows_of(self.off, positions)],
-            boundary=self.boundary[chosen] + shift,
+            key=runs_at(self.key, self.off, positions),
+            boundary=runs_at(self.boundary, self.boundary_off, positions) + shift,
             boundary_off=boundary_off,
         )
 

@@ -57,6 +57,14 @@ def _compiled(function: Function, compiler: type[Compiler]) -> Function:
     return cast(Function, made)
 
 
+class CalledArrays(NamedTuple):
+    """The clients that are called: C of those that rows and features are of."""
+
+    position: Array  # (C,) where rows and features have them
+    off: Array  # (C + 1,) rows of each in what is filled
+    used_off: Array  # (C + 1,) used rows of each in their weights
+
+
 class RowArrays(NamedTuple):
     """The rows of a block; columns and rows within a client are numbered from 0."""
 

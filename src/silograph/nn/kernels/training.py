@@ -7,6 +7,7 @@ import numpy as np
 from silograph.core.key import hash_text
 from silograph.nn.kernels.arrays import (
     Array,
+    CalledArrays,
     InputArrays,
     ModelShape,
     ParamArrays,
@@ -29,15 +30,14 @@ def scratch(
     rows: RowArrays,
     x: InputArrays,
     shape: ModelShape,
-    k0: int,
-    k1: int,
+    clients: Array,
     like: Array,
     flat: int,
     first: int,
 ) -> Scratch:
-    """Return memory for clients k0 to k1, in the dtype of `like`; P = `flat`, D = `first`."""
+    """Return memory for these clients, in the dtype of `like`; P = `flat`, D = `first`."""
     n, u, edges, sampled = 1, 1, 1, shape.fanout.shape[0] > 0
-    for k in range(k0, k1):
+    for k in clients:
         size = rows.off[k + 1] - rows.off[k]
         between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
         n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
@@ -142,6 +142,7 @@ def train_client(
 def train(
     k0: int,
     k1: int,
+    called: CalledArrays,
     rows: RowArrays,
     x: InputArrays,
     shape: ModelShape,
@@ -152,12 +153,15 @@ def train(
     logits: Array,
     work: Array,
 ) -> None:
-    """Train clients k0 to k1, then fill `logits` (n, K) with what their models say.
+    """Train the called clients k0 to k1, then fill `logits` (n, K) with what their models say.
+
+    C, n and U are those of the called clients.
 
     Args:
-        k0: first client.
+        k0: first of the called clients.
         k1: end.
-        rows: the block's rows.
+        called: where `rows` and `x` have them, which may have more; a position for each.
+        rows: rows of a block.
         x: its features.
         shape: model and schedule.
         steps: optimizer.
@@ -168,7 +172,7 @@ def train(
         work: (C, 2 L + 4) int64 counts, see `count`.
     """
     last, first = params.rows.shape[0] - 1, params.rows.shape[2]
-    s = scratch(rows, x, shape, k0, k1, params.flat, params.flat.shape[1], first)
+    s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
     kept = params.first_flat.shape[0] > 0
     used = 0 if kept else s.rows.shape[0]
     pulled = s.rows.shape[0] if steps.mu > 0 else 0
@@ -177,13 +181,14 @@ def train(
     fresh = np.empty((2, last + 1, used, first), params.rows.dtype)
     fresh_flat = np.empty((2, params.flat.shape[1]), params.rows.dtype)
     for k in range(k0, k1):
-        lo, hi = x.used_off[k], x.used_off[k + 1]
+        g = called.position[k]
+        lo, hi, used_lo = called.used_off[k], called.used_off[k + 1], x.used_off[g]
         w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
         if params.start.shape[0] > 0:
             for i in range(hi - lo):
                 for j in range(first):
-                    w.first[i, j] = params.start[0, x.used[lo + i], j]
-                    w.second[i, j] = params.start[last, x.used[lo + i], j]
+                    w.first[i, j] = params.start[0, x.used[used_lo + i], j]
+                    w.second[i, j] = params.start[last, x.used[used_lo + i], j]
         start = Weights(begun[0, : hi - lo], begun[last, : hi - lo], begun_flat)
         if steps.mu > 0:
             start.first[:] = w.first
@@ -196,19 +201,21 @@ def train(
         else:
             m1 = Weights(fresh[0, 0, : hi - lo], fresh[0, last, : hi - lo], fresh_flat[0])
             m2 = Weights(fresh[1, 0, : hi - lo], fresh[1, last, : hi - lo], fresh_flat[1])
-        if rows.train_off[k + 1] > rows.train_off[k]:
+        if rows.train_off[g + 1] > rows.train_off[g]:
             loss[k], params.steps[k] = train_client(
-                rows, x, shape, k, w, start, m1, m2, params.steps[k], steps, key, s, work[k]
+                rows, x, shape, g, w, start, m1, m2, params.steps[k], steps, key, s, work[k]
             )
-        whole(rows, k, s)
-        forward(rows, x, shape, k, False, x.col, w, key, False, s)
-        logits[rows.off[k] : rows.off[k + 1]] = s.out[: rows.off[k + 1] - rows.off[k]]
+        whole(rows, g, s)
+        forward(rows, x, shape, g, False, x.col, w, key, False, s)
+        lo, hi = called.off[k], called.off[k + 1]
+        logits[lo:hi] = s.out[: hi - lo]
 
 
 @kernel
 def predict(
     k0: int,
     k1: int,
+    called: CalledArrays,
     rows: RowArrays,
     x: InputArrays,
     x_col: Array,
@@ -216,12 +223,14 @@ def predict(
     w: Weights,
     logits: Array,
 ) -> None:
-    """Fill `logits` (n, K) for clients k0 to k1 with what one model says, first matrices (F, D).
+    """Fill `logits` (n, K) for the called clients k0 to k1 with what one model says.
 
-    `x_col` is the feature of every sparse entry.
+    Its first matrices are (F, D). `x_col` is the feature of every sparse entry.
     """
-    s = scratch(rows, x, shape, k0, k1, w.flat, 1, 1)
+    s = scratch(rows, x, shape, called.position[k0:k1], w.flat, 1, 1)
     for k in range(k0, k1):
-        whole(rows, k, s)
-        forward(rows, x, shape, k, False, x_col, w, np.uint64(0), False, s)
-        logits[rows.off[k] : rows.off[k + 1]] = s.out[: rows.off[k + 1] - rows.off[k]]
+        g = called.position[k]
+        whole(rows, g, s)
+        forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, s)
+        lo, hi = called.off[k], called.off[k + 1]
+        logits[lo:hi] = s.out[: hi - lo]

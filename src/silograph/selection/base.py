@@ -1,0 +1,77 @@
+"""What a selector is: which clients take part in a round, from what earlier rounds have shown.
+
+C: clients of the federation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from silograph.core.key import Key
+
+SelectorState = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class NoSelectorOptions:
+    """Options of a selector that has none of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoundFacts:
+    """What a round has shown of every client; all in the order of the federation's ids.
+
+    Attributes:
+        selected: (C,) bool, who was selected.
+        answered: (C,) bool, who trained; not the selected silos that were away.
+        nodes: (C,) int64 training nodes, 0 of who did not answer.
+        train_loss: (C,) float64 mean training loss, NaN of who did not answer or has no such node.
+        bytes: (C,) int64, of all messages of the round, evaluation included.
+        val_loss: (C,) float64 mean loss on validation nodes, NaN of who has none, of the view that
+            picks the round; None if the round was not evaluated.
+        val_accuracy: (C,) float64, likewise.
+    """
+
+    selected: Tensor
+    answered: Tensor
+    nodes: Tensor
+    train_loss: Tensor
+    bytes: Tensor
+    val_loss: Tensor | None
+    val_accuracy: Tensor | None
+
+
+Begin = Callable[[Sequence[str], Any], SelectorState]
+Draw = Callable[[Sequence[str], Any, SelectorState, int, Key], list[str]]
+Observe = Callable[[Any, SelectorState, int, RoundFacts], SelectorState]
+
+
+def nothing_kept(ids: Sequence[str], options: object) -> SelectorState:
+    """Return the state of a selector that remembers nothing."""
+    del ids, options
+    return {}
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A selector: three pure functions. Their state is tensors in the server's checkpoint.
+
+    Attributes:
+        name: what users call it.
+        title: one line for listings.
+        options: frozen dataclass of the selector's own options.
+        draw: from ids, options, state, number of the round (from 1) and a key: the ids of who takes
+            part, at least one, each once and in the order of the ids.
+        init: from ids and options: the state before round 1.
+        observe: from options, state, number and facts of a round that is over: the next state,
+            with tensors of its own. None: the selector learns nothing.
+    """
+
+    name: str
+    title: str
+    options: type
+    draw: Draw
+    init: Begin = nothing_kept
+    observe: Observe | None = None

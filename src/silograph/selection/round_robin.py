@@ -1,0 +1,54 @@
+"""Round-robin: clients take part in turn, so all have trained equally often.
+
+State: `next` () int64, the position of the client whose turn it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import STRICT
+from silograph.core.key import Key
+from silograph.selection.base import RoundFacts, Selector, SelectorState
+
+
+@dataclass(frozen=True, config=STRICT)
+class RoundRobinOptions:
+    """The help text is the documentation of the field."""
+
+    clients: Annotated[int, Field(ge=1)] = field(
+        default=1, metadata={"help": "clients in a round; all, if there are fewer"}
+    )
+
+
+def init(ids: Sequence[str], options: RoundRobinOptions) -> SelectorState:
+    """Begin with the first client."""
+    del ids, options
+    return {"next": torch.tensor(0)}
+
+
+def draw(
+    ids: Sequence[str], options: RoundRobinOptions, state: SelectorState, t: int, key: Key
+) -> list[str]:
+    """Return the clients whose turn it is."""
+    del t, key
+    number, first = min(options.clients, len(ids)), int(state["next"])
+    return [ids[p] for p in sorted((first + i) % len(ids) for i in range(number))]
+
+
+def observe(
+    options: RoundRobinOptions, state: SelectorState, t: int, facts: RoundFacts
+) -> SelectorState:
+    """Go on with the client after the last one; silos that were away have missed their turn."""
+    del t
+    clients = len(facts.selected)
+    return {"next": (state["next"] + min(options.clients, clients)) % clients}
+
+
+ROUND_ROBIN = Selector(
+    "round_robin", "clients in turn", RoundRobinOptions, draw, init=init, observe=observe
+)

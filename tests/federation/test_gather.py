@@ -1,0 +1,101 @@
+"""What is gathered is the replies side by side, on every engine and without who is away."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
+from silograph.federation.base import Gather, Sum, WeightedMean, fold_of
+from silograph.federation.gather import Reduction
+from silograph.federation.in_process import InProcess
+from silograph.graph.block.block import ClientBlock
+
+KEY = Key.of(0)
+
+
+def tell(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Reply with nodes, a draw and a row of draws."""
+    first = block.row_key[block.off[:-1]]
+    nodes = block.off.diff()
+    return state, {
+        "nodes": Stacked(nodes),
+        "loss": Stacked(key.uniform(first)[:, 0] + inbox["add"].t),
+        "weights/w": Stacked(key.uniform(first, 3)),
+    }
+
+
+REDUCES = [
+    Gather("loss"),
+    Gather("loss", "weights/w"),
+    Gather("loss", "nodes", fold=WeightedMean("nodes")),
+    Gather("weights/w", fold=Sum()),
+]
+
+
+@pytest.mark.parametrize("reduce", REDUCES, ids=str)
+@pytest.mark.parametrize("block_size", [1, 2, 5])
+@pytest.mark.parametrize("to", [None, [0, 3], [4]])
+@pytest.mark.parametrize("strict", [False, True])
+def test_gathering_is_putting_replies_side_by_side(
+    make_graph: Any, cut_block: Any, reduce: Gather, block_size: int, to: Any, strict: bool
+) -> None:
+    block, route = cut_block(make_graph(40), 5)
+    fed = InProcess(None, block, route, block_size, strict=strict)
+    names = None if to is None else [fed.ids[p] for p in to]
+    inbox = {"add": Shared(torch.tensor(1.0).double())}
+    call: dict[str, Any] = {"what": Kind.CONTROL, "key": KEY, "to": names}
+    plain = fed.call(tell, inbox, **call)
+    found = fed.call(tell, inbox, **call, reduce=reduce)
+    positions = list(range(5)) if to is None else to
+    for name in reduce.fields:
+        whole = found[f"by_client/{name}"].t
+        assert torch.equal(whole[positions], plain[name].t)
+        others = [c for c in range(5) if c not in positions]
+        assert not whole[others].any()
+    assert found["by_client/answered"].t.nonzero()[:, 0].tolist() == positions
+    folded = {} if reduce.fold is None else fed.call(tell, inbox, **call, reduce=reduce.fold)
+    assert {n for n in found if not n.startswith("by_client/")} == set(folded)
+    assert all(torch.equal(found[name].t, folded[name].t) for name in folded)
+    records = [(r.bytes.tolist(), r.direction) for r in fed.ledger.records]
+    assert records[:2] == records[2:4]
+
+
+def test_those_that_do_not_answer_are_zeros() -> None:
+    reduction = Reduction(Gather("a"), 4)
+    reduction.add({"a": Stacked(torch.tensor([5.0]))}, torch.tensor([1]))
+    reduction.add({"a": Stacked(torch.tensor([7.0]))}, torch.tensor([3]))
+    found = reduction.result()
+    assert found["by_client/a"].t.tolist() == [0, 5, 0, 7]
+    assert found["by_client/answered"].t.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("fields", [(), ("a", "a"), ("answered",)])
+def test_names_to_gather(fields: tuple[str, ...]) -> None:
+    with pytest.raises(ProtocolError, match="expected names of fields to gather"):
+        Gather(*fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "what"), [(None, "none"), (Ragged(torch.zeros(1), torch.tensor([0, 1])), "Ragged")]
+)
+def test_only_stacked_fields_are_gathered(field: Any, what: str) -> None:
+    reduction = Reduction(Gather("a"), 1)
+    with pytest.raises(
+        ProtocolError, match=f"Stacked field 'a' in a reply to gather it, got {what}"
+    ):
+        reduction.add({} if field is None else {"a": field}, torch.tensor([0]))
+
+
+def test_what_is_folded() -> None:
+    mean: Callable[[], WeightedMean] = lambda: WeightedMean("nodes")  # noqa: E731
+    assert fold_of(None) is None
+    assert fold_of(Gather("a")) is None
+    assert isinstance(fold_of(Gather("a", fold=mean())), WeightedMean)
+    assert isinstance(fold_of(Sum()), Sum)

@@ -1,0 +1,136 @@
+"""Calls to some clients: taken blocks and states that are written in place change no number."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Ragged, Stacked, State, offsets, put, take_all
+from silograph.federation.block_state import BlockState
+from silograph.federation.called_blocks import CalledBlocks
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.graph import Graph
+
+Cut = Callable[..., tuple[ClientBlock, object]]
+
+
+def fields() -> State:
+    """Four clients with a slice and a run of rows each."""
+    off = offsets(torch.tensor([2, 0, 3, 1]))
+    return {"slice": Stacked(torch.arange(8.0).view(4, 2)), "rows": Ragged(torch.arange(6.0), off)}
+
+
+def changed(part: State, by: float) -> State:
+    slices, rows = part["slice"], part["rows"]
+    assert isinstance(rows, Ragged)
+    return {"slice": Stacked(slices.t + by), "rows": Ragged(rows.t - by, rows.off)}
+
+
+def test_writing_in_place_is_putting() -> None:
+    state, expected = BlockState(fields()), dict(fields())
+    for number, at in enumerate([[0, 2], [1, 3], [0, 1, 2], [2]]):
+        positions = torch.tensor(at)
+        old = state.take(positions)
+        new = changed(old, number + 1)
+        state.put(old, new, positions)
+        expected = {name: put(expected[name], new[name], positions) for name in expected}
+    assert all(torch.equal(state.all[name].t, expected[name].t) for name in expected)
+
+
+def test_nobody_else_sees_what_is_written() -> None:
+    given, at = fields(), torch.tensor([0, 2])
+    saved = {name: f.t.clone() for name, f in given.items()}
+    state = BlockState(given)
+    old = state.take(at)
+    state.put(old, changed(old, 1), at)
+    assert all(torch.equal(given[name].t, saved[name]) for name in saved)
+    kept = state.for_others()
+    saved = {name: f.t.clone() for name, f in kept.items()}
+    old = state.take(at)
+    state.put(old, changed(old, 1), at)
+    assert all(torch.equal(kept[name].t, saved[name]) for name in saved)
+
+
+def test_a_tensor_under_two_names_is_not_written_to() -> None:
+    state, at = BlockState({"a": Stacked(torch.zeros(4))}), torch.tensor([1])
+    old = state.take(at)
+    state.put(old, {"a": Stacked(torch.ones(1))}, at)
+    whole = state.all
+    state.replace({**whole, "b": whole["a"]})
+    old = state.take(at)
+    state.put(old, {**old, "a": Stacked(torch.full((1,), 5.0))}, at)
+    assert state.all["a"].t.tolist() == [0, 5, 0, 0]
+    assert state.all["b"].t.tolist() == [0, 1, 0, 0]
+
+
+def test_a_field_that_did_not_change_keeps_its_memory() -> None:
+    state, at = BlockState(fields()), torch.tensor([1, 2])
+    before = state.all["rows"]
+    old = state.take(at)
+    state.put(old, {**old, "slice": Stacked(old["slice"].t + 1)}, at)
+    assert state.all["rows"] is before
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (Ragged(torch.zeros(1), torch.tensor([0, 1])), "keep the type of a state field"),
+        (Stacked(torch.zeros(1, 3)), r"state 'slice' of torch.float32 and shape \(2,\)"),
+        (Stacked(torch.zeros(1, 2).double()), "got torch.float64"),
+    ],
+)
+def test_fields_of_another_form_are_refused(new: Stacked | Ragged, message: str) -> None:
+    state, at = BlockState(fields()), torch.tensor([3])
+    old = state.take(at)
+    with pytest.raises(ProtocolError, match=message):
+        state.put(old, {"rows": changed(old, 1)["rows"], "slice": new}, at)
+    assert torch.equal(state.all["rows"].t, fields()["rows"].t)
+
+
+def test_rows_may_become_more() -> None:
+    state, at = BlockState(fields()), torch.tensor([1])
+    old = state.take(at)
+    more = Ragged(torch.tensor([7.0, 8.0]), torch.tensor([0, 2]))
+    state.put(old, {**old, "rows": more}, at)
+    assert state.all["rows"].t.tolist() == [0, 1, 7, 8, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("at", [[0, 3], [2], [0, 1, 2, 3]])
+def test_called_is_take(
+    make_graph: Callable[..., Graph],
+    cut_block: Cut,
+    sparse: bool,
+    at: list[int],
+) -> None:
+    block, _ = cut_block(make_graph(60, sparse=sparse), 4)
+    positions = torch.tensor(at)
+    one, other = block.called(positions), block.take(positions)
+    for a, b in ((one.adj, other.adj), (one.halo.adj, other.halo.adj)):
+        assert torch.equal(a.indptr, b.indptr)
+        assert torch.equal(a.indices, b.indices)
+    if isinstance(one.x, SparseRows) and isinstance(other.x, SparseRows):
+        mine, theirs = one.x.used, other.x.used
+        assert torch.equal(mine.feature, theirs.feature)
+        assert torch.equal(mine.off, theirs.off)
+        assert torch.equal(mine.csr.indices, theirs.csr.indices)
+        assert torch.equal(mine.csr.transposed.indices, theirs.csr.transposed.indices)
+    assert one.ids == other.ids
+    assert torch.equal(one.row_key, other.row_key)
+
+
+def test_blocks_are_kept_for_as_many_clients_as_there_are(
+    make_graph: Callable[..., Graph],
+    cut_block: Cut,
+) -> None:
+    block, _ = cut_block(make_graph(40), 4)
+    blocks = CalledBlocks(block)
+    first = blocks.take(torch.tensor([0, 1]))
+    second = blocks.take(torch.tensor([2, 3]))
+    assert blocks.take(torch.tensor([0, 1])) is first
+    blocks.take(torch.tensor([1]))  # five clients: the one that was used least recently goes
+    assert blocks.take(torch.tensor([0, 1])) is first
+    assert blocks.take(torch.tensor([2, 3])) is not second
+    assert blocks.take(torch.arange(4)) is block
+    assert take_all({}, torch.tensor([0])) == {}
