@@ -85,7 +85,10 @@ class FreeCourse(Course):
     def go_on(self, number: int, after: Steps) -> None:
         pass
 
-    def check_state(self, state: State, extent: Extent) -> None:
+    def break_off(self) -> None:
+        pass
+
+    def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:
         pass
 
 

@@ -1,5 +1,6 @@
 """What a server asks of a silo in a run called fedavg, beyond fedavg: nothing of it is done."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 from sessions import TOKEN
 from silograph.core.config import make_config, resolve_seeds
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, FrameError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
@@ -256,6 +257,107 @@ def test_a_round_is_kept_once_it_is_over(silo: Silo) -> None:
     server.train(server.weights())
     said = server.ask(Type.KEEP, facts_body({"round": 1, "committed": []}))
     assert reason(said) == "expected evaluate.judge_server (evaluation) before round 1 is over"
+
+
+def test_an_agreement_that_could_not_be_written_is_none(
+    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state" / "run"
+    server = Hostile(silo, state=folder)
+
+    def full(store: StateStore, facts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateStore, "agree", full)
+        assert reason(server.start(method="fedavg")).startswith("OSError at the silo")
+    assert reason(server.begin()) == "expected START before the first call, got none"
+    assert server.start(method="fedavg", hidden=4).type is Type.DONE  # nothing was agreed to
+    assert json.loads((folder / "agreed.json").read_text())["config"]["hidden"] == 4
+
+
+def test_states_without_an_agreement_are_not_gone_on_from(silo: Silo, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "run"
+    server = Hostile(silo, state=folder)
+    server.start(method="fedavg")
+    server.begin()
+    server.ask(Type.KEEP, facts_body({"round": 0, "committed": []}))
+    (folder / "agreed.json").unlink()
+    said = reason(Hostile(silo, state=folder).start(method="fedavg"))
+    assert said == (
+        "expected agreed.json beside the states in run, got none: delete that folder to begin the "
+        "run anew"
+    )
+
+
+def test_half_a_round_is_not_made_a_whole_one(silo: Silo) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    server.begin()
+    server.train(server.weights())
+    load = facts_body({"round": 1})
+    assert reason(server.ask(Type.LOAD, load)) == "expected the silo's state of round 1, got none"
+    assert server.ask(Type.LOAD, facts_body({"round": 0})).type is Type.DONE
+    assert server.train(server.weights()).type is Type.REPLY
+
+
+def test_a_call_that_fails_is_not_passed_over(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    server.begin()
+
+    def fails(*given: object, **named: object) -> None:
+        raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.methods.local_training.fit", fails)
+        assert reason(server.train(server.weights())) == "ValueError at the silo: its log says more"
+    line = "expected LOAD after a call of round 1 that has failed, got another"
+    assert reason(server.train(server.weights())) == line
+    assert reason(server.ask(Type.KEEP, facts_body({"round": 1, "committed": []}))) == line
+    assert server.ask(Type.LOAD, facts_body({"round": 0})).type is Type.DONE
+    assert server.train(server.weights()).type is Type.REPLY
+
+
+def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    assert server.ask(Type.END, facts_body({"reason": ""})).type is Type.DONE
+    with pytest.raises(FrameError, match="expected nothing after the end of the run"):
+        server.begin()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"threads": 50_000}, "expected threads of at most 256 at a silo, got 50000"),
+        ({"local_epochs": 2**62}, "expected local_epochs of at most 10000 at a silo"),
+        ({"layers": 10**5}, "expected layers of at most 1000 at a silo, got 100000"),
+        ({"model": "appnp", "hops": 10**7}, "expected hops of at most 1000 at a silo"),
+        ({"hidden": 10**8}, "expected a model of at most 268,435,456 weights at a silo"),
+        ({"device": "privateuseone"}, "expected device cpu or cuda of a server"),
+        ({"method": "label_guided", "local_epochs": 10**6}, "expected local_epochs of at most"),
+    ],
+)
+def test_no_config_holds_a_silo_up(silo: Silo, options: dict[str, Any], line: str) -> None:
+    server = Hostile(silo)
+    facts = server.facts(method=options.get("method", "fedavg"))
+    facts["config"] |= options
+    assert reason(server.ask(Type.START, facts_body(facts))).startswith(line)
+
+
+def test_rounds_far_away_are_not_walked_to(silo: Silo) -> None:
+    server = Hostile(silo)
+    server.start(method="fedavg", rounds=10**6, participation=0.5, eval_every=10**7)
+    server.begin()
+    assert reason(server.train(server.weights(), 10**6)) == (
+        "expected one of the next 1000 rounds after 0, got 1000000"
+    )
+
+
+def test_what_a_server_sends_does_not_fill_the_log(silo: Silo) -> None:
+    facts = {"config": {"x" * 100_000: 1}}
+    assert len(reason(Hostile(silo).ask(Type.START, facts_body(facts)))) <= 300
 
 
 def test_a_silo_shows_itself_once(silo: Silo) -> None:

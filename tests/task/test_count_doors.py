@@ -15,7 +15,7 @@ from silograph.task.counts import BINS, JudgedRows, histogram, tally
 
 pytest.importorskip("numba")
 
-TIERS = pytest.mark.parametrize("count_kernels", ["torch", "compiled"])
+TIERS = pytest.mark.parametrize("kernels", ["torch", "compiled"])
 NAN, INF = float("nan"), float("inf")
 
 

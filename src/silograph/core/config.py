@@ -179,7 +179,9 @@ class RunConfig:
             "Training",
         ),
     )
-    rounds: Count = field(default=100, metadata=option("number of rounds", "Training"))
+    rounds: Annotated[int, Field(ge=1, lt=2**31)] = field(
+        default=100, metadata=option("number of rounds", "Training")
+    )
     local_epochs: Count = field(
         default=1,
         metadata=option("passes of a client over its nodes in a round", "Training", tune=lin(1, 5)),

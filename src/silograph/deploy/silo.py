@@ -1,6 +1,7 @@
 """One silo of a real federation: its own data, a server to connect to, and nothing else."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ from silograph.methods.base import Method, MethodConfig
 
 NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
+# What a server may ask a silo for, so that no config can hold it up or fill its memory.
+MOST = {"threads": 256, "layers": 1000, "hops": 1000, "heads": 1000, "local_epochs": 10_000}
+MOST_WEIGHTS = 2**28
 PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
 
 
@@ -130,8 +134,11 @@ class OwnData:
         method = self.code.method(config.method, facts.get("code"))
         make = self.code.model(config.model, facts.get("code"))
         check_deployable(config, method)
+        check_size(config, self.silo)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
+        elif re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
+            raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
         given, schema = write_out(config, method), schema_of(self.silo.graph)
         dtype = DTYPES[config.dtype]
         written, method_config = configure(given, schema, make)
@@ -147,6 +154,21 @@ class OwnData:
         )
         block = block.to(given.device, dtype)
         return Prepared(method_config, block, given.device, Course(program), note)
+
+
+def check_size(config: RunConfig, silo: Silo) -> None:
+    """Raise `ConfigError` for a run that is larger than a silo does for a server."""
+    for name, most in MOST.items():
+        found = getattr(config, name)
+        if found is not None and found > most:
+            raise ConfigError(f"expected {name} of at most {most} at a silo, got {found}")
+    outputs = silo.num_classes
+    size = config.hidden * (silo.graph.num_features + (config.layers - 1) * config.hidden + outputs)
+    if size * (config.heads or 1) > MOST_WEIGHTS:
+        raise ConfigError(
+            f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "
+            "take a smaller hidden width, or fewer layers"
+        )
 
 
 def check_allowed(

@@ -241,5 +241,7 @@ def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
 def _tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
     """Return what `Task.tally` gives."""
     counts = task_of(labels).counts(outputs)
-    specs = {n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low) for n, c in counts.items()}
+    specs = {
+        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high) for n, c in counts.items()
+    }
     return MappingProxyType(specs)

@@ -27,7 +27,7 @@ from silograph.core.payload import Ragged, Stacked, State
 
 MAGIC = b"SGC1"
 HEAD = struct.Struct("<4sII")
-NAME = re.compile(r"(round|best)-\d{9}\.checkpoint")
+NAME = re.compile(r"(round|best)-(\d{9,})\.checkpoint")
 KEPT = 2
 
 
@@ -174,8 +174,9 @@ class CheckpointFolder:
     def _files(self, what: str) -> list[Path]:
         """Return the files of one sort, the latest first."""
         files = self.path.iterdir() if self.path.is_dir() else ()
-        found = ((f, NAME.fullmatch(f.name)) for f in files)
-        return sorted((f for f, m in found if m is not None and m[1] == what), reverse=True)
+        named = [(NAME.fullmatch(f.name), f) for f in files]
+        found = [(int(m[2]), f) for m, f in named if m is not None and m[1] == what]
+        return [f for _, f in sorted(found, reverse=True)]
 
     def latest(
         self, misfit: Callable[[Checkpoint], str | None] = lambda _: None

@@ -18,6 +18,7 @@ from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, FieldSpecs, check_against
 
 BLANK = -1  # the round before set-up, which is round 0: the state is empty
+MOST_PASSED = 1000  # rounds in a row without a call to a client: each is looked at
 MOST_TIMES = 8  # that a round is begun: the first, and those in which it is done again
 
 
@@ -178,7 +179,8 @@ class Course:
         self._program = program
         self._round = BLANK
         self._rest: Steps = ()
-        self._back = False  # at a state that it was brought back to
+        self._back = False  # brought back to a state: the others may have gone on meanwhile
+        self._broken = False  # a call of the round has failed
         self._begun: Counter[int] = Counter()
 
     def check_number(self, number: int) -> None:
@@ -191,17 +193,39 @@ class Course:
         The next one, or one after it, if the others have gone on without this client meanwhile.
         """
         self.check_number(number)
-        self._round, self._rest, self._back = number, (), True
+        self._round, self._rest, self._back, self._broken = number, (), True, False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no call of the round has to come any more."""
+        return not self._broken and can_end(self._rest)
+
+    def break_off(self) -> None:
+        """Take a call that was made as failed: only `go_to` leads on from here."""
+        self._broken = True
+
+    def _check_unbroken(self) -> None:
+        if self._broken:
+            raise ProtocolError(
+                f"expected LOAD after a call of round {self._round} that has failed, got another"
+            )
 
     def check_whole(self) -> None:
         """Raise `ProtocolError` where calls of the round are still to come."""
+        self._check_unbroken()
         if not can_end(self._rest):
             raise ProtocolError(f"expected {_names(self._rest)} before round {self._round} is over")
 
-    def check_state(self, state: State, extent: Extent) -> None:
-        """Raise `ProtocolError` unless a state is one that a round leaves behind."""
+    def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:
+        """Raise `ProtocolError` unless a state is one that a round leaves behind.
+
+        Args:
+            state: of the clients.
+            extent: of them.
+            own: whether this process has made it: then shapes are checked, no values.
+        """
         where = "the state of a round"
-        check_against(state, self._program.state, extent, where, finite=True)
+        check_against(state, self._program.state, extent, where, finite=not own, values=not own)
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         """Return the next call as the program has it, and what follows it; see `go_on`.
@@ -209,6 +233,7 @@ class Course:
         Raises:
             ProtocolError: the program has another one here.
         """
+        self._check_unbroken()
         rest = self._rest if number == self._round else self._entered(number)
         found = [(c, after) for c, after in possible(rest) if c.op is op and c.what == what]
         for call, after in found:
@@ -230,6 +255,10 @@ class Course:
         self.check_whole()
         if self._back:
             return steps
+        if number - self._round > MOST_PASSED:
+            raise ProtocolError(
+                f"expected one of the next {MOST_PASSED} rounds after {self._round}, got {number}"
+            )
         for between in range(self._round + 1, number):
             if not can_end(self._program.steps(between)):
                 raise ProtocolError(f"expected calls of round {between}, got one of {number}")

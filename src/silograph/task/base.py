@@ -25,11 +25,13 @@ class CountSpec:
         shape: of the tensor of one client.
         dtype: of its values.
         low: least value; None is any.
+        high: largest value; None is any.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     low: float | None = None
+    high: float | None = None
 
 
 class Task(Protocol):

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from silograph.graph.graph import MISSING, LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
-from silograph.task.counts import HITS, SCORE_SUMS, JudgedRows, tally
+from silograph.task.counts import CLIP, HITS, SCORE_SUMS, JudgedRows, tally
 from silograph.task.loss import node_loss
 from silograph.task.metric_table import LOSS
 from silograph.task.scores import PARTS, Part, Scores, client_accuracy, client_f1_micro, score
 
+MOST_SCORE = CLIP * 2.0**31  # of a sum: each score is clipped, and counts of nodes are int32
 CLASS_METRICS = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc", LOSS)
 
 
@@ -65,7 +66,12 @@ class LabelTask:
     def counts(self, outputs: int) -> Mapping[str, CountSpec]:
         """Return what `tally` gives of one client."""
         hits = CountSpec((outputs,), torch.int32, low=0)
-        specs = {name: CountSpec((outputs,), torch.float64) for name in SCORE_SUMS}
+        # Scores are clipped, so sums beyond these are lies, which would spoil everybody's scale.
+        ends = ((-MOST_SCORE, MOST_SCORE), (0.0, MOST_SCORE**2))
+        specs = {
+            name: CountSpec((outputs,), torch.float64, low=low, high=high)
+            for name, (low, high) in zip(SCORE_SUMS, ends, strict=True)
+        }
         for part in PARTS:
             specs[f"{part}.nodes"] = CountSpec((), torch.int32, low=0)
             specs[f"{part}.loss"] = CountSpec((), torch.float64)

@@ -21,7 +21,7 @@ from silograph.federation.check import run_op
 from silograph.federation.field_specs import extent_of
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, Hello, to_payload
-from silograph.federation.program import BLANK, Course
+from silograph.federation.program import BLANK, Call, Course, Steps
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.message import (
     CallBody,
@@ -138,6 +138,8 @@ class Responder:
             raise FrameError(
                 f"expected message {self._sequence + 1}, got {message.sequence}: repeated or lost"
             )
+        if self.ended is not None:
+            raise FrameError("expected nothing after the end of the run, got another message")
         self._sequence += 1
         self._doing = message.type.name.lower()
         try:
@@ -145,8 +147,9 @@ class Responder:
         except OpError as error:
             kind, body = self._failed(type(error.__cause__).__name__)
         except SilographError as error:
-            self._report(Event(What.DECLINED, self._name, self._round, reason=str(error)))
-            kind, body = Type.REFUSED, facts_body({"reason": str(error)})
+            reason = one_line(error)  # it may quote what the server has sent
+            self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
+            kind, body = Type.REFUSED, facts_body({"reason": reason})
         except Exception as error:
             kind, body = self._failed(type(error).__name__)
         return pack(Message(kind, self._token, message.sequence, body))
@@ -212,10 +215,11 @@ class Responder:
                 f"{_difference(known, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
-            self._prepared, self._facts = self._holder.prepare(facts), facts
-            self._extent = extent_of(self._prepared.block)
-            self._store.agree(facts)
-            self._report(Event(What.AGREED, self._name, note=self._prepared.note))
+            prepared = self._holder.prepare(facts)
+            extent = extent_of(prepared.block)
+            self._store.agree(facts)  # before anything here knows of the agreement
+            self._prepared, self._facts, self._extent = prepared, facts, extent
+            self._report(Event(What.AGREED, self._name, note=prepared.note))
         self._started = True
 
     def _ready(self, what: str) -> Prepared:
@@ -225,22 +229,23 @@ class Responder:
 
     def _keep(self, number: int, committed: Sequence[int]) -> None:
         """Write down the state after a round that is over."""
-        course = self._ready("KEEP").course
-        course.check_number(number)
+        at = self._ready("KEEP")
+        at.course.check_number(number)
         few = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
         if number < self._round or not few:
             raise ProtocolError(
                 f"expected a round from {self._round} on to keep, beside at most {MOST_COMMITTED} "
                 f"earlier ones, got {number} beside {len(committed)}"
             )
-        course.check_whole()
+        at.course.check_whole()
+        at.course.check_state(self._state, self._extent, own=True)
         self._store.keep(number, self._state, committed)
 
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
         at = self._ready("LOAD")
         at.course.check_number(number)
-        if number != self._round:  # else that is where it is: it saw the round to its end
+        if number != self._round or not at.course.is_whole:  # else that is where it is
             state = self._store.load(number)
             if number != BLANK:
                 at.course.check_state(state, self._extent)
@@ -251,6 +256,22 @@ class Responder:
 
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
+        agreed, after, op, envelope, arrived = self._agreed(at, call)
+        at.course.go_on(envelope.round, after)
+        try:
+            return self._run(at, call, agreed, op, envelope, arrived)
+        except Exception:
+            at.course.break_off()  # the server may not pass over what has failed
+            raise
+
+    def _agreed(
+        self, at: Prepared, call: CallBody
+    ) -> tuple[Call, Steps, Op, Envelope, dict[str, Field]]:
+        """Return the agreed call that a message makes, what follows it, and what it carries.
+
+        Raises:
+            ProtocolError: it is not the next one, or not as agreed.
+        """
         op = op_of(self._ops, call.op)
         self._doing = op.__name__
         envelope, arrived = decode(call.frame)
@@ -260,7 +281,18 @@ class Responder:
         if call.rows and not agreed.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
         agreed.check_inbox(arrived, self._extent)
-        at.course.go_on(envelope.round, after)
+        return agreed, after, op, envelope, arrived
+
+    def _run(
+        self,
+        at: Prepared,
+        call: CallBody,
+        agreed: Call,
+        op: Op,
+        envelope: Envelope,
+        arrived: dict[str, Field],
+    ) -> bytes:
+        """Run an op and return the body of the answer; the state is the new one then."""
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)
             self._round = envelope.round

@@ -55,6 +55,11 @@ class StateStore:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            if self._folder.rounds:
+                raise CheckpointError(
+                    f"expected {AGREED} beside the states in {self._folder.path.name}, got none: "
+                    "delete that folder to begin the run anew"
+                ) from None
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"expected what was agreed in {path}, got: {error}") from None
@@ -109,6 +114,8 @@ class StateStore:
             path = self._folder.path / file_name("round", number)
             if path.exists():
                 found = from_bytes(path.read_bytes())
+                if found.round != number:
+                    raise CheckpointError(f"expected the state of round {number}, got another")
                 if found.facts.get("data") != self._data:
                     raise CheckpointError("expected the silo's data as they were, got others")
                 return state_from(found.tensors)
