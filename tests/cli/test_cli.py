@@ -46,6 +46,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "share_variance": (["--share-variance", "0.5"], "share_variance = 0.5", 0.5),
     "drop_edges": (["--drop-edges", "0.25"], "drop_edges = 0.25", 0.25),
     "participation": (["--participation", "0.25"], "participation = 0.25", 0.25),
+    "selector": (["--selector", "round_robin"], 'selector = "round_robin"', "round_robin"),
     "model": (["--model", "sage"], 'model = "sage"', "sage"),
     "layers": (["--layers", "3"], "layers = 3", 3),
     "hidden": (["--hidden", "16"], "hidden = 16", 16),

@@ -298,8 +298,9 @@ def test_every_command_has_help(capsys: Capture, command: str) -> None:
 def test_own_code_in_a_demonstration(alone: Path, capsys: Capture) -> None:
     """Silos as processes of their own, which allow a file by its name."""
     Path("near.py").write_text(
-        "from dataclasses import replace\nfrom silograph.methods import FEDAVG, Proximal\n"
-        "NEAR = replace(FEDAVG, name='near', corrections=lambda options: (Proximal(0.5),))\n"
+        "from dataclasses import replace\nfrom silograph.methods import FEDAVG, Needs, Proximal\n"
+        "PULLED = Needs(corrections=lambda options: (Proximal(0.5),))\n"
+        "NEAR = replace(FEDAVG, name='near', needs=PULLED)\n"
     )
     words = ["--rounds", "2", "--hidden", "4", "--partition", "random", "--clients", "2"]
     text = printed(capsys, "demo-federation", "g.npz", "--method", "near.py:NEAR", *words)

@@ -146,7 +146,7 @@ def test_a_model_for_another_task_is_refused(make_graph: MakeGraph) -> None:
     graph = with_values(make_graph())
     setup = prepare(resolve_seeds(RunConfig(clients=1, method="fedavg")), graph)
     block: Any = setup.federation
-    block = block._blocks[0]
+    block = block._blocks[0].all
     with pytest.raises(ProtocolError, match="expected 1 bits as labels"):
         check_labels(Model("gcn", 7, 4, 1, 2, 0.0, "multilabel"), block)
     with pytest.raises(ProtocolError, match="expected 2 numbers as labels"):

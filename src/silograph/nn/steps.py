@@ -13,6 +13,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, State, offsets, put, state_of, take_all
 from silograph.core.work import report_each, report_rows, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.graph.csr import CSR
 from silograph.nn.conv import Params
 from silograph.nn.mini_batches import BatchPlan, batch_plan, sampled_pass, shuffled
 from silograph.nn.model import Pass, forward_pass, stages, whole_pass
@@ -225,7 +226,8 @@ class Trainer:
             return x
         assert isinstance(x, SparseRows)  # see `rows_for`
         used = max(len(live.weights[name]) for name in live.off)
-        return replace(x, csr=replace(x.csr, num_cols=used))
+        csr = CSR(x.csr.indptr, x.csr.indices, x.csr.values, used)
+        return replace(x, csr=csr)
 
     def _live(self, begun: InTraining) -> _Live:
         weights = {name: f.t for name, f in begun.held.items()}

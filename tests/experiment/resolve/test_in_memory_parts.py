@@ -174,7 +174,7 @@ def test_settings_of_a_value_are_searched(make_graph: MakeGraph) -> None:
         ({"options": {"local": 3}}, "expected options of local as a dict, got 3"),
         ({"options": {"local": {3: 4}}}, "options.[key]: expected a finite number, a bool or"),
         ({"baseline": 3}, "unknown baseline 3; choices: local"),
-        ({"metric": None}, "unknown metric None"),
+        ({"metric": 3}, "unknown metric 3"),
         ({"trackers": []}, "unknown key in options 'trackers'"),
     ],
 )
