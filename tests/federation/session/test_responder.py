@@ -214,6 +214,15 @@ def test_states_are_on_the_disk_once_kept(
     assert counted(again, call(3, t=3)) == 3
 
 
+def test_a_file_of_another_round_is_no_state(tmp_path: Any) -> None:
+    store = StateStore(tmp_path / "run")
+    store.keep(0, {"a": Stacked(torch.zeros(1))})
+    kept = tmp_path / "run" / "round-000000000.checkpoint"
+    kept.rename(kept.with_name("round-000000001.checkpoint"))
+    with pytest.raises(CheckpointError, match="expected the state of round 1, got another"):
+        StateStore(tmp_path / "run").load(1)
+
+
 def test_rounds_that_the_server_may_go_on_from_stay(tmp_path: Any) -> None:
     store = StateStore(tmp_path / "run")
     for t in range(9):
