@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
 from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent
 from silograph.experiment.run.setup import Setup, prepare
@@ -55,7 +55,7 @@ from silograph.federation.session.message import (
 from silograph.federation.session.names import own_ops
 from silograph.federation.session.responder import Responder
 from silograph.graph.graph import Graph
-from silograph.methods import METHODS
+from silograph.methods import FEDAVG, METHODS, AllSilos
 
 DEPLOYED = [name for name, m in METHODS.items() if m.setting.at_server is None]
 CASES: list[dict[str, Any]] = [
@@ -163,6 +163,22 @@ def test_numbers_are_predicted_by_the_program(
             message = unpack(data)
             again = pack(Message(message.type, TOKEN, number, message.body))
             assert refused(answer(worker, again)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "names"),
+    [
+        ({}, FEDAVG, ()),
+        ({"collect": 0.5}, FEDAVG, ("collect",)),
+        ({"method": "bns"}, METHODS["bns"], ("bns",)),
+        ({}, replace(FEDAVG, evaluate=AllSilos()), ("fedavg",)),  # its scores take sums of rows
+    ],
+)
+def test_what_sends_rows_has_to_be_allowed(
+    make_graph: Callable[..., Graph], options: dict[str, Any], method: Any, names: tuple[str, ...]
+) -> None:
+    setup = setup_of(make_graph(60), **{"method": "fedavg", **options})
+    assert beyond_weights(setup.config, method, setup.method_config) == names
 
 
 def calls(asked: list[bytes]) -> list[bytes]:

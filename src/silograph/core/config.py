@@ -6,18 +6,16 @@ A field `local_epochs` is the keyword `local_epochs`, the TOML key `local_epochs
 """
 
 import dataclasses
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
 
+from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, choice, lin, log
 from silograph.core.ranges import Scalar as Scalar
@@ -27,23 +25,6 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
 Count = Annotated[int, Field(ge=1, lt=MOST)]
-UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def parse_bytes(value: Any) -> Any:
-    """Return the bytes that a text such as `10MB` says; what is no text is left as it is.
-
-    >>> parse_bytes("10MB"), parse_bytes("1.5 kB"), parse_bytes(7)
-    (10000000, 1500, 7)
-    """
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(B|kB|MB|GB|)", value.strip())
-    if found is None:
-        raise PydanticCustomError(
-            "bytes", "expected a number of bytes, or of kB, MB or GB such as 10MB"
-        )
-    return int(Decimal(found[1]) * UNITS[found[2]])  # decimal, so that 0.3 kB is 300
 
 
 def option(help: str, group: str, *, off: str = "", tune: Range | None = None) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def beyond_weights(
     """Return what a silo must allow by name: whatever sends rows of single nodes."""
     calls, key, names = method.calls, training_key(config), []
     assert calls is not None  # it has a program
-    steps = calls.setup(method_config, key), calls.round(method_config, 1, key)
+    scored = _scoring_steps(method, method_config, 1, key)
+    steps = calls.setup(method_config, key), calls.round(method_config, 1, key), scored
     if any(call.rows for call in calls_of(steps)):
         names.append(config.method)
     if config.collect:

@@ -8,6 +8,7 @@ and tells the server one line where it refuses; the rest is for its own log.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from silograph.core.payload import Field, State, moved, state_of
 from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
-from silograph.federation.field_specs import extent_of
+from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, Hello, to_payload
 from silograph.federation.program import BLANK, Call, Course, Steps
@@ -62,6 +63,11 @@ class Prepared:
     device: torch.device
     course: Course
     note: str = ""
+
+    @cached_property
+    def extent(self) -> Extent:
+        """What the rows of messages and states are measured by."""
+        return extent_of(self.block)
 
 
 class Holder(Protocol):
@@ -216,9 +222,8 @@ class Responder:
             )
         if self._prepared is None:
             prepared = self._holder.prepare(facts)
-            extent = extent_of(prepared.block)
             self._store.agree(facts)  # before anything here knows of the agreement
-            self._prepared, self._facts, self._extent = prepared, facts, extent
+            self._prepared, self._facts = prepared, facts
             self._report(Event(What.AGREED, self._name, note=prepared.note))
         self._started = True
 
@@ -238,7 +243,7 @@ class Responder:
                 f"earlier ones, got {number} beside {len(committed)}"
             )
         at.course.check_whole()
-        at.course.check_state(self._state, self._extent, own=True)
+        at.course.check_state(self._state, at.extent, own=True)
         self._store.keep(number, self._state, committed)
 
     def _load(self, number: int) -> None:
@@ -248,7 +253,7 @@ class Responder:
         if number != self._round or not at.course.is_whole:  # else that is where it is
             state = self._store.load(number)
             if number != BLANK:
-                at.course.check_state(state, self._extent)
+                at.course.check_state(state, at.extent)
             self._state = state_of({name: moved(f, at.device) for name, f in state.items()})
             self._round = number
         at.course.go_to(number)
@@ -280,7 +285,7 @@ class Responder:
         agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
-        agreed.check_inbox(arrived, self._extent)
+        agreed.check_inbox(arrived, at.extent)
         return agreed, after, op, envelope, arrived
 
     def _run(
@@ -314,7 +319,7 @@ class Responder:
                 number=self._round,
                 private=True,
             )
-        agreed.check_reply(arrived, reply, self._extent, own=True)
+        agreed.check_reply(arrived, reply, at.extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = check_size(reply_body(envelope.kind, meter, frame))
