@@ -388,7 +388,7 @@ def test_a_regression_is_compared_tuned_and_shown(make_graph: MakeGraph, tmp_pat
     assert found.metric.name == "rmse"
     result = go(graph, rounds=2, out=str(tmp_path / "x"))
     page = (tmp_path / "x" / "report.html").read_text(encoding="utf-8")
-    for text in ("test RMSE, server", "mean target", "Test RMSE of each client", "1 targets"):
+    for text in ("test RMSE, server", "mean target", "Test RMSE of each client", ", 1 target."):
         assert text in page
     assert "Mix of labels" not in page
     header = (tmp_path / "x" / "clients.csv").read_text(encoding="utf-8").splitlines()[0]

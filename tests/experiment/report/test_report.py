@@ -507,6 +507,21 @@ def test_what_is_no_run_is_one_line(done: Result, out: Path, kind: str) -> None:
     assert not (out.parent / "new.html").exists()
 
 
+def test_scores_of_two_metrics_are_not_put_into_one_column(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    folders = [str(tmp_path / name) for name in ("by_accuracy", "by_f1")]
+    for metric, folder in zip(("accuracy", "f1_macro"), folders, strict=True):
+        go(make_graph(), rounds=1, metric=metric, out=folder)
+    with pytest.raises(ConfigError) as caught:
+        write_comparison(folders, tmp_path / "c.html")
+    assert str(caught.value) == (
+        f"expected runs of one metric, got accuracy in {folders[0]} and f1_macro in {folders[1]}: "
+        "report runs of one task and one --metric together"
+    )
+    assert not (tmp_path / "c.html").exists()
+
+
 def test_nothing_else_is_overwritten(done: Result, out: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine")
     for path in (tmp_path / "mine.html", tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from silograph.core.errors import ConfigError
-from silograph.experiment.report.reading import read_run
+from silograph.experiment.report.reading import RunRecord, read_run
 from silograph.experiment.result_files import REPORT, RESULT, write_atomic
 
 LOG = logging.getLogger("silograph")
@@ -42,14 +42,29 @@ def write_comparison(
 
     Raises:
         DataError: there is no run in one of the folders, or a file of it is damaged.
-        ConfigError: no folder is given, or `out` is there already and is no report.
+        ConfigError: no folder is given, runs differ in their metric, or `out` is there already and
+            is no report.
     """
     from silograph.experiment.report.several_runs import comparison_page
 
     if not folders:
         raise ConfigError("expected at least one result folder, got none")
     check_out(Path(out))
-    return _written(Path(out), comparison_page([read_run(folder) for folder in folders]))
+    runs = [read_run(folder) for folder in folders]
+    check_metrics(runs)
+    return _written(Path(out), comparison_page(runs))
+
+
+def check_metrics(runs: Sequence[RunRecord]) -> None:
+    """Raise `ConfigError` for runs whose scores cannot stand in one column."""
+    first = runs[0]
+    for run in runs:
+        if run.metric != first.metric:
+            raise ConfigError(
+                f"expected runs of one metric, got {first.metric.name} in {first.path} and "
+                f"{run.metric.name} in {run.path}: report runs of one task and one --metric "
+                "together"
+            )
 
 
 def _written(path: Path, page: str) -> Path:

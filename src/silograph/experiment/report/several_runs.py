@@ -44,7 +44,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             graphs=len({run.about["same"]["graph"] for run in runs}),
             judges=sorted({run.judge for run in runs}),
             multilabel=any(run.about["model"]["task"] == "multilabel" for run in runs),
-            metric=title_of(runs),
+            metric=runs[0].metric.title,
             means=means_of(run.heard for run in runs),
             views=VIEWS,
             figures=figures,
@@ -96,7 +96,7 @@ def learning(
         made = curves(key, lines, axes)
         return None if made is None else made | {"title": title, "says": says}
 
-    view, title = "of the view that chooses the run's round", title_of(runs)
+    view, title = "of the view that chooses the run's round", runs[0].metric.title
     found = [
         figure(
             "val",
@@ -118,11 +118,6 @@ def learning(
         ),
     ]
     return [made for made in found if made is not None]
-
-
-def title_of(runs: Sequence[RunRecord]) -> str:
-    """Return what the metrics of runs are called together."""
-    return ", ".join(dict.fromkeys(run.metric.title for run in runs))
 
 
 def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
