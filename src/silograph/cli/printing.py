@@ -74,6 +74,8 @@ def print_result(result: Result) -> None:
         f"({'by validation' if chosen else 'the last one: no validation nodes'}), "
         f"{result.seconds:.1f} s, peak memory {result.peak_memory_bytes / 1e6:,.0f} MB"
     )
+    if result.advice is not None:
+        console.print(f"note: {result.advice}")
     if result.result_dir is not None:
         console.print(f"written to {result.result_dir}", soft_wrap=True)
 

@@ -15,6 +15,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
 from silograph.exchange.collect import collect
+from silograph.experiment.advice import advice_of
 from silograph.experiment.report import add_report
 from silograph.experiment.resolve.run_program import scores_are_kept, training_key
 from silograph.experiment.resolve.selector_options import draws_at_the_server, selector_of
@@ -30,6 +31,7 @@ from silograph.experiment.run.round_scores import (
     judge,
     progress_of,
     row_of,
+    run_metric,
     scores_by_client,
     task_in,
     uncut_counts,
@@ -295,6 +297,14 @@ def _result(
         best_round=best.round,
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {config.rounds} rounds",
+        advice=advice_of(
+            rows,
+            setup.method.evaluate.view,
+            run_metric(setup),
+            best.round,
+            rounds=config.rounds,
+            patience=config.patience,
+        ),
         model=model,
         local_bias=bias,
         ledger=ledger,

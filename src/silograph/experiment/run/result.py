@@ -49,6 +49,7 @@ class Result:
             nodes.
         rounds: one row for each judged round; bytes and flops are totals so far.
         stopped: why the run ended.
+        advice: what the course of the scores says about the number of rounds; None is nothing.
         model: the server's model at the best round; None where the server has none.
         local_bias: mean distance of logits to those of a centralized model from the same initial
             weights after as many epochs; None unless the config asked for it.
@@ -73,6 +74,7 @@ class Result:
     best_round: int
     rounds: tuple[Row, ...]
     stopped: str
+    advice: str | None
     model: TrainedModel | None
     local_bias: float | None
     ledger: Ledger
@@ -85,7 +87,8 @@ class Result:
     def __repr__(self) -> str:
         """Return method, dataset and scores; the fields hold thousands of numbers."""
         about = f"{self.config.method} on {self.config.dataset}, best round {self.best_round}"
-        return f"Result({about})\n{self.summary()}"
+        note = "" if self.advice is None else f"\nnote: {self.advice}"
+        return f"Result({about})\n{self.summary()}{note}"
 
     @property
     def bytes(self) -> int:
@@ -134,6 +137,7 @@ class Result:
             "judged_without": list(self.judged_without),
             "best_round": self.best_round,
             "stopped": self.stopped,
+            "advice": self.advice,
             "bytes": {"total": self.bytes, "by_kind": self.ledger.bytes_by_kind},
             "flops": self.flops,
             "seconds": round(self.seconds, 3),
