@@ -114,7 +114,7 @@ def test_the_table_of_a_run(capsys: Capture) -> None:
         assert " ".join([view, *cells]) in [" ".join(line.split()) for line in text.splitlines()]
     assert f"best round {result['best_round']} of 2 (by validation)" in text
     assert "written to x\n" in text
-    assert f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB\n" in text
+    assert f"peak memory {size_text(result['peak_memory_bytes'])}\n" in text
     sizes = [f"{n} {size_text(s)}" for n, s in result["bytes"]["by_kind"].items()]
     assert f"({', '.join(sizes)})" in " ".join(text.split())
     text = printed(capsys, "run", "g.npz", *QUICK, "--out", "y", "--split", "0.5/0/0.5")

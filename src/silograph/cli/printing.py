@@ -72,7 +72,7 @@ def print_result(result: Result) -> None:
     console.print(
         f"best round {result.best_round} of {config.rounds} "
         f"({'by validation' if chosen else 'the last one: no validation nodes'}), "
-        f"{result.seconds:.1f} s, peak memory {result.peak_memory_bytes / 1e6:,.0f} MB"
+        f"{result.seconds:.1f} s, peak memory {size_text(result.peak_memory_bytes)}"
     )
     if result.advice is not None:
         console.print(f"note: {result.advice}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from silograph.graph.graph import LabelForm, Schema
 from silograph.task.counts import JudgedRows
-from silograph.task.scores import Part, Scores
+from silograph.task.scores import ClassScores, Part, Scores
 
 ClientValues = tuple[float | None, ...]  # of each client, None where it has no judged node
 
@@ -105,6 +105,9 @@ class Task(Protocol):
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself, for the metrics of `by_client`."""
+
+    def class_scores(self, counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
+        """Return the scores of each class or label bit, none where there are no classes."""
 
     def decide(self, logits: Tensor) -> Tensor:
         """Return what logits (n, K) predict, in the form of labels; on the CPU."""

@@ -14,7 +14,16 @@ from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import CLIP, HITS, SCORE_SUMS, JudgedRows, tally
 from silograph.task.loss import node_loss
 from silograph.task.metric_table import LOSS
-from silograph.task.scores import PARTS, Part, Scores, client_accuracy, client_f1_micro, score
+from silograph.task.scores import (
+    PARTS,
+    ClassScores,
+    Part,
+    Scores,
+    class_scores,
+    client_accuracy,
+    client_f1_micro,
+    score,
+)
 
 MOST_SCORE = CLIP * 2.0**31  # of a sum: each score is clipped, and counts of nodes are int32
 CLASS_METRICS = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc", LOSS)
@@ -88,6 +97,10 @@ class LabelTask:
         if "f1_micro" in self.by_client:
             found["f1_micro"] = client_f1_micro(counts, part)
         return found
+
+    def class_scores(self, counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
+        """Return the scores of each class or label bit."""
+        return class_scores(counts, part)
 
     def decide(self, logits: Tensor) -> Tensor:
         """Return (n,) int64 classes, or (n, K) int64 bits."""

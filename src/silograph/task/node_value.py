@@ -15,7 +15,7 @@ from silograph.graph.graph import LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import JudgedRows
 from silograph.task.metric_table import LOSS
-from silograph.task.scores import PARTS, Part, Scores
+from silograph.task.scores import PARTS, ClassScores, Part, Scores
 
 SUMS = ("square", "absolute")
 
@@ -106,6 +106,11 @@ class ValueTask:
             ),
             "mae": tuple(a / n if n else None for a, n in zip(absolute, known, strict=True)),
         }
+
+    def class_scores(self, counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
+        """There are no classes."""
+        del counts, part
+        return ()
 
     def decide(self, logits: Tensor) -> Tensor:
         """Return the predicted numbers, (n,) where a node has one target, else (n, K)."""

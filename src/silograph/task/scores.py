@@ -82,6 +82,23 @@ class Views:
     personalised: Scores | None
 
 
+@dataclass(frozen=True)
+class ClassScores:
+    """How good a model is at one class or label bit, over all clients; None where nothing says it.
+
+    Attributes:
+        nodes: nodes that have the class.
+        precision: share of the predictions of the class that are right.
+        recall: share of these nodes that are found.
+        f1: harmonic mean of both.
+    """
+
+    nodes: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
 Part = Literal["val", "test"]
 PARTS: tuple[Part, ...] = ("val", "test")
 
@@ -122,6 +139,24 @@ def client_f1_micro(counts: Mapping[str, Tensor], part: Part) -> tuple[float | N
     tp, fp, fn = (counts[f"{part}.{name}"].long().sum(1) for name in ("tp", "fp", "fn"))
     pairs = zip((2 * tp).tolist(), (2 * tp + fp + fn).tolist(), strict=True)
     return tuple(hits / number if number else None for hits, number in pairs)
+
+
+def class_scores(counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
+    """Return the scores of each of K classes or label bits, from the counts of all clients."""
+    tp, fp, fn = (counts[f"{part}.{name}"].long().sum(0).tolist() for name in ("tp", "fp", "fn"))
+
+    def share(hits: int, number: int) -> float | None:
+        return hits / number if number else None
+
+    return tuple(
+        ClassScores(
+            right + missed,
+            share(right, right + wrong),
+            share(right, right + missed),
+            share(2 * right, 2 * right + wrong + missed),
+        )
+        for right, wrong, missed in zip(tp, fp, fn, strict=True)
+    )
 
 
 def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores | None:

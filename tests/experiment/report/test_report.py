@@ -32,6 +32,7 @@ from silograph.task.scores import Views
 
 NAMES = {"accuracy": "accuracy", "client mean": "accuracy_client_mean", "AUC": "auc"}
 FIGURES = ["Accuracy", "Loss", "Bytes by kind", "Test accuracy of each client"]
+REST = ["recall", "F1"]
 CUT = ["Sizes", "Mix of labels", "Edges between clients"]
 
 
@@ -581,3 +582,23 @@ def test_quantiles_are_numpys(share: float) -> None:
     for size in (1, 2, 7, 10):
         values = np.random.default_rng(size).random(size).tolist()
         assert quantile(values, share) == pytest.approx(float(np.quantile(values, share)))
+
+
+def test_scores_of_each_class_are_in_the_result_and_on_the_page(done: Result, out: Path) -> None:
+    page, rows = read_page(out / "report.html"), result_of(out)["by_class"]
+    assert [row["class"] for row in rows] == list(done.class_scores)
+    table = next(t for t in page.tables if t[0] == ["class", "test nodes", "precision", *REST])
+    f1 = [row["f1"] for row in rows if row["f1"] is not None]
+    assert sum(f1) / len(f1) == pytest.approx(done.test.server.f1_macro)  # type: ignore[union-attr]
+    for row, shown in zip(rows, table[1:], strict=True):
+        scores = [row[name] for name in ("precision", "recall", "f1")]
+        cells = ["-" if v is None else f"{v:.4f}" for v in scores]
+        assert shown == [row["class"], str(row["nodes"]), *cells]
+
+
+@pytest.mark.parametrize(("clients", "told"), [(3, False), (20, True)])
+def test_the_worst_tenth_needs_clients_enough(
+    make_graph: MakeGraph, out: Path, clients: int, told: bool
+) -> None:
+    go(make_graph(), out=str(out), rounds=1, clients=clients, partition="random")
+    assert ("the worst tenth is at" in read_page(out / "report.html").text) is told

@@ -103,7 +103,8 @@ def test_live_progress_is_one_line_of_the_terminal(
         assert "\n" not in frame
         assert len(frame) <= columns
     for frame in frames[1:]:
-        assert re.fullmatch(rf"round +\d+/1000 [━╸╺ ]{{10}} (\d+ s left)? {METRIC}", frame)
+        assert len(frame) > columns - 5  # the bar takes what is left
+        assert re.fullmatch(rf"round +\d+/1000 [━╸╺ ]+ (\d+ s left)? {METRIC}", frame)
     assert frames[-1].startswith("round 1000/1000 ")
     assert " 0 s left " in frames[-1]
     assert any(re.search(r" [12]\d{3} s left ", frame) for frame in frames)

@@ -89,12 +89,17 @@ def check_out(path: Path) -> None:
         )
 
 
+def _older(one: Path, other: Path) -> bool:
+    return one.stat().st_mtime_ns < other.stat().st_mtime_ns
+
+
 def add_report(folder: Path) -> None:
-    """Write the page of a run that is over, unless it is there; a full disk is but a warning."""
+    """Write the page of a run that has ended, unless it is there; a full disk is but a warning."""
     report, result = folder / REPORT, folder / RESULT
     try:
         # A page from before the end is older than the result.
-        if not report.exists() or report.stat().st_mtime_ns < result.stat().st_mtime_ns:
+        over = result.exists()
+        if not over or not report.exists() or _older(report, result):
             write_report(folder)
     except OSError as error:
         LOG.warning("no report.html: %s; later: silograph report %s", error.strerror, folder)

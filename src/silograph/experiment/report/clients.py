@@ -8,6 +8,8 @@ from silograph.experiment.report.figures import Scale, path_of, quantile, spread
 from silograph.experiment.report.reading import VIEWS, RunRecord
 from silograph.task.metric_table import Metric
 
+TENTH = 20  # clients from which on the worst tenth is told
+
 
 def client_figure(run: RunRecord) -> dict[str, Any] | None:
     """Return the score of every client; None before the end, or without test nodes."""
@@ -29,7 +31,8 @@ def client_figure(run: RunRecord) -> dict[str, Any] | None:
         "views": list(values),
         "metric": metric,
         "median": quantile(known, 0.5),
-        "low": quantile(known, 0.1 if metric.higher else 0.9),
+        # A tenth of fewer clients is one of them, or less.
+        "low": quantile(known, 0.1 if metric.higher else 0.9) if len(known) >= TENTH else None,
         "least": known[low],
         "least_name": names[low],
         "judged": len(known),

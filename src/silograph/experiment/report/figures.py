@@ -17,11 +17,13 @@ Values = Sequence[float | None]
 
 
 def size_text(size: int) -> str:
-    """Return bytes as a text; kB are 10^3 bytes, MB 10^6 bytes.
+    """Return bytes as a text; kB are 10^3 bytes, MB 10^6 and GB 10^9.
 
-    >>> size_text(158_973_440), size_text(13_200), size_text(440)
-    ('158.97 MB', '13.2 kB', '440 B')
+    >>> size_text(2_158_973_440), size_text(158_973_440), size_text(13_200), size_text(440)
+    ('2.16 GB', '158.97 MB', '13.2 kB', '440 B')
     """
+    if size >= 1e9:
+        return f"{size / 1e9:,.2f} GB"
     if size >= 1e6:
         return f"{size / 1e6:,.2f} MB"
     return f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size} B"

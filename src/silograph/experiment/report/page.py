@@ -90,6 +90,8 @@ def run_page(run: RunRecord) -> str:
 def state_of(run: RunRecord) -> str:
     """Return how far the run is, as a sentence."""
     last = run.rows[-1]["round"] if run.rows else 0
+    if run.diverged is not None:
+        return f"training diverged after round {last}: lower the learning rate"
     if run.result is None:
         return (
             f"not finished: round {last} of {run.about['config']['rounds']} is the last one judged"

@@ -14,6 +14,7 @@ from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     CONFIG,
+    DIVERGED,
     LEDGER,
     RESULT,
     ROUNDS,
@@ -43,6 +44,7 @@ class RunRecord:
         cut: what simulation.json says; None where silos held the graph.
         traffic: bytes by kind and direction, from the ledger.
         result: what result.json says; None while the run is not over.
+        diverged: why training ended early, where it diverged; None elsewhere.
     """
 
     path: str
@@ -53,6 +55,7 @@ class RunRecord:
     cut: Mapping[str, Any] | None
     traffic: Mapping[tuple[str, str], int]
     result: Mapping[str, Any] | None
+    diverged: str | None = None
 
     @property
     def judge(self) -> str:
@@ -165,6 +168,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             else None,
             traffic=read_traffic(folder / LEDGER),
             result=json.loads((folder / RESULT).read_text(encoding="utf-8")) if over else None,
+            diverged=None if over else _text_of(folder / DIVERGED),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, SilographError):
@@ -178,6 +182,11 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         raise DataError(
             f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
         ) from None
+
+
+def _text_of(path: Path) -> str | None:
+    """Return the text of a file, None where there is none."""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else None
 
 
 def read_traffic(path: Path) -> dict[tuple[str, str], int]:

@@ -120,6 +120,11 @@ def learning(
     return [made for made in found if made is not None]
 
 
+def open_state(run: RunRecord) -> str:
+    """Return what a table says of a run without a result."""
+    return "not finished" if run.diverged is None else "diverged"
+
+
 def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
     """Return a run's row of the table of scores."""
     best, test = run.best_row, run.scores("test").get(run.judge, {})
@@ -132,7 +137,7 @@ def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
         "best_round": None if best is None else best["round"],
         "rounds": run.rows[-1]["round"] if run.rows else 0,
         "over": run.result is not None,
-        "stopped": run.result["stopped"] if run.result else "not finished",
+        "stopped": run.result["stopped"] if run.result else open_state(run),
         "test": {view: s[run.metric.name] for view, s in run.scores("test").items()},
         "client_mean": next((v for n, v in test.items() if n.endswith("client_mean")), None),
         "val": run.scores("val").get(run.judge, {}).get(run.metric.name),

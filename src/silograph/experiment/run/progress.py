@@ -98,11 +98,11 @@ def round_bar() -> "Bar":
     columns = (
         TextColumn("round"),
         MofNCompleteColumn(),
-        BarColumn(bar_width=10),  # so that all of it fits into 80 columns
+        BarColumn(bar_width=None),  # what the other columns leave
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[metric]}"),
     )
-    return Bar(*columns, console=Console(stderr=True))
+    return Bar(*columns, console=Console(stderr=True), expand=True)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from silograph.federation.ledger import Ledger
 from silograph.task.base import ClientValues
 from silograph.task.metric_table import METRICS, Metric
 from silograph.task.metric_table import reported as without_loss
-from silograph.task.scores import Scores, Views
+from silograph.task.scores import ClassScores, Scores, Views
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +42,8 @@ class Result:
         metrics: names of the scores that the task has.
         client_scores: test scores of each client at the best round, by metric and by the views
             that exist; None for a client without test nodes.
+        class_scores: test scores of each class at the best round, by its name, in the view that
+            picks the round; none where the task has no classes.
         client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
@@ -69,6 +71,7 @@ class Result:
     constant: str
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
+    class_scores: Mapping[str, ClassScores]
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
     best_round: int
@@ -133,6 +136,7 @@ class Result:
             "metric": self.metric.name,
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported(self.baseline)},
+            "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "local_bias": self.local_bias,
             "judged_without": list(self.judged_without),
             "best_round": self.best_round,

@@ -10,6 +10,7 @@ clients.csv         one row a client: nodes, edges, halo; with bytes, flops and 
 rounds.csv          one row a judged round, written as the run goes
 ledger.jsonl        one line for each direction of each call
 checkpoints/        the last two, for `silograph resume`
+diverged.txt        why training ended early, where it diverged
 model.safetensors   the server's model of the best round; when the run is over
 result.json         the final result; there only when the run is over
 report.html         the run as a page for people; written after everything else
@@ -32,6 +33,7 @@ from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     CONFIG,
+    DIVERGED,
     FACT,
     FORMAT,
     LEDGER,
@@ -180,6 +182,13 @@ class ResultFolder:
             self.checkpoints.best(checkpoint.facts["best_round"])  # raises where it is unusable
         return None
 
+    def end_early(self, reason: str) -> None:
+        """Say why training ended, for the page; a folder without any round is removed."""
+        if self.sizes()[ROUNDS] == 0 and not self.checkpoints.rounds:
+            shutil.rmtree(self.path)
+        else:
+            write_atomic(self.path / DIVERGED, reason + "\n")
+
     def close(self) -> None:
         """Let others write to the folder."""
         self._lock.close()
@@ -218,6 +227,7 @@ class ResultFolder:
         Raises:
             CheckpointError: a record of the ledger is unreadable.
         """
+        (self.path / DIVERGED).unlink(missing_ok=True)
         for name, size in sizes.items():
             if self.sizes()[name] > size:
                 os.truncate(self.path / name, size)

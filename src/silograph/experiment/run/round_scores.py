@@ -18,7 +18,7 @@ from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
 from silograph.task.metric_table import LOSS, METRICS, Metric
 from silograph.task.registry import task_of
-from silograph.task.scores import PARTS, Scores, Views
+from silograph.task.scores import PARTS, ClassScores, Scores, Views
 
 Counts = Mapping[str, Tensor]
 ViewScores = Mapping[str, Scores | None]
@@ -208,6 +208,17 @@ def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, V
         for part in PARTS
     )
     return val, test
+
+
+def scores_by_class(setup: Setup, best: Judged) -> dict[str, ClassScores]:
+    """Return the test scores of each class in a round, in the view that picks the round."""
+    view = setup.method.evaluate.view
+    counts = best.server if view == "server" else best.personalised
+    if counts is None or best.test[view] is None:
+        return {}
+    found = task_in(setup).class_scores(counts, "test")
+    names = setup.schema.class_names or [str(k) for k in range(len(found))]
+    return dict(zip(names, found, strict=True))
 
 
 def scores_by_client(

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, TrainingError
+from silograph.experiment.report import add_report
 from silograph.experiment.resolve.client_data import cut_already, load_data, names_silos
 from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import name_of, own_of
@@ -92,7 +93,18 @@ def run(
         if given.out is None:
             return go_on(setup, None, progress, start, [], watched)
         with closing(ResultFolder.create(given.out, setup, given, source)) as folder:
-            return go_on(setup, folder, progress, start, [], watched)
+            return _ending(folder, lambda: go_on(setup, folder, progress, start, [], watched))
+
+
+def _ending(folder: ResultFolder, train: Callable[[], Result]) -> Result:
+    """Train, and leave word in the folder where that diverged."""
+    try:
+        return train()
+    except TrainingError as error:
+        folder.end_early(str(error))
+        if folder.path.exists():
+            add_report(folder.path)
+        raise
 
 
 def _loaded(
@@ -239,7 +251,7 @@ def resume(
             setup = prepare(resolve_seeds(config), graph, model, chosen)
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
-            return go_on(setup, folder, progress, snapshot, rows, watched)
+            return _ending(folder, lambda: go_on(setup, folder, progress, snapshot, rows, watched))
     finally:
         folder.close()
 
