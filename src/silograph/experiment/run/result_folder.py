@@ -183,11 +183,17 @@ class ResultFolder:
         return None
 
     def end_early(self, reason: str) -> None:
-        """Say why training ended, for the page; a folder without any round is removed."""
-        if self.sizes()[ROUNDS] == 0 and not self.checkpoints.rounds:
-            shutil.rmtree(self.path)
-        else:
-            write_atomic(self.path / DIVERGED, reason + "\n")
+        """Say why training ended, for the page."""
+        write_atomic(self.path / DIVERGED, reason + "\n")
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether there is anything of a round."""
+        return self.sizes()[ROUNDS] > 0 or bool(self.checkpoints.rounds)
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path)
 
     def close(self) -> None:
         """Let others write to the folder."""

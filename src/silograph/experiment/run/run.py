@@ -93,16 +93,20 @@ def run(
         if given.out is None:
             return go_on(setup, None, progress, start, [], watched)
         with closing(ResultFolder.create(given.out, setup, given, source)) as folder:
-            return _ending(folder, lambda: go_on(setup, folder, progress, start, [], watched))
+            return _ending(
+                folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True
+            )
 
 
-def _ending(folder: ResultFolder, train: Callable[[], Result]) -> Result:
-    """Train, and leave word in the folder where that diverged."""
+def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> Result:
+    """Train, and leave word in the folder where that diverged; none of a new one without rounds."""
     try:
         return train()
     except TrainingError as error:
-        folder.end_early(str(error))
-        if folder.path.exists():
+        if new and not folder.has_rounds:
+            folder.remove()
+        else:
+            folder.end_early(str(error))
             add_report(folder.path)
         raise
 
@@ -251,7 +255,9 @@ def resume(
             setup = prepare(resolve_seeds(config), graph, model, chosen)
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
-            return _ending(folder, lambda: go_on(setup, folder, progress, snapshot, rows, watched))
+            return _ending(
+                folder, lambda: go_on(setup, folder, progress, snapshot, rows, watched), new=False
+            )
     finally:
         folder.close()
 
