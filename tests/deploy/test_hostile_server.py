@@ -38,7 +38,6 @@ from silograph.graph.silos.read import read_silo
 from silograph.methods import cagnet
 from silograph.methods.local_training import begin as begin_training
 from silograph.methods.local_training import train
-from silograph.nn.model import init_weights
 from silos import config_of, folders
 
 HIDDEN = 8
@@ -83,7 +82,7 @@ class Hostile:
 
     def weights(self) -> dict[str, Field]:
         dtype = DTYPES[self.config.dtype]
-        weights = init_weights(self.method_config.model, Key.of(0), dtype)
+        weights = self.method_config.model.init_weights(Key.of(0), dtype)
         return {f"weights/{name}": Shared(w) for name, w in weights.items()}
 
     def begin(self) -> Message:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from layers import COMPILED_MODELS
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked
@@ -16,12 +17,11 @@ from silograph.core.work import Meter, metered
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.nn.backends import COMPILED_MODELS, Kernels, fit, predict, why_not_compiled
-from silograph.nn.backends import rest as tier_rest
+from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
-from silograph.nn.model import MODELS, Model, init_weights
+from silograph.nn.model import MODELS, Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
@@ -30,7 +30,7 @@ pytest.importorskip("numba")
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
 TOLERANCE = 1e-10
-TIERS: tuple[Kernels, ...] = ("torch", "compiled")
+TIERS: tuple[str, ...] = ("torch", "compiled")
 ADAM = Adam(lr=0.05, weight_decay=5e-4)
 MODEL = Model("gcn", 4, 4, 2, 2, 0.0, "multiclass")
 SCHEDULES = {
@@ -56,9 +56,11 @@ class Case:
     def training(self) -> Training:
         return Training(self.model, self.optimizer, self.schedule, self.corrections)
 
-    def run(self, kernels: Kernels) -> tuple[Fitted, Meter]:
+    def run(self, kernels: str) -> tuple[Fitted, Meter]:
         with metered(self.block.num_clients) as meter:
-            fitted = fit(kernels, self.training, self.block, self.start, self.memory, Key.of(3))
+            fitted = BACKENDS[kernels].fit(
+                self.training, self.block, self.start, self.memory, Key.of(3)
+            )
         return fitted, meter
 
 
@@ -93,7 +95,7 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
     model = Model(
         options["conv"], 12, 6, graph.num_classes, options["layers"], options["dropout"], graph.task
     )
-    start = init_weights(model, Key.of(1), options["dtype"])
+    start = model.init_weights(Key.of(1), options["dtype"])
     if not options["shared"]:
         start = stacked_copies(start, block.num_clients)
     memory = None
@@ -227,7 +229,7 @@ def test_a_client_without_training_nodes_stays_as_it_is(
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_nobody_has_training_nodes(
-    make_graph: MakeGraph, cut_block: CutBlock, kernels: Kernels
+    make_graph: MakeGraph, cut_block: CutBlock, kernels: str
 ) -> None:
     case = case_of(make_graph, cut_block)
     none = torch.zeros_like(case.block.split.train)
@@ -272,7 +274,9 @@ def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, spar
         found = []
         for kernels in TIERS:
             with metered(case.block.num_clients) as meter:
-                found.append((predict(kernels, case.model, case.start, case.block), meter.flops))
+                found.append(
+                    (BACKENDS[kernels].predict(case.model, case.start, case.block), meter.flops)
+                )
         torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=TOLERANCE)
         assert torch.equal(found[0][1], found[1][1])
 
@@ -288,8 +292,8 @@ def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
     training = Training(MODEL, optimizer, Schedule(1), (Proximal(mu),) if mu else ())
     for found in (
         rest(training, start, 4),
-        tier_rest("torch", training, start, 4),
-        tier_rest("compiled", training, start, 4),
+        BACKENDS["torch"].rest(training, start, 4),
+        BACKENDS["compiled"].rest(training, start, 4),
     ):
         torch.testing.assert_close(found, weights["w"][0], rtol=0, atol=1e-14)
     assert torch.equal(start, Key.of(0).matrix(5, 3))
@@ -297,14 +301,15 @@ def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
 
 def test_why_a_model_is_not_compiled() -> None:
     training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
-    assert why_not_compiled(training, cpu) is None
-    reason = why_not_compiled(replace(training, model=replace(MODEL, conv="gat")), cpu)
+    assert COMPILED.why_not(training, cpu) is None
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="gat")), cpu)
     assert reason == "model gat is not compiled"
-    reason = why_not_compiled(replace(training, model=replace(MODEL, residual=True)), cpu)
+    skipping = replace(MODEL, residual=True, layers=3)
+    reason = COMPILED.why_not(replace(training, model=skipping), cpu)
     assert reason == "residual connections are not compiled"
-    reason = why_not_compiled(replace(training, corrections=(Zero(),)), cpu)
+    reason = COMPILED.why_not(replace(training, corrections=(Zero(),)), cpu)
     assert reason == "correction Zero is not compiled"
-    assert why_not_compiled(training, torch.device("cuda")) == "device cuda is not a CPU"
+    assert COMPILED.why_not(training, torch.device("cuda")) == "device cuda is not a CPU"
 
 
 def test_a_correction_that_is_not_compiled_is_refused(

@@ -29,7 +29,6 @@ from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerHolds, ServerState
 from silograph.methods.fedavg import init
 from silograph.methods.local_training import local_round, rests, shared, train
-from silograph.nn.backends import fit
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 from silograph.nn.neighbors import FULL
@@ -91,7 +90,7 @@ def corrected(
     own = {name: m[None] for name, m in memory.items()}
     if not own:
         own = optimizer.init(stacked_copies(weights, 1))
-    fitted = fit(cfg.kernels, training, cfg.held, weights, own, key)
+    fitted = cfg.backend.fit(training, cfg.held, weights, own, key)
     after = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
     return {n: w.t[0] for n, w in after.items()}, {n: m[0] for n, m in fitted.memory.items()}
 

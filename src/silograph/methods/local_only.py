@@ -33,7 +33,6 @@ from silograph.methods.local_training import (
     state_specs,
     train_from,
 )
-from silograph.nn.backends import predict
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 
@@ -46,7 +45,7 @@ def begin_own(
     own = stacked_copies(under("weights", inbox), block.num_clients)
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
-        said = remembered(predict(cfg.kernels, cfg.model, under("weights", inbox), graph), graph)
+        said = remembered(cfg.backend.predict(cfg.model, under("weights", inbox), graph), graph)
     return {**new, **stacked("weights", own), **said}, reply
 
 

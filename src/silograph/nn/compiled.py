@@ -1,6 +1,6 @@
 """Hands blocks to the compiled kernels: arrays in, tensors out, work counted.
 
-Kernels check no bounds. What does not come from the block itself is checked by `nn.tiers`, which
+Kernels check no bounds. What does not come from the block itself is checked by `nn.backends`, which
 alone calls these functions.
 
 C: clients. n: rows. F: features. U: used rows of the first weights. H: hidden width. K: outputs.
@@ -22,14 +22,14 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
 from silograph.core.payload import Patched, Stacked, offsets
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.conv import GAT, Conv, Params
+from silograph.nn.conv import Conv, Params
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, patched
+from silograph.nn.forward import Staged
 from silograph.nn.kernel_work import report_pass, report_training
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
-from silograph.nn.model import Model, first_maps, stages, weight_shapes
 from silograph.nn.optim import SGD, Adam
 
 NO_DRAW = np.empty(0, np.int64)
@@ -54,6 +54,7 @@ class _Prepared:
 
 
 def fit(
+    model: Staged,
     training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
@@ -61,8 +62,8 @@ def fit(
     key: Key,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
-    model = training.layered
-    shared = start["0.weight"].dim() == 2
+    first = model.first_maps[0]
+    shared = start[first].dim() == 2
     sparse = isinstance(block.x, SparseRows)
     compact = shared and memory is None and sparse
     data = _prepared(model, block, compact=compact)
@@ -72,7 +73,7 @@ def fit(
     clients, rows = block.num_clients, int(block.off[-1])
     loss = np.zeros(clients)
     logits = np.empty((rows, model.outputs), params.flat.dtype)
-    work = np.zeros((clients, 2 * model.layers + 4), np.int64)
+    work = np.zeros((clients, 2 * len(model.stages) + 4), np.int64)
     before = params.steps.copy()
 
     def train(first: int, end: int) -> None:
@@ -92,18 +93,18 @@ def fit(
         )
 
     _share_out(block, train)
-    report_training(training, block, work)
-    weights = _weights(training, block, start, params, before if compact else None)
-    kept = {} if memory is None else _memory(training, block, params)
-    found = torch.from_numpy(loss).to(start["0.weight"].dtype)
+    report_training(model, training, block, work)
+    weights = _weights(model, training, block, start, params, before if compact else None)
+    kept = {} if memory is None else _memory(model, training, block, params)
+    found = torch.from_numpy(loss).to(start[first].dtype)
     steps = torch.from_numpy(params.steps - before)
     return Fitted(weights, kept, found, torch.from_numpy(logits), steps)
 
 
-def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
     """Return logits (n, K) of one model for all clients."""
     data = _prepared(model, block, compact=isinstance(block.x, SparseRows))
-    first = [weights[name].contiguous().numpy() for name in first_maps(model)]
+    first = [weights[name].contiguous().numpy() for name in model.first_maps]
     w = arrays.Weights(
         first[0], first[-1], _flat(model, {k: t[None] for k, t in weights.items()})[0]
     )
@@ -122,8 +123,6 @@ def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
-    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
-        return start
     weight = start.clone(memory_format=torch.contiguous_format)
     kernels_optim.rest(weight.numpy(), _steps(training), steps)
     return weight
@@ -150,9 +149,9 @@ def _share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
             list(pool.map(run, ends[:-1], ends[1:]))
 
 
-def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
+def _prepared(model: Staged, block: ClientBlock, *, compact: bool) -> _Prepared:
     """Return the block's arrays, worked out once for each convolution."""
-    name = ("kernels", model.conv, compact)
+    name = ("kernels", _conv(model), compact)
     if name not in block.memo and block.source is not None:
         whole, positions = block.source
         block.memo[name] = _prepared(model, whole, compact=compact).take(positions, block.off)
@@ -167,24 +166,24 @@ def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
     return found
 
 
-def _conv(model: Model) -> Conv:
+def _conv(model: Staged) -> Conv:
     """Return the convolution of every layer."""
-    conv = stages(model)[0].conv
-    assert not isinstance(conv, GAT)  # see why_not_compiled
-    return conv
+    return model.stages[0].conv
 
 
-def _rows(model: Model, block: ClientBlock) -> arrays.RowArrays:
+def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
     conv, adj, values = _conv(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
+    scales = conv.scales
+    assert scales is not None  # of what has a kernel
     degree = adj.degree.to(values.dtype)[:, None]
     one = torch.ones_like(degree)
-    pre, post = conv.pre(degree), conv.post(degree)
+    pre, post = scales.before(degree), scales.after(degree)
     pre, post = (one if scale is None else scale for scale in (pre, post))
     neighbor = adj.indices.long()
     train = block.split.train.nonzero()[:, 0]
     first = block.off[block.client]
-    own = conv.own(degree)
+    own = scales.itself(degree)
     return arrays.RowArrays(
         off=_array(block.off, np.int64),
         row_key=_array(block.row_key, np.int64).view(np.uint64),
@@ -239,16 +238,17 @@ def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
     return np.array([min(count, max(most, 1)) for count in fanout[::-1]], np.int64)
 
 
-def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
-    fanout = None if schedule.whole else schedule.neighbors.fanout(model.layers)
-    if fanout is not None and (len(fanout) != model.layers or min(fanout) < 0):
-        raise ConfigError(f"expected a fanout for each of {model.layers} layers, got {fanout}")
+def _shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
+    stages = model.stages
+    fanout = None if schedule.whole else schedule.neighbors.fanout(len(stages))
+    if fanout is not None and (len(fanout) != len(stages) or min(fanout) < 0):
+        raise ConfigError(f"expected a fanout for each of {len(stages)} layers, got {fanout}")
     keep = keep_probability(model.dropout)
     return arrays.ModelShape(
-        layers=model.layers,
-        hidden=model.hidden,
+        layers=len(stages),
+        hidden=stages[0].outputs,
         outputs=model.outputs,
-        sage=model.conv == "sage",
+        sage=stages[0].conv.rooted,
         multilabel=model.task == "multilabel",
         threshold=round((1 - keep) * DROPOUT_LEVELS),
         scale=1 / keep,
@@ -268,15 +268,15 @@ def _steps(training: Training) -> arrays.StepRule:
     raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 
-def _later_names(model: Model) -> Iterator[str]:
+def _later_names(model: Staged) -> Iterator[str]:
     """Names of the weights after the first matrices, in the kernels' order."""
     yield "0.bias"
-    for layer in range(1, model.layers):
+    for layer in range(1, len(model.stages)):
         yield from (f"{layer}.{name}" for name in _conv(model).maps)
         yield f"{layer}.bias"
 
 
-def _flat(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
+def _flat(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return tensors (C, ...) of the weights after the first matrices side by side, (C, P)."""
     flat: np.ndarray = torch.cat(
         [tensors[name].flatten(1) for name in _later_names(model)], dim=1
@@ -284,22 +284,22 @@ def _flat(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
     return flat
 
 
-def _unflat(model: Model, flat: np.ndarray) -> Params:
+def _unflat(model: Staged, flat: np.ndarray) -> Params:
     """Return what `_flat` put side by side."""
-    shapes = weight_shapes(model)
+    shapes = model.weight_shapes
     names = list(_later_names(model))
     parts = torch.from_numpy(flat).split([torch.Size(shapes[n]).numel() for n in names], dim=1)
     return {n: part.reshape(len(flat), *shapes[n]) for n, part in zip(names, parts, strict=True)}
 
 
-def _matrices(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
+def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return first matrices (C, F, D) as rows of all clients, (M, C * F, D), a copy."""
-    rows: np.ndarray = torch.stack([tensors[n].flatten(0, 1) for n in first_maps(model)]).numpy()
+    rows: np.ndarray = torch.stack([tensors[n].flatten(0, 1) for n in model.first_maps]).numpy()
     return rows
 
 
 def _params(
-    model: Model,
+    model: Staged,
     block: ClientBlock,
     start: Mapping[str, Tensor],
     memory: Mapping[str, Tensor] | None,
@@ -307,7 +307,7 @@ def _params(
     used: int,
     shared: bool,
 ) -> arrays.ParamArrays:
-    clients, maps = block.num_clients, first_maps(model)
+    clients, maps = block.num_clients, model.first_maps
     like = start[maps[0]].numpy()
     none3, none2 = np.empty((0, 0, 0), like.dtype), np.empty((0, 0), like.dtype)
     if shared:
@@ -332,7 +332,7 @@ def _params(
 
 
 def _moments(
-    model: Model, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
+    model: Staged, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
 ) -> list[np.ndarray]:
     """Return copies of the optimizer's state: of the matrices, then of the rest."""
     found: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
@@ -346,9 +346,11 @@ def _moments(
     return by_rows + by_flat
 
 
-def _memory(training: Training, block: ClientBlock, params: arrays.ParamArrays) -> Params:
+def _memory(
+    model: Staged, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> Params:
     """Return the optimizer's state after training, as `Optimizer.init` names it."""
-    model, optimizer = training.layered, training.optimizer
+    optimizer = training.optimizer
     moments = {
         "first": (params.first_rows, params.first_flat),
         "second": (params.second_rows, params.second_flat),
@@ -358,22 +360,23 @@ def _memory(training: Training, block: ClientBlock, params: arrays.ParamArrays) 
     state: Params = {}
     for kind, (rows, flat) in moments.items():
         tensors = _unflat(model, flat) | _split(model, block, rows)
-        state |= {f"{kind}/{name}": tensors[name] for name in weight_shapes(model)}
+        state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
     if isinstance(optimizer, Adam):
         state["steps"] = torch.from_numpy(params.steps).float()
     return state
 
 
-def _split(model: Model, block: ClientBlock, rows: np.ndarray) -> Params:
+def _split(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
     """Return the first matrices (C, F, D) from rows of all clients."""
     shape = block.num_clients, block.num_features, rows.shape[2]
     return {
         name: torch.from_numpy(part).view(shape)
-        for name, part in zip(first_maps(model), rows, strict=True)
+        for name, part in zip(model.first_maps, rows, strict=True)
     }
 
 
 def _weights(
+    model: Staged,
     training: Training,
     block: ClientBlock,
     start: Mapping[str, Tensor],
@@ -381,7 +384,6 @@ def _weights(
     before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
-    model = training.layered
     found: dict[str, Stacked | Patched] = {
         name: Stacked(t) for name, t in _unflat(model, params.flat).items()
     }
@@ -389,8 +391,8 @@ def _weights(
         found |= {n: Stacked(t) for n, t in _split(model, block, params.rows).items()}
     else:
         steps = torch.from_numpy(params.steps - before)
-        for name, rows in zip(first_maps(model), params.rows, strict=True):
+        for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
             found[name] = patched(partial(rest, training), start[name], t, block.x, steps)
-    return {name: found[name] for name in weight_shapes(model)}
+    return {name: found[name] for name in model.weight_shapes}

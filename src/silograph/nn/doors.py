@@ -18,7 +18,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Ragged, owners
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.fit import Training
-from silograph.nn.model import AnyModel, weight_shapes
+from silograph.nn.kind import AnyModel
 from silograph.nn.optim import Optimizer
 from silograph.task.registry import task_of
 
@@ -55,7 +55,7 @@ def check_weights(
         block: C clients with the model's number of features.
         shared: whether weights must be shared.
     """
-    shapes, dtype = weight_shapes(model), dtype_of(block)
+    shapes, dtype = model.weight_shapes, dtype_of(block)
     if model.features != block.num_features:
         raise ProtocolError(
             f"expected a model of {block.num_features} features, got one of {model.features}"
@@ -166,7 +166,7 @@ def _blank_memory(
     """Return optimizer state (C, ...) that has shapes and dtypes, and no values."""
     blank = {
         name: torch.empty(clients, *shape, dtype=dtype, device="meta")
-        for name, shape in weight_shapes(model).items()
+        for name, shape in model.weight_shapes.items()
     }
     return optimizer.init(blank)
 

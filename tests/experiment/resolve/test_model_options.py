@@ -1,6 +1,5 @@
 """Laws of model options: which model has which, what is refused, and whole runs with them."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -134,7 +133,7 @@ def test_models_saved_before_there_were_options_still_load(
     graph, path = make_graph(), tmp_path / "model.safetensors"
     model = go(graph, rounds=1).model
     assert model is not None
-    shape = dataclasses.asdict(model.shape)
+    shape = model.shape.described()
     for name in ("residual", "heads", "hops", "teleport"):
         del shape[name]
     about = {"shape": shape, "class_names": [], "normalize": "none"}

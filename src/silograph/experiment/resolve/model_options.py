@@ -10,8 +10,9 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, lookup
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
-from silograph.nn.model import MODELS, AnyModel, Model
+from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.nn.schedule import TrainableModel
 from silograph.task.registry import task_of
 
 HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
@@ -82,7 +83,7 @@ def make_model(
     make: Make | None,
     dtype: torch.dtype,
     device: torch.device,
-) -> AnyModel:
+) -> TrainableModel:
     """Return the model of a run; options must be written out.
 
     Args:

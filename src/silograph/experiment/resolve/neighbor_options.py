@@ -7,7 +7,7 @@ from typing import Any
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.ranges import Scalar
-from silograph.nn.model import AnyModel
+from silograph.nn.kind import AnyModel
 from silograph.nn.neighbors import Neighbors
 from silograph.sampling.neighbors import NEIGHBORS, Depth, NeighborSampler
 

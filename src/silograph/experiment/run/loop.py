@@ -47,7 +47,6 @@ from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
-from silograph.nn.model import init_weights
 from silograph.task.scores import Part, Scores
 
 
@@ -56,7 +55,7 @@ def first_weights(setup: Setup) -> Params:
     config = setup.config
     assert config.init_seed is not None  # resolved
     key = Key.of(config.init_seed).fold("init")
-    weights = init_weights(setup.method_config.model, key, DTYPES[config.dtype])
+    weights = setup.method_config.model.init_weights(key, DTYPES[config.dtype])
     return {name: w.to(setup.device) for name, w in weights.items()}
 
 

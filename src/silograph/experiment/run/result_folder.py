@@ -50,7 +50,6 @@ from silograph.experiment.result_files import (
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
-from silograph.experiment.run.trained_model import described
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
@@ -285,7 +284,7 @@ def _write_start(
         "versions": versions(),
         "source": source,
         "same": identity(setup),
-        "model": described(setup.method_config.model),
+        "model": setup.method_config.model.described(),
         "metrics": list(task_of(setup.schema.task).metrics),
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
         "method": {

@@ -32,9 +32,10 @@ from silograph.graph.partition.partition import OVERLAPPING
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
+from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.nn.own_module import Make, ModuleModel
+from silograph.nn.own_module import Make
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
@@ -255,7 +256,7 @@ def configure(
         participation=config.participation,
         selector=config.selector,
         options=given.options,
-        kernels=config.kernels,
+        backend=BACKENDS[config.kernels],
         corrections=corrections,
     )
     return config, method_config
@@ -295,8 +296,8 @@ def prepare(
         route,
         block_size=config.block_size,
         strict=config.strict,
-        compiled=config.kernels == "compiled",
-        one_by_one=isinstance(method_config.model, ModuleModel),
+        compiled=method_config.backend.compiled,
+        one_by_one=method_config.model.one_by_one,
     )
     part = method.setting.held(given.options)
     if part is not None:

@@ -5,7 +5,6 @@ there is no random state to save.
 """
 
 import hashlib
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
@@ -21,8 +20,7 @@ from silograph.federation.checkpoint import Checkpoint, state_from, state_tensor
 from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState
 from silograph.nn.conv import Params
-from silograph.nn.model import AnyModel
-from silograph.nn.own_module import ModuleModel
+from silograph.nn.kind import AnyModel
 
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
@@ -93,13 +91,10 @@ def _differs(name: str, ours: object, theirs: object) -> CheckpointError:
 
 def source_of_module(model: AnyModel) -> dict[str, str]:
     """Return a hash of the source of a user's module, if the model is one that can be read."""
-    if not isinstance(model, ModuleModel):
+    if model.source is None:
         return {}
-    try:
-        text = inspect.getsource(model.make)
-    except (OSError, TypeError):  # typed into an interpreter
-        return {}
-    return {"source of the model": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+    digest = hashlib.blake2b(model.source.encode(), digest_size=16).hexdigest()
+    return {"source of the model": digest}
 
 
 def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:

@@ -4,7 +4,6 @@ The file is safetensors; its metadata holds the model's shape, the names of the 
 features were prepared, so nothing else is needed to use it.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -23,7 +22,8 @@ from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
 from silograph.nn.conv import Params
-from silograph.nn.model import AnyModel, Model, forward, weight_shapes
+from silograph.nn.kind import AnyModel
+from silograph.nn.model import Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.task.registry import task_of
 
@@ -69,7 +69,7 @@ class TrainedModel:
         weight = next(iter(self.weights.values()))
         block, _ = make_block(graph, whole(graph), Split(none, none, none), weight.dtype)
         with torch.no_grad():
-            return forward(self.shape, self.weights, block.to(weight.device, weight.dtype))
+            return self.shape.forward(self.weights, block.to(weight.device, weight.dtype))
 
     def predict(self, graph: Graph) -> np.ndarray:
         """Return the predicted labels: (n,) int64 classes, or (n, K) int64 bits for multi-label."""
@@ -78,7 +78,7 @@ class TrainedModel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file, whole or not at all."""
         about = {
-            "shape": described(self.shape),
+            "shape": self.shape.described(),
             "class_names": self.class_names,
             "normalize": self.normalize,
         }
@@ -89,16 +89,8 @@ class TrainedModel:
         partial.replace(target)
 
 
-def described(model: AnyModel) -> dict[str, Any]:
-    """Return a model's shape as plain values; of a module only its name and its sizes."""
-    if not isinstance(model, ModuleModel):
-        return dataclasses.asdict(model)
-    sizes = {"features": model.features, "outputs": model.outputs, "task": model.task}
-    return {"module": model.name, **sizes}
-
-
 def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
-    """Return what `described` told.
+    """Return the model that was described.
 
     Raises:
         DataError: it is a module, and the class was not given.
@@ -143,8 +135,6 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
     except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
     found = {name: tuple(w.shape) for name, w in weights.items()}
-    if found != weight_shapes(shape):
-        raise DataError(
-            f"expected weights {weight_shapes(shape)} in {os.fspath(path)}, got {found}"
-        )
+    if found != shape.weight_shapes:
+        raise DataError(f"expected weights {shape.weight_shapes} in {os.fspath(path)}, got {found}")
     return TrainedModel(shape, weights, names, normalize)
