@@ -316,7 +316,8 @@ def test_a_correction_that_is_not_compiled_is_refused(
     make_graph: MakeGraph, cut_block: CutBlock
 ) -> None:
     case = case_of(make_graph, cut_block, corrections=(Zero(),))
-    message = "^expected corrections that are compiled, got Zero: run with kernels=torch$"
+    reason = "correction Zero is not compiled"
+    message = f"^expected training that is compiled, got: {reason}; run with kernels=torch$"
     with pytest.raises(ProtocolError, match=message):
         case.run("compiled")
 

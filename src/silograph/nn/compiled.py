@@ -167,8 +167,8 @@ def _prepared(model: Staged, block: ClientBlock, *, compact: bool) -> _Prepared:
 
 
 def _conv(model: Staged) -> Conv:
-    """Return the convolution of every layer."""
-    return model.stages[0].conv
+    """Return the convolution of the layers that sum over neighbors, if there are any."""
+    return next((stage.conv for stage in model.stages if stage.conv.sums), model.stages[0].conv)
 
 
 def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
@@ -233,28 +233,41 @@ def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, n
     return inputs, _array(csr.indices, np.int32)
 
 
-def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
-    """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that."""
-    return np.array([min(count, max(most, 1)) for count in fanout[::-1]], np.int64)
+def _by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray:
+    """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that.
+
+    Raises:
+        ConfigError: not a number for each layer that sums over neighbors.
+    """
+    sums = [stage.conv.sums for stage in model.stages]
+    hops = sum(sums) or len(sums)
+    fanout = schedule.neighbors.fanout(hops)
+    if fanout is None or len(fanout) != hops or min(fanout) < 0:
+        raise ConfigError(f"expected a fanout for each of {hops} layers, got {fanout}")
+    counts = iter(fanout)
+    drawn = [next(counts) if hears else 0 for hears in reversed(sums)]
+    return np.array([min(count, max(most, 1)) for count in reversed(drawn)], np.int64)
 
 
 def _shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
     stages = model.stages
-    fanout = None if schedule.whole else schedule.neighbors.fanout(len(stages))
-    if fanout is not None and (len(fanout) != len(stages) or min(fanout) < 0):
-        raise ConfigError(f"expected a fanout for each of {len(stages)} layers, got {fanout}")
+    widths = [stage.outputs for stage in stages]
     keep = keep_probability(model.dropout)
     return arrays.ModelShape(
         layers=len(stages),
-        hidden=stages[0].outputs,
+        form=np.array([arrays.FORMS[str(stage.conv.kernel)] for stage in stages], np.int64),
+        width=np.array([model.features, *widths], np.int64),
+        place=_places(model),
+        act=np.array([0, *widths[:-1]], np.int64).cumsum(),
+        widest=max(widths),
+        rooted=any(stage.conv.rooted for stage in stages),
         outputs=model.outputs,
-        sage=stages[0].conv.rooted,
         multilabel=model.task == "multilabel",
         threshold=round((1 - keep) * DROPOUT_LEVELS),
         scale=1 / keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
-        fanout=NO_DRAW if fanout is None else _by_layer(fanout, most),
+        fanout=NO_DRAW if schedule.whole else _by_layer(model, schedule, most),
     )
 
 
@@ -271,9 +284,24 @@ def _steps(training: Training) -> arrays.StepRule:
 def _later_names(model: Staged) -> Iterator[str]:
     """Names of the weights after the first matrices, in the kernels' order."""
     yield "0.bias"
-    for layer in range(1, len(model.stages)):
-        yield from (f"{layer}.{name}" for name in _conv(model).maps)
+    for layer, stage in enumerate(model.stages[1:], start=1):
+        yield from (f"{layer}.{name}" for name in stage.conv.maps)
         yield f"{layer}.bias"
+
+
+def _places(model: Staged) -> np.ndarray:
+    """Return where each layer's matrix, second matrix and bias are in `_flat`, (L, 3)."""
+    names = list(_later_names(model))
+    sizes = [torch.Size(model.weight_shapes[name]).numel() for name in names]
+    start = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))
+    maps = [[f"{layer}.{name}" for name in s.conv.maps] for layer, s in enumerate(model.stages)]
+    return np.array(
+        [
+            [start.get(of[0], 0), start.get(of[-1], 0), start[f"{layer}.bias"]]
+            for layer, of in enumerate(maps)
+        ],
+        np.int64,
+    )
 
 
 def _flat(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:

@@ -91,7 +91,7 @@ class Conv(Protocol):
 
     @property
     def kernel(self) -> str | None:
-        """Name of its compiled form in `silograph.nn.kernels.layers.FORMS`; None: there is none."""
+        """Name of its compiled form in `silograph.nn.kernels.arrays.FORMS`; None: there is none."""
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Return initial weights in float64, shared form."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from silograph.core.key import hash_text
 from silograph.nn.kernels.arrays import (
+    LINEAR,
     Array,
     CalledArrays,
     InputArrays,
@@ -42,15 +43,17 @@ def scratch(
         between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
         n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
         drawn = 0
-        for fanout in shape.fanout:
-            drawn += between if fanout == 0 else min(between, size * fanout)
+        for layer in range(shape.fanout.shape[0]):
+            fanout = shape.fanout[layer]
+            if shape.form[layer] != LINEAR:
+                drawn += between if fanout == 0 else min(between, size * fanout)
         edges = max(edges, drawn)
-    dtype, dense, hidden = like.dtype, x.dense.shape[0] > 0, shape.hidden
-    own = n if shape.sage else 1
+    dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
+    own = n if shape.rooted else 1
     layers = shape.layers if sampled else 1
     gathered = n if sampled and dense else 0
     entries = 0 if dense else n
-    words = np.empty((hidden + 3) // 4, np.uint64)
+    words = np.empty((widest + 3) // 4, np.uint64)
     return Scratch(
         nodes=np.empty(n, np.int64),
         place=np.full(n, -1, np.int64),
@@ -61,13 +64,11 @@ def scratch(
         x=np.empty((gathered, x.dense.shape[1]), dtype),
         x_start=np.empty(entries, np.int64),
         x_end=np.empty(entries, np.int64),
-        act=np.empty((max(shape.layers - 1, 1), n, hidden), dtype),
-        z=np.empty((n, hidden), dtype),
-        z_out=np.empty((n, shape.outputs), dtype),
-        self_z=np.empty((own, hidden), dtype),
-        self_out=np.empty((own, shape.outputs), dtype),
+        act=np.empty(n * shape.act[shape.layers - 1], dtype),
+        z=np.empty(n * widest, dtype),
+        self_z=np.empty(own * widest, dtype),
         out=np.empty((n, shape.outputs), dtype),
-        grad=np.empty((2, n, hidden), dtype),
+        grad=np.empty((2, n * widest), dtype),
         flat=np.empty(flat, dtype),
         rows=np.empty((max(u, 16), first), dtype),
         words=words,
@@ -87,7 +88,7 @@ def count(
         left = s.m[layer + 1]
         if drawn:
             work[layers + 1 + layer] += s.ptr[layer, left] - s.ptr[layer, 0]
-        else:
+        elif shape.form[layer] != LINEAR:
             work[layers + 1 + layer] += rows.ptr[a + left] - rows.ptr[a]
     if x.dense.shape[0] == 0:
         for i in range(s.m[0]):
