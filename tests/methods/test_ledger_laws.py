@@ -199,7 +199,7 @@ def layer_work(model: Model, layer: int, n: int, entries: int, values: int, *, t
 
     `both` counts the way back, `two` that for both factors of a product.
     """
-    wide, out, last = model.hidden, model.widths[layer + 1], layer == model.layers - 1
+    wide, out, last = model.widths[1], model.widths[layer + 1], layer == model.layers - 1
     both, two = (2, 3) if train else (1, 1)
     stored = values if layer == 0 else n * wide
     product = 2 * stored * (both if layer == 0 else two)  # for each column of the weight

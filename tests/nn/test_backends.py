@@ -18,10 +18,15 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS, COMPILED
-from silograph.nn.conv import Params
+from silograph.nn.conv import Params, Scales
+from silograph.nn.conv.base import glorot_init, inverse, inverse_root, rooted_init
+from silograph.nn.conv.gcn import GCN
+from silograph.nn.conv.plain import PlainConv
+from silograph.nn.conv.sage import SAGE
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
-from silograph.nn.model import MODELS, Model
+from silograph.nn.forward import Stage
+from silograph.nn.model import MODELS, Model, layers_of
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
@@ -72,6 +77,8 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
     options: dict[str, Any] = {
         "conv": "gcn",
         "layers": 2,
+        "hidden": 6,
+        "head": "conv",
         "dropout": 0.5,
         "sparse": True,
         "multilabel": False,
@@ -93,7 +100,14 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
     )
     block, _ = cut_block(graph, options["clients"], dtype=options["dtype"])
     model = Model(
-        options["conv"], 12, 6, graph.num_classes, options["layers"], options["dropout"], graph.task
+        options["conv"],
+        12,
+        options["hidden"],
+        graph.num_classes,
+        options["layers"],
+        options["dropout"],
+        graph.task,
+        head=options["head"],
     )
     start = model.init_weights(Key.of(1), options["dtype"])
     if not options["shared"]:
@@ -141,6 +155,50 @@ def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: in
     for schedule in (Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2,) * layers))):
         changes = {"conv": conv, "layers": layers, "schedule": schedule}
         assert_equal(case_of(make_graph, cut_block, **changes))
+
+
+@pytest.mark.parametrize("head", ["conv", "linear"])
+@pytest.mark.parametrize("conv", ["gcn", "sage"])
+def test_widths_and_heads(make_graph: MakeGraph, cut_block: CutBlock, conv: str, head: str) -> None:
+    """Hidden layers wider and narrower than each other and than the outputs."""
+    hops = 2 if head == "linear" else 3
+    schedules = Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2,) * hops))
+    for schedule, hidden in itertools.product(schedules, ((7, 2), (1, 9))):
+        changes = {"conv": conv, "head": head, "hidden": hidden, "layers": 3, "schedule": schedule}
+        for keep, sparse in ((False, True), (True, False)):
+            assert_equal(case_of(make_graph, cut_block, keep=keep, sparse=sparse, **changes))
+    assert_equal(case_of(make_graph, cut_block, conv=conv, head=head, dtype=torch.float64))
+
+
+def test_a_list_of_equal_widths_is_one_width(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    for kernels in TIERS:
+        one, listed = (
+            case_of(make_graph, cut_block, layers=3, hidden=hidden).run(kernels)[0]
+            for hidden in (6, (6, 6))
+        )
+        assert torch.equal(one.logits, listed.logits)
+
+
+@pytest.mark.parametrize(
+    ("scales", "rooted"),
+    [
+        (Scales(), False),
+        (Scales(inverse, None, inverse_root), False),
+        (Scales(None, inverse_root), True),
+    ],
+)
+def test_a_convolution_of_ones_own_is_compiled(
+    make_graph: MakeGraph,
+    cut_block: CutBlock,
+    monkeypatch: pytest.MonkeyPatch,
+    scales: Scales,
+    rooted: bool,
+) -> None:
+    """A convolution is a value: its scales and its second matrix are all that kernels need."""
+    own = PlainConv("Own", rooted_init if rooted else glorot_init, scales, rooted=rooted)
+    monkeypatch.setitem(MODELS, "own", lambda model: layers_of(model, lambda _: own))
+    for schedule in (Schedule(2), SCHEDULES["drawn"]):
+        assert_equal(case_of(make_graph, cut_block, conv="own", schedule=schedule))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -299,7 +357,11 @@ def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
     assert torch.equal(start, Key.of(0).matrix(5, 3))
 
 
-def test_why_a_model_is_not_compiled() -> None:
+def test_why_a_model_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = {0: GCN, 1: SAGE}
+    monkeypatch.setitem(MODELS, "several", lambda model: layers_of(model, several.__getitem__))
+    bare = Stage(GCN, 4, 4, drop=False, relu=False), Stage(GCN, 4, 2, drop=False, relu=False)
+    monkeypatch.setitem(MODELS, "bare", lambda _: bare)
     training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
     assert COMPILED.why_not(training, cpu) is None
     reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="gat")), cpu)
@@ -307,6 +369,14 @@ def test_why_a_model_is_not_compiled() -> None:
     skipping = replace(MODEL, residual=True, layers=3)
     reason = COMPILED.why_not(replace(training, model=skipping), cpu)
     assert reason == "residual connections are not compiled"
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="several")), cpu)
+    assert reason == "model several has several convolutions, which is not compiled"
+    rooted = PlainConv("Own", rooted_init, Scales(own=inverse), rooted=True)
+    monkeypatch.setitem(MODELS, "rooted", lambda model: layers_of(model, lambda _: rooted))
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="rooted")), cpu)
+    assert reason == "model rooted is not compiled"
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="bare")), cpu)
+    assert reason == "model bare has other steps between its layers, which is not compiled"
     reason = COMPILED.why_not(replace(training, corrections=(Zero(),)), cpu)
     assert reason == "correction Zero is not compiled"
     assert COMPILED.why_not(training, torch.device("cuda")) == "device cuda is not a CPU"

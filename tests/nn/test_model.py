@@ -63,6 +63,31 @@ def test_forward_is_a_stack_of_pyg_layers(
     close(model.forward(weights, block), expected)
 
 
+@pytest.mark.parametrize("conv", sorted(set(MODELS) - {"appnp", "mlp"}))
+@pytest.mark.parametrize(("hidden", "head"), [((8, 4), "conv"), ((8, 4), "linear"), (6, "linear")])
+def test_widths_and_heads_are_those_of_pyg_layers(
+    make_graph: MakeGraph,
+    cut_block: MakeBlock,
+    conv: str,
+    hidden: int | tuple[int, ...],
+    head: str,
+) -> None:
+    """With a linear head the last layer, and no other, ignores the graph."""
+    block, _ = cut_block(make_graph(40), 3)
+    model = model_of(conv, layers=3, hidden=hidden, head=head)
+    assert [stage.conv.sums for stage in model.stages] == [True, True, head == "conv"]
+    weights = model.init_weights(Key.of(1), torch.float64)
+    with torch.no_grad():
+        expected = reference_model(model, weights, dense_x(block), edges(block))
+    close(model.forward(weights, block), expected)
+
+
+def test_a_list_has_a_width_for_each_hidden_layer() -> None:
+    assert model_of("gcn", layers=3, hidden=(8, 4)).widths == [7, 8, 4, 3]
+    with pytest.raises(ConfigError, match=r"^expected a width for each of 1 hidden layers, got 2$"):
+        model_of("gcn", layers=2, hidden=(8, 4))
+
+
 @SKIPS
 def test_gradients_are_those_of_pyg_layers(
     make_graph: MakeGraph, cut_block: MakeBlock, conv: str, residual: bool

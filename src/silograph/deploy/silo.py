@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
+from silograph.core.widths import hidden_widths
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
@@ -162,8 +164,9 @@ def check_size(config: RunConfig, silo: Silo) -> None:
         found = getattr(config, name)
         if found is not None and found > most:
             raise ConfigError(f"expected {name} of at most {most} at a silo, got {found}")
-    outputs = silo.num_classes
-    size = config.hidden * (silo.graph.num_features + (config.layers - 1) * config.hidden + outputs)
+    hidden = hidden_widths(config.hidden, config.layers)
+    widths = silo.graph.num_features, *hidden, silo.num_classes
+    size = sum(inputs * outputs for inputs, outputs in pairwise(widths))
     if size * (config.heads or 1) > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "

@@ -191,7 +191,7 @@ def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
         col=_array(neighbor - first[adj.row], np.int32),
         value=_array((post[adj.row] * pre[neighbor])[:, 0]),
         back=_array((post[neighbor] * pre[adj.row])[:, 0]),
-        own=_array((one if own is None else own)[:, 0]),
+        own=_array((torch.zeros_like(one) if own is None else own)[:, 0]),
         train=_array(train - first[train], np.int64),
         train_off=_array(offsets(block.num_train), np.int64),
         y=_array(block.y if block.y.dim() == 2 else block.y[:, None], np.int64),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from silograph.core.errors import lookup
+from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.graph.block.block import ClientBlock
@@ -39,7 +39,7 @@ class Model:
     Attributes:
         conv: name in `MODELS`.
         features: F.
-        hidden: width of the hidden layers.
+        hidden: width of the hidden layers, or a width for each of them.
         outputs: K.
         layers: number of layers with weights.
         dropout: probability with which a hidden activation is dropped in training.
@@ -48,11 +48,12 @@ class Model:
         heads: attention heads of `gat`.
         hops: propagation steps of `appnp`.
         teleport: weight of a prediction in each of them.
+        head: what the last layer is: a convolution as the others, or a linear classifier.
     """
 
     conv: str
     features: int
-    hidden: int
+    hidden: int | tuple[int, ...]
     outputs: int
     layers: int
     dropout: float
@@ -61,11 +62,23 @@ class Model:
     heads: int = 1
     hops: int = 0
     teleport: float = 0.0
+    head: Literal["conv", "linear"] = "conv"
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` unless there is a width for each hidden layer."""
+        if isinstance(self.hidden, tuple) and len(self.hidden) != self.layers - 1:
+            count = self.layers - 1
+            raise ConfigError(
+                f"expected a width for each of {count} hidden layers, got {len(self.hidden)}"
+            )
 
     @property
     def widths(self) -> list[int]:
         """F, hidden, ..., K."""
-        return [self.features, *[self.hidden] * (self.layers - 1), self.outputs]
+        hidden = self.hidden
+        if isinstance(hidden, int):
+            hidden = (hidden,) * (self.layers - 1)
+        return [self.features, *hidden, self.outputs]
 
     one_by_one = False
     source = None
@@ -138,12 +151,12 @@ class Model:
         return dataclasses.asdict(self)
 
 
-def _layers(model: Model, conv: Callable[[bool], Conv]) -> tuple[Stage, ...]:
-    """Return layers with ReLU and dropout between them; `conv` is told if it is the last."""
+def layers_of(model: Model, conv: Callable[[int], Conv]) -> tuple[Stage, ...]:
+    """Return layers with ReLU and dropout between them; `conv` is told which one it is."""
     last = model.layers - 1
     return tuple(
         Stage(
-            conv(layer == last),
+            MLP if layer == last and model.head == "linear" else conv(layer),
             inputs,
             outputs,
             drop=layer > 0,
@@ -153,6 +166,13 @@ def _layers(model: Model, conv: Callable[[bool], Conv]) -> tuple[Stage, ...]:
         )
         for layer, (inputs, outputs) in enumerate(itertools.pairwise(model.widths))
     )
+
+
+def _perceptron(model: Model, layer: int) -> int:
+    """Return the width inside a layer of `gin`: that of the hidden layer, in the last as before."""
+    if isinstance(model.hidden, int):
+        return model.hidden
+    return model.hidden[min(layer, len(model.hidden) - 1)]
 
 
 def _appnp(model: Model) -> tuple[Stage, ...]:
@@ -165,17 +185,17 @@ def _appnp(model: Model) -> tuple[Stage, ...]:
         relu=False,
         teleport=model.teleport,
     )
-    return _layers(model, lambda _: MLP) + (step,) * model.hops
+    return layers_of(model, lambda _: MLP) + (step,) * model.hops
 
 
 MODELS: dict[str, Callable[[Model], tuple[Stage, ...]]] = {
-    "gcn": lambda model: _layers(model, lambda _: GCN),
-    "sage": lambda model: _layers(model, lambda _: SAGE),
-    "graphconv": lambda model: _layers(model, lambda _: GraphConv),
-    "gin": lambda model: _layers(model, lambda _: GIN(model.hidden)),
-    "gat": lambda model: _layers(model, lambda last: GAT(model.heads, concat=not last)),
+    "gcn": lambda model: layers_of(model, lambda _: GCN),
+    "sage": lambda model: layers_of(model, lambda _: SAGE),
+    "graphconv": lambda model: layers_of(model, lambda _: GraphConv),
+    "gin": lambda model: layers_of(model, lambda layer: GIN(_perceptron(model, layer))),
+    "gat": lambda model: layers_of(model, lambda layer: GAT(model.heads, layer < model.layers - 1)),
     "appnp": _appnp,
-    "mlp": lambda model: _layers(model, lambda _: MLP),
+    "mlp": lambda model: layers_of(model, lambda _: MLP),
 }
 
 

@@ -59,6 +59,29 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: obje
             "and output are equally wide",
         ),
         (
+            {"residual": True, "hidden": "8,4"},
+            "expected hidden layers of one width with residual, got hidden=8,4: what enters a "
+            "layer is added to what leaves it",
+        ),
+        (
+            {"hidden": "8,4", "layers": 2},
+            "expected 3 layers with hidden=8,4, got 2: leave layers out, or give one width for all",
+        ),
+        (
+            {"head": "linear", "layers": 1},
+            "expected 2 layers or more with head=linear, got 1: there is no convolution below it",
+        ),
+        (
+            {"head": "linear", "model": "mlp"},
+            "expected head=linear with a model that ends with a convolution, got mlp, whose layers "
+            "with weights are linear: leave it out",
+        ),
+        (
+            {"model": "gat", "hidden": "16,20", "heads": 8},
+            "expected a hidden width that is a multiple of 8 heads, got 20: they stand side by "
+            "side in it",
+        ),
+        (
             {"model": "gat", "hidden": 20},
             "expected a hidden width that is a multiple of 8 heads, got 20: they stand side by "
             "side in it",
@@ -74,6 +97,32 @@ def test_options_that_do_nothing_are_refused(given: dict[str, Any], message: str
     with pytest.raises(ConfigError) as caught:
         choose_method(make_config(given))
     assert str(caught.value) == message
+
+
+def test_layers_are_as_many_as_hidden_widths_and_one() -> None:
+    assert with_model_options(make_config({})).layers == 2
+    config = with_model_options(make_config({"hidden": "8,4"}))
+    assert (config.hidden, config.layers) == ("8,4", 3)
+    assert with_model_options(config) == config
+
+
+def test_a_run_with_widths_and_a_linear_head(make_graph: MakeGraph) -> None:
+    """The backends agree, and drawn neighbors are of the layers that sum."""
+    graph, given = make_graph(60, sparse=True), {"model": "sage", "hidden": "7,4", "head": "linear"}
+    for more in ({}, {"batch_size": 4, "fanout": "3,2"}):
+        found = [
+            go(graph, rounds=2, dtype="float64", kernels=kernels, **given, **more)
+            for kernels in ("compiled", "torch")
+        ]
+        ours, theirs = (result.model for result in found)
+        assert ours is not None
+        assert theirs is not None
+        for name, w in ours.weights.items():
+            torch.testing.assert_close(theirs.weights[name], w, rtol=0, atol=1e-10)
+        assert ours.weights["2.weight"].shape == (4, graph.num_classes)
+        assert found[0].config.layers == 3
+    with pytest.raises(ConfigError, match=r"^expected a fanout of one number or 2 \(one for each"):
+        go(graph, rounds=1, fanout="3,2,2", **given)
 
 
 def test_one_layer_of_heads_has_no_hidden_width() -> None:

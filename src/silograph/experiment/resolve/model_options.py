@@ -8,6 +8,7 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, lookup
+from silograph.core.widths import hidden_widths
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
 from silograph.nn.model import MODELS, Model
@@ -16,8 +17,9 @@ from silograph.nn.schedule import TrainableModel
 from silograph.task.registry import task_of
 
 HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
+LINEAR_ENDS = ("appnp", "mlp")
 OPTION_OF = {"heads": "gat", "hops": "appnp", "teleport": "appnp"}
-OF_LAYERS = {"layers", "hidden", "dropout", "residual", "fanout", "neighbors", *OPTION_OF}
+OF_LAYERS = {"layers", "hidden", "head", "dropout", "residual", "fanout", "neighbors", *OPTION_OF}
 
 
 def with_model_options(config: RunConfig) -> RunConfig:
@@ -36,23 +38,46 @@ def with_model_options(config: RunConfig) -> RunConfig:
                 f"expected {name} with model {model} only, got {name}={getattr(config, name)} with "
                 f"model {config.model}: leave it out"
             )
-    if config.residual and config.layers < 3:
+    hidden = hidden_widths(config.hidden, config.layers)
+    layers = len(hidden) + 1
+    config = replace(config, layers=layers)
+    _check_head(config, layers)
+    if config.residual and layers < 3:
         raise ConfigError(
-            f"expected 3 layers or more with residual, got {config.layers}: there is no hidden "
+            f"expected 3 layers or more with residual, got {layers}: there is no hidden "
             "layer whose input and output are equally wide"
+        )
+    if config.residual and len(set(hidden)) > 1:
+        raise ConfigError(
+            f"expected hidden layers of one width with residual, got hidden={config.hidden}: what "
+            "enters a layer is added to what leaves it"
         )
     if config.model == "gat":
         config = replace(config, heads=HEADS if config.heads is None else config.heads)
-        if config.layers > 1 and config.hidden % (config.heads or 1):
+        odd = [width for width in hidden if width % (config.heads or 1)]
+        if odd:
             raise ConfigError(
                 f"expected a hidden width that is a multiple of {config.heads} heads, got "
-                f"{config.hidden}: they stand side by side in it"
+                f"{odd[0]}: they stand side by side in it"
             )
     if config.model == "appnp":
         hops = HOPS if config.hops is None else config.hops
         teleport = TELEPORT if config.teleport is None else config.teleport
         config = replace(config, hops=hops, teleport=teleport)
     return config
+
+
+def _check_head(config: RunConfig, layers: int) -> None:
+    if config.head == "linear" and config.model in LINEAR_ENDS:
+        raise ConfigError(
+            f"expected head=linear with a model that ends with a convolution, got {config.model}, "
+            "whose layers with weights are linear: leave it out"
+        )
+    if config.head == "linear" and layers < 2:
+        raise ConfigError(
+            f"expected 2 layers or more with head=linear, got {layers}: there is no convolution "
+            "below it"
+        )
 
 
 def refuse_options(config: RunConfig) -> None:
@@ -101,16 +126,18 @@ def make_model(
         model = ModuleModel(config.model, make, *sizes, schema.task)
         check(model, dtype, device)
         return model
+    hidden = hidden_widths(config.hidden, config.layers)
     return Model(
         conv=config.model,
         features=schema.num_features,
-        hidden=config.hidden,
+        hidden=config.hidden if isinstance(config.hidden, int) else hidden,
         outputs=task_of(schema.task).outputs(schema),
-        layers=config.layers,
+        layers=len(hidden) + 1,
         dropout=config.dropout,
         task=schema.task,
         residual=config.residual,
         heads=config.heads or 1,
         hops=config.hops or 0,
         teleport=config.teleport or 0.0,
+        head=config.head,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.ranges import Scalar
+from silograph.core.widths import LAYERS
 from silograph.nn.kind import AnyModel
 from silograph.nn.neighbors import Neighbors
 from silograph.sampling.neighbors import NEIGHBORS, Depth, NeighborSampler
@@ -79,7 +80,8 @@ def neighbors_of(config: RunConfig) -> Neighbors:
     """
     sampler, options = sampler_options(config)
     by_hop = config.hops is not None
-    depth = Depth(config.hops if config.hops else config.layers, "hop" if by_hop else "layer")
+    convs = (config.layers or LAYERS) - (config.head == "linear")
+    depth = Depth(config.hops if config.hops else convs, "hop" if by_hop else "layer")
     return sampler.make(options, depth)
 
 

@@ -39,11 +39,13 @@ class PlainConv:
         return ("weight", "root") if self.rooted else ("weight",)
 
     @property
-    def kernel(self) -> str:
-        """Name of its compiled form: they differ by what is summed only."""
+    def kernel(self) -> str | None:
+        """Name of its compiled form; none has both a weight and a scale for the node's own row."""
         if not self.sums:
             return "linear"
-        return "rooted sum" if self.rooted else "sum"
+        if not self.rooted:
+            return "sum"
+        return "rooted sum" if self.scales.own is None else None
 
     def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
         """X W: sums are linear, so W may come before them."""
