@@ -71,9 +71,11 @@ def fit(
     shape = _shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
     params = _params(model, block, start, memory, used=int(data.called.used_off[-1]), shared=shared)
     clients, rows = block.num_clients, int(block.off[-1])
-    loss = np.zeros(clients)
-    logits = np.empty((rows, model.outputs), params.flat.dtype)
-    work = np.zeros((clients, 2 * len(model.stages) + 4), np.int64)
+    filled = arrays.Filled(
+        loss=np.zeros(clients),
+        logits=np.empty((rows, model.outputs), params.flat.dtype),
+        work=np.zeros((clients, 2 * len(model.stages) + 4), np.int64),
+    )
     before = params.steps.copy()
 
     def train(first: int, end: int) -> None:
@@ -87,18 +89,16 @@ def fit(
             _steps(training),
             params,
             np.uint64(key.value),
-            loss,
-            logits,
-            work,
+            filled,
         )
 
     _share_out(block, train)
-    report_training(model, training, block, work)
+    report_training(model, training, block, filled.work)
     weights = _weights(model, training, block, start, params, before if compact else None)
     kept = {} if memory is None else _memory(model, training, block, params)
-    found = torch.from_numpy(loss).to(start[first].dtype)
+    found = torch.from_numpy(filled.loss).to(start[first].dtype)
     steps = torch.from_numpy(params.steps - before)
-    return Fitted(weights, kept, found, torch.from_numpy(logits), steps)
+    return Fitted(weights, kept, found, torch.from_numpy(filled.logits), steps)
 
 
 def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:

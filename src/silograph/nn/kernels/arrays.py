@@ -151,6 +151,41 @@ class Weights(NamedTuple):
     flat: Array  # (P,)
 
 
+class TrainedWeights(NamedTuple):
+    """One client's weights, and what their steps read and change."""
+
+    weights: Weights
+    start: Weights  # read where there is a pull to it only
+    first: Weights  # moments
+    second: Weights
+
+
+class TrainedMatrix(NamedTuple):
+    """The same of one matrix, (u, D) each."""
+
+    weights: Array
+    start: Array
+    first: Array
+    second: Array
+
+
+class Spare(NamedTuple):
+    """Memory of one thread for what does not outlive a client: its start and fresh moments."""
+
+    start: Array  # (M, u, D), empty if there is no pull
+    start_flat: Array  # (P,)
+    moments: Array  # (2, M, u, D), empty if moments are kept
+    moments_flat: Array  # (2, P)
+
+
+class Filled(NamedTuple):
+    """What training fills, of the clients that are called."""
+
+    loss: Array  # (C,) float64
+    logits: Array  # (n, K)
+    work: Array  # (C, 2 L + 4) int64 counts, see `training.count`
+
+
 class Scratch(NamedTuple):
     """Memory of one thread, large enough for its largest client."""
 

@@ -15,6 +15,8 @@ from silograph.nn.kernels.arrays import (
     RowArrays,
     Scratch,
     StepRule,
+    TrainedMatrix,
+    TrainedWeights,
     Weights,
     compiled,
 )
@@ -204,16 +206,13 @@ def step_first(
     k: int,
     drawn: bool,
     gz: Array,
-    w: Array,
-    start: Array,
-    m: Array,
-    v: Array,
+    own: TrainedMatrix,
     steps: StepRule,
     t: int,
     s: Scratch,
 ) -> None:
-    """Step a first matrix w (u, D) along its gradient, X^T gz."""
-    a, used, width = rows.off[k], w.shape[0], w.shape[1]
+    """Step a first matrix (u, D) along its gradient, X^T gz."""
+    a, used, width = rows.off[k], own.weights.shape[0], own.weights.shape[1]
     many, sparse = gz.shape[0], x.dense.shape[0] == 0
     if not sparse:
         np.dot((s.x[:many] if drawn else x.dense[a : a + many]).T, gz, s.rows[:used])
@@ -221,8 +220,8 @@ def step_first(
         s.rows[:used] = 0
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
     chunk = CHUNK if sparse and not drawn else used
-    p, p1, p2, g = w.reshape(-1), m.reshape(-1), v.reshape(-1), s.rows.reshape(-1)
-    p0 = start.reshape(-1)
+    p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start.reshape(-1)
+    p1, p2 = own.first.reshape(-1), own.second.reshape(-1)
     for i in range(0, used, max(chunk, 1)):
         lo, hi = i * width, min(i + chunk, used) * width
         if sparse and not drawn:
@@ -231,6 +230,15 @@ def step_first(
             ends = x.t_ptr[first : first + count + 1]
             add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
         step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
+
+
+@compiled
+def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
+    """Return a client's first or second matrix."""
+    w, start, m1, m2 = own.weights, own.start, own.first, own.second
+    if second:
+        return TrainedMatrix(w.second, start.second, m1.second, m2.second)
+    return TrainedMatrix(w.first, start.first, m1.first, m2.first)
 
 
 @compiled
@@ -263,16 +271,13 @@ def backward_step(
     shape: ModelShape,
     k: int,
     drawn: bool,
-    w: Weights,
-    start: Weights,
-    m1: Weights,
-    m2: Weights,
+    own: TrainedWeights,
     steps: StepRule,
     t: int,
     s: Scratch,
 ) -> None:
     """Walk from the gradient of the logits in `s.out` to all weights, and step them."""
-    a, last, side = rows.off[k], shape.layers - 1, 0
+    a, last, side, w = rows.off[k], shape.layers - 1, 0, own.weights
     for layer in range(last, -1, -1):
         inputs, width, form = shape.width[layer], shape.width[layer + 1], shape.form[layer]
         at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
@@ -282,11 +287,9 @@ def backward_step(
         add_columns(g, s.flat[at_bias : at_bias + width])
         back_through_sum(rows, form, a, s.ptr[layer if drawn else 0], drawn, g, gz, s)
         if layer == 0:
-            one = w.first, start.first, m1.first, m2.first
-            step_first(rows, x, k, drawn, gz, *one, steps, t, s)
+            step_first(rows, x, k, drawn, gz, matrix(own, False), steps, t, s)
             if form == ROOTED:
-                two = w.second, start.second, m1.second, m2.second
-                step_first(rows, x, k, drawn, g, *two, steps, t, s)
+                step_first(rows, x, k, drawn, g, matrix(own, True), steps, t, s)
             continue
         h, below = entering(shape, layer, m, s), table(s.grad[1 - side], 0, m, inputs)
         np.dot(h.T, gz, table(s.flat, at, inputs, width))
@@ -300,4 +303,4 @@ def backward_step(
         for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
             flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
         side = 1 - side
-    step(w.flat, s.flat, start.flat, m1.flat, m2.flat, steps, t)
+    step(w.flat, s.flat, own.start.flat, own.first.flat, own.second.flat, steps, t)
