@@ -32,11 +32,11 @@ from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.local_training import state_specs
+from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Schedule, Training
-from silograph.nn.kind import AnyModel
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer

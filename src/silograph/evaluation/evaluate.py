@@ -30,9 +30,9 @@ from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
+from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
 from silograph.nn.doors import dtype_of
-from silograph.nn.kind import AnyModel
 from silograph.task.counts import (
     BINS,
     LEAST_DEVIATION,

@@ -28,9 +28,9 @@ from silograph.exchange.stages import (
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Steps
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.forward import Staged
-from silograph.nn.kind import AnyModel
 from silograph.nn.stage_halves import scales_of
 
 Carry = Callable[[Federation, Mapping[str, Shared], Key], None]

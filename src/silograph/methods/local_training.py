@@ -26,9 +26,9 @@ from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
-from silograph.nn.kind import AnyModel
 from silograph.selection.uniform import select_uniform
 
 NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps

@@ -17,11 +17,11 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
 from silograph.nn.doors import check_fit, check_weights
 from silograph.nn.fit import rest as rest_torch
 from silograph.nn.forward import Staged
-from silograph.nn.kind import AnyModel
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.schedule import NO_STATE, Fitted, Training
 from silograph.task.registry import task_of

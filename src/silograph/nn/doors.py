@@ -17,8 +17,8 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Ragged, owners
 from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Training
-from silograph.nn.kind import AnyModel
 from silograph.nn.optim import Optimizer
 from silograph.task.registry import task_of
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked, State
 from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.kind import AnyModel
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
 

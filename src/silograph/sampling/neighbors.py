@@ -19,7 +19,7 @@ from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.ranges import lin
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.kind import AnyModel
+from silograph.nn.any_model import AnyModel
 from silograph.nn.neighbors import (
     FULL,
     Drawn,

@@ -21,7 +21,7 @@ from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.methods import METHODS
-from silograph.nn.kind import AnyModel
+from silograph.nn.any_model import AnyModel
 from silograph.nn.model import Model
 
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]

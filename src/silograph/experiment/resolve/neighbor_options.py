@@ -8,7 +8,7 @@ from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.ranges import Scalar
 from silograph.core.widths import LAYERS
-from silograph.nn.kind import AnyModel
+from silograph.nn.any_model import AnyModel
 from silograph.nn.neighbors import Neighbors
 from silograph.sampling.neighbors import NEIGHBORS, Depth, NeighborSampler
 

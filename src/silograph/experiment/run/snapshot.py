@@ -19,8 +19,8 @@ from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.kind import AnyModel
 
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")

@@ -21,8 +21,8 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.kind import AnyModel
 from silograph.nn.model import Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.task.registry import task_of

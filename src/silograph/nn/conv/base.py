@@ -32,7 +32,7 @@ from silograph.nn.segment import gradients, segment_linear, sparse_product
 Params = dict[str, Tensor]
 
 
-Scale = Callable[[Tensor], Tensor]
+DegreeScale = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Scales:
         own: weight of the receiver's own z (n, 1); None: 0.
     """
 
-    pre: Scale | None = None
-    post: Scale | None = None
-    own: Scale | None = None
+    pre: DegreeScale | None = None
+    post: DegreeScale | None = None
+    own: DegreeScale | None = None
 
     def before(self, degree: Tensor) -> Tensor | None:
         """Return the sender's scale (n, 1), or None for 1."""
