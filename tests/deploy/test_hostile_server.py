@@ -335,7 +335,10 @@ def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
         ({"model": "appnp", "hops": 10**7}, "expected hops of at most 1000 at a silo"),
         ({"hidden": "1," * 1001}, "hidden: expected a width of 1 or more"),
         ({"hidden": "9" * 5000}, "hidden: expected a width of 1 or more"),
-        ({"hidden": "8,30000,30000"}, "expected a model of at most 268,435,456 weights at a silo"),
+        (
+            {"hidden": "8,30000,30000", "layers": 4},
+            "expected a model of at most 268,435,456 weights at a silo",
+        ),
         ({"hidden": "8,8", "layers": 2}, "expected 3 layers with hidden=8,8, got 2"),
         ({"head": "both"}, "head: input should be 'conv' or 'linear'"),
         ({"hidden": 10**8}, "expected a model of at most 268,435,456 weights at a silo"),
