@@ -51,6 +51,7 @@ RUNS: list[dict[str, Any]] = [
     {"method": "cagnet", "block_size": 1},
     {"method": "label_guided", "options": {"sample": 30}},
     {"method": "graphsaint", "options": {"budget": 8, "sample_coverage": 2}},
+    {"method": "fedper", "sparse": True},
     # The short form ends here.
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},
@@ -73,7 +74,7 @@ RUNS: list[dict[str, Any]] = [
         "options": {"budget": 8, "sample_coverage": 2, "sampler": "edge"},
     },
 ]
-SHORT = 8
+SHORT = 9
 
 
 @dataclass(frozen=True, eq=False)

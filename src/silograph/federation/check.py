@@ -9,7 +9,16 @@ from typing import Any
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State
+from silograph.core.payload import (
+    Field,
+    Patched,
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    patched_problem,
+)
 from silograph.federation.base import Op
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.federation.op_failure import context, failure, says_all
@@ -32,7 +41,7 @@ def check_fields(
         clients: C.
         where: what it is, for the message: `reply of train`.
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
-        patched: whether `Patched` fields are allowed: in replies.
+        patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
     """
     if len(fields) > MAX_FIELDS:
@@ -110,7 +119,7 @@ def _problem(
         case Patched():
             if not patched:
                 return "Stacked or Ragged, got Patched"
-            return _patched_problem(field, clients)
+            return patched_problem(field, clients)
         case Ragged() if not rows:
             return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
         case Ragged(_, off):
@@ -119,24 +128,4 @@ def _problem(
                 return f"runs of {len(t)} rows for {clients} clients, got offsets {ends[:9]}"
             if any(a > b for a, b in itertools.pairwise(ends)):
                 return f"ascending offsets, got {ends[:9]}"
-    return None
-
-
-def _patched_problem(field: Patched, clients: int) -> str | None:
-    """Return what is wrong with a patched field: kernels that add its rows check nothing."""
-    ends, rows = field.off.tolist(), len(field.t)
-    if len(field.which) != clients or len(ends) != clients + 1:
-        return f"a part for each of {clients} clients, got {len(field.which)}"
-    if ends[0] != 0 or ends[-1] != rows or len(field.index) != rows:
-        return f"runs of {rows} rows, got offsets {ends[:9]} and {len(field.index)} places"
-    if any(a > b for a, b in itertools.pairwise(ends)):
-        return f"ascending offsets, got {ends[:9]}"
-    if field.t.shape[1:] != field.base.shape[2:]:
-        return f"rows as those of the base, got shapes {tuple(field.t.shape)}"
-    for name, t, size in (
-        ("place", field.index, field.base.shape[1]),
-        ("base", field.which, len(field.base)),
-    ):
-        if len(t) and not 0 <= int(t.min()) <= int(t.max()) < size:
-            return f"every {name} below {size}, got {int(t.min())} to {int(t.max())}"
     return None

@@ -130,7 +130,8 @@ class InProcess:
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
-        check_fields(inbox, len(positions), f"inbox of {op.__name__}", shared=True)
+        where = f"inbox of {op.__name__}"
+        check_fields(inbox, len(positions), where, shared=True, patched=True)
         self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, len(positions)))
         everyone = len(positions) == len(self._ids)
         device = self._device

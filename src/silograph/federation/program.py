@@ -88,13 +88,18 @@ class Calls:
         setup: the calls of `Method.init`.
         round: the calls of `Method.round`, given the number of the round.
         state: what a client's state holds between rounds.
-        server_model: whether the server has a model, which clients score.
+        server_model: whether the server has a model, which clients score; a function of the
+            method's config where its options decide.
     """
 
     setup: Callable[[Any, Key], Steps]
     round: Callable[[Any, int, Key], Steps]
     state: Callable[[Any], FieldSpecs]
-    server_model: bool = True
+    server_model: bool | Callable[[Any], bool] = True
+
+    def scores_server(self, cfg: Any) -> bool:
+        """Return whether clients score a model of the server's."""
+        return self.server_model(cfg) if callable(self.server_model) else self.server_model
 
 
 @dataclass(frozen=True)

@@ -27,18 +27,21 @@ from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT
+from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.llcg import LLCG
 from silograph.methods.local_only import LOCAL
 from silograph.methods.local_training import (
+    bases,
     begin,
     local_round,
     local_steps,
     rests,
     shared,
     stacked,
+    start_from,
     state_specs,
     train,
     train_from,
@@ -49,6 +52,7 @@ from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Training, stacked_copies
+from silograph.nn.start import Start
 
 METHODS: dict[str, AnyMethod] = {
     method.name: method
@@ -57,6 +61,7 @@ METHODS: dict[str, AnyMethod] = {
         FEDAVG,
         FEDOPT,
         FEDPROX,
+        FEDPER,
         SCAFFOLD,
         LLCG,
         LABEL_GUIDED,
@@ -74,6 +79,7 @@ __all__ = [
     "COUNT",
     "FEDAVG",
     "FEDOPT",
+    "FEDPER",
     "FEDPROX",
     "GRAPHSAINT",
     "LABEL_GUIDED",
@@ -113,11 +119,13 @@ __all__ = [
     "Shared",
     "Shift",
     "Stacked",
+    "Start",
     "State",
     "Sum",
     "Training",
     "Uncut",
     "WeightedMean",
+    "bases",
     "begin",
     "local_round",
     "local_steps",
@@ -128,6 +136,7 @@ __all__ = [
     "shared",
     "stacked",
     "stacked_copies",
+    "start_from",
     "state_specs",
     "train",
     "train_from",

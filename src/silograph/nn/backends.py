@@ -26,6 +26,7 @@ from silograph.nn.fit_module import fit as fit_module
 from silograph.nn.model import AnyModel, forward
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.own_module import ModuleModel
+from silograph.nn.start import Start
 from silograph.task.registry import task_of
 
 Kernels = Literal["compiled", "torch"]
@@ -65,7 +66,7 @@ def fit(
     kernels: Kernels,
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
     key: Key,
     sampler: State = NO_STATE,

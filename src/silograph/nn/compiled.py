@@ -31,6 +31,15 @@ from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.model import Model, first_maps, stages, weight_shapes
 from silograph.nn.optim import SGD, Adam
+from silograph.nn.start import (
+    Start,
+    StartFields,
+    joined_bases,
+    start_fields,
+    starts_compact,
+    used_rows,
+    whole,
+)
 
 NO_DRAW = np.empty(0, np.int64)
 UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
@@ -56,19 +65,19 @@ class _Prepared:
 def fit(
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
     key: Key,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
     model = training.layered
-    shared = start["0.weight"].dim() == 2
-    sparse = isinstance(block.x, SparseRows)
-    compact = shared and memory is None and sparse
+    fields = start_fields(model, start, block.num_clients)
+    compact = memory is None and starts_compact(model, fields, block.x)
     data = _prepared(model, block, compact=compact)
     degree = block.adj.degree
     shape = _shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
-    params = _params(model, block, start, memory, used=int(data.called.used_off[-1]), shared=shared)
+    used = int(data.called.used_off[-1])
+    params = _params(model, block, fields, memory, used=used, compact=compact)
     clients, rows = block.num_clients, int(block.off[-1])
     loss = np.zeros(clients)
     logits = np.empty((rows, model.outputs), params.flat.dtype)
@@ -93,11 +102,10 @@ def fit(
 
     _share_out(block, train)
     report_training(training, block, work)
-    weights = _weights(training, block, start, params, before if compact else None)
+    weights = _weights(training, block, fields, params, before if compact else None)
     kept = {} if memory is None else _memory(training, block, params)
-    found = torch.from_numpy(loss).to(start["0.weight"].dtype)
-    steps = torch.from_numpy(params.steps - before)
-    return Fitted(weights, kept, found, torch.from_numpy(logits), steps)
+    found, steps = torch.from_numpy(logits), torch.from_numpy(params.steps - before)
+    return Fitted(weights, kept, torch.from_numpy(loss).to(found.dtype), found, steps)
 
 
 def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
@@ -301,34 +309,37 @@ def _matrices(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
 def _params(
     model: Model,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    fields: StartFields,
     memory: Mapping[str, Tensor] | None,
     *,
     used: int,
-    shared: bool,
+    compact: bool,
 ) -> arrays.ParamArrays:
-    clients, maps = block.num_clients, first_maps(model)
-    like = start[maps[0]].numpy()
-    none3, none2 = np.empty((0, 0, 0), like.dtype), np.empty((0, 0), like.dtype)
-    if shared:
-        given = torch.stack([start[name] for name in maps]).numpy()
-        rows = np.empty((len(maps), used, like.shape[-1]), like.dtype)
-        copies = {n: w.expand(clients, *w.shape) for n, w in start.items() if n not in maps}
-        flat = _flat(model, copies)
+    """Return weights and moments; first matrices have `used` rows in all, those that clients use.
+
+    `compact`: these are not all of their rows.
+    """
+    maps = first_maps(model)
+    flat = _flat(model, {n: whole(field) for n, field in fields.items() if n not in maps})
+    none3, none2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
+    given, which = joined_bases([fields[name] for name in maps])
+    if len(given):
+        rows = np.empty((len(maps), used, given.shape[-1]), flat.dtype)
+    elif compact:
+        rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
-        given, rows, flat = none3, _matrices(model, start), _flat(model, start)
+        rows = _matrices(model, {name: whole(fields[name]) for name in maps})
     moments = [none3, none3, none2, none2]
-    steps = np.zeros(clients, np.int64)
+    steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
         moments = _moments(model, memory, rows, flat)
         # SGD does not count: its velocity is what it was given, from the first step on.
-        steps = np.ones(clients, np.int64)
+        steps = np.ones(block.num_clients, np.int64)
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
+    weights = given.numpy(), _array(which), rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
-    return arrays.ParamArrays(
-        given, rows, flat, first_rows, second_rows, first_flat, second_flat, steps
-    )
+    return arrays.ParamArrays(*weights, first_rows, second_rows, first_flat, second_flat, steps)
 
 
 def _moments(
@@ -376,7 +387,7 @@ def _split(model: Model, block: ClientBlock, rows: np.ndarray) -> Params:
 def _weights(
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    fields: StartFields,
     params: arrays.ParamArrays,
     before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
@@ -392,5 +403,5 @@ def _weights(
         for name, rows in zip(first_maps(model), params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
-            found[name] = patched(partial(rest, training), start[name], t, block.x, steps)
+            found[name] = patched(partial(rest, training), fields[name], t, block.x, steps)
     return {name: found[name] for name in weight_shapes(model)}

@@ -21,8 +21,8 @@ from silograph.nn.own_module import (
     client_of,
     forward,
     module_for,
-    weight_shapes,
 )
+from silograph.nn.start import Start, start_fields, whole
 from silograph.nn.steps import LOSS_FLOPS, own_copy
 from silograph.task.registry import task_of
 
@@ -30,7 +30,7 @@ from silograph.task.registry import task_of
 def fit(
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
     key: Key,
 ) -> Fitted:
@@ -41,8 +41,8 @@ def fit(
     """
     model, optimizer, schedule = training.model, training.optimizer, training.schedule
     assert isinstance(model, ModuleModel)  # see `tiers.fit`
-    client, shapes = client_of(block), weight_shapes(model)
-    weights = {k: own_copy(w if w.dim() > len(shapes[k]) else w[None]) for k, w in start.items()}
+    client = client_of(block)
+    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
     begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     state = (
         optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}

@@ -28,6 +28,7 @@ WRITTEN_OUT: dict[str, tuple[str, float, bool]] = {
     "fedopt": ("sgd", 0.1, False),
     "fedavg": ("adam", 0.01, False),
     "fedprox": ("adam", 0.01, False),
+    "fedper": ("adam", 0.01, False),
     "scaffold": ("sgd", 0.1, False),
     "llcg": ("adam", 0.01, False),
     "label_guided": ("adam", 0.01, True),

@@ -78,7 +78,7 @@ def _scoring_steps(method: Method, method_config: MethodConfig, t: int, key: Key
     model = method_config.model
     judging = key.fold("judge server", t)
     server: Steps = ()
-    if method.calls is not None and method.calls.server_model:
+    if method.calls is not None and method.calls.scores_server(method_config):
         server = method.evaluate.steps(model, judging)
     return server, own_steps(model, key.fold("judge own", t))
 

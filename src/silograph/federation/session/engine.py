@@ -215,7 +215,8 @@ class Session:
         positions = positions_of(self._ids, to)
         agreed, after = self._course.find(self._round, op, what, key)
         self._course.go_on(self._round, after)
-        check_fields(inbox, len(positions), f"inbox of {op.__name__}", shared=True)
+        where = f"inbox of {op.__name__}"
+        check_fields(inbox, len(positions), where, shared=True, patched=True)
         everyone = len(positions) == len(self._ids)
         asked: list[tuple[int, Peer]] = []
         sizes = []

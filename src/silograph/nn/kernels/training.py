@@ -185,10 +185,11 @@ def train(
         lo, hi, used_lo = called.used_off[k], called.used_off[k + 1], x.used_off[g]
         w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
         if params.start.shape[0] > 0:
+            base, second = params.which[0, k], params.which[last, k]
             for i in range(hi - lo):
                 for j in range(first):
-                    w.first[i, j] = params.start[0, x.used[used_lo + i], j]
-                    w.second[i, j] = params.start[last, x.used[used_lo + i], j]
+                    w.first[i, j] = params.start[base, x.used[used_lo + i], j]
+                    w.second[i, j] = params.start[second, x.used[used_lo + i], j]
         start = Weights(begun[0, : hi - lo], begun[last, : hi - lo], begun_flat)
         if steps.mu > 0:
             start.first[:] = w.first
