@@ -71,6 +71,8 @@ CASES: list[dict[str, Any]] = [
     },
     {"method": "fedavg", "selector": "round_robin", "options": {"selector.clients": 2}},
     {"method": "local", "selector": "all"},
+    {"method": "fedper", "participation": 0.5, "layers": 3, "options": {"private": 2}},
+    {"method": "fedper", "options": {"private": 0}},
     {"method": "fedopt", "collect": 0.5, "model": "gat", "heads": 2},
     {"method": "fedprox", "eval_every": 3, "max_bytes": 1000},
     {"method": "label_guided", "options": {"sample": 20}, "local_epochs": 2, "layers": 3},
