@@ -54,6 +54,7 @@ TIERS = pytest.mark.parametrize(
     ["torch", pytest.param("compiled", marks=pytest.mark.skipif(not HAVE_NUMBA, reason="numba"))],
 )
 CLUSTERS = torch.tensor([0, 1, 1, 0, 1])
+MEMBERS = torch.tensor([0, 3]), torch.tensor([1, 2, 4])
 ROUNDS, KEY, FIRST = 3, Key.of(5), Key.of(9)
 CASES: dict[str, dict[str, Any]] = {
     "sparse": {},
@@ -148,8 +149,7 @@ def test_two_clusters_are_two_runs_of_fedavg(
     (block, route), cfg = built_of(make_graph, cut_block, kernels=kernels, **CASES[case])
     for size in (5, 2):
         found = run(CLUSTERED, cfg, InProcess(cfg, block, route, size)).memory
-        for cluster in (0, 1):
-            members = (cluster == CLUSTERS).nonzero()[:, 0]
+        for cluster, members in enumerate(MEMBERS):
             part = InProcess(cfg, block.take(members), route, len(members))
             expected = run(FEDAVG, cfg, part).weights
             assert expected is not None

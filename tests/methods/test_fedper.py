@@ -89,9 +89,9 @@ def test_fedper_is_the_loop_over_clients(
     assert kept.keys() == last.keys()
     for k, w in base.items():
         torch.testing.assert_close(state.memory[k], w, rtol=0, atol=1e-10)
-    for k, t in kept.items():
+    for k, found in kept.items():
         ours = torch.stack([mine[k] for mine in own])
-        torch.testing.assert_close(t, ours, rtol=0, atol=1e-10)
+        torch.testing.assert_close(found, ours, rtol=0, atol=1e-10)
 
 
 STEPS_OF: dict[str, dict[str, Any]] = {
@@ -153,7 +153,8 @@ def test_only_the_base_travels(make_graph: MakeGraph, private: int) -> None:
     up = frame_bytes("train_private", sent | {"nodes": (), "loss": ()})
     first = frame_bytes("begin_private", {f"private/{name}": s for name, s in own.items()})
     first += frame_bytes("begin_private", {})
-    calls = sum(len(r.clients) for r in result.ledger.records if r.op == "train_private") // 3
+    asked = [r for r in result.ledger.records if (r.op, r.direction) == ("train_private", "down")]
+    calls = sum(len(record.clients) for record in asked)
     assert calls == 4 * 2
     assert result.ledger.bytes_by_kind["weights"] == 4 * first + calls * (down + up)
     assert result.ledger.bytes_by_kind.keys() == {"weights", "evaluation"}
