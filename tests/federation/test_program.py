@@ -11,7 +11,7 @@ import torch
 
 from runs import with_values
 from sessions import TOKEN, session, worker_of
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -86,7 +86,7 @@ CASES: list[dict[str, Any]] = [
 
 def setup_of(graph: Graph, **options: Any) -> Setup:
     plain = {"clients": 3, "partition": "random", "hidden": 8, "rounds": 3, "block_size": 1}
-    return prepare(resolve_seeds(make_config({**plain, **options})), graph)
+    return prepare(make_config({**plain, **options}), graph)
 
 
 def program(setup: Setup) -> Program:
@@ -106,17 +106,10 @@ def record(setup: Setup) -> Recorded:
     fed = setup.federation
     assert isinstance(fed, InProcess)
     blocks = {name: block.all for name, block in zip(fed.ids, fed._blocks, strict=True)}
-    _, whole, _ = clients_of(setup.config, setup.cut.graph, torch.float32, uncut=False)
+    _, whole, _ = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     agreed = program(setup)
     remote, links = session(whole, fed.route, setup.method_config, own_ops(), program=agreed)
-    started = Setup(
-        setup.config,
-        setup.schema,
-        setup.method,
-        setup.method_config,
-        remote,
-        setup.device,
-    )
+    started = replace(setup, federation=remote, simulated=None, held=None)
     train(started, None, Silent(), first_snapshot(started), [], Watched(()))
 
     def fresh(name: str) -> Responder:

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -44,7 +45,6 @@ class MethodConfig(Generic[Options]):
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector is told by client how the round went.
-        held: what the server holds itself, for a method that says so; clients never see it.
     """
 
     model: AnyModel
@@ -58,7 +58,6 @@ class MethodConfig(Generic[Options]):
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
     observed: bool = False
-    held: ClientBlock | None = None
 
     @property
     def everyone_trains(self) -> bool:
@@ -116,6 +115,10 @@ def no_corrections(options: Any) -> tuple[Correction, ...]:
     return ()
 
 
+StepsOnHeld = Callable[[MethodConfig[Any], ClientBlock, ServerState, int, Key], ServerState]
+"""(cfg, nodes that the server holds, state after the round, its number, key) to the next state."""
+
+
 class Setting(Protocol):
     """Where a method trains."""
 
@@ -130,6 +133,10 @@ class Setting(Protocol):
     def held(self, options: Any) -> float | None:
         """Return the share of all nodes that the server holds itself; None is no node."""
 
+    @property
+    def on_held(self) -> StepsOnHeld | None:
+        """What the server does after each round on the nodes that it holds."""
+
 
 @dataclass(frozen=True)
 class AtSilos:
@@ -137,6 +144,7 @@ class AtSilos:
 
     uncut = False
     at_server = None
+    on_held = None
 
     def held(self, options: Any) -> float | None:
         """The server holds no node."""
@@ -150,6 +158,7 @@ class Uncut:
 
     uncut = True
     at_server = "the uncut graph"
+    on_held = None
 
     def held(self, options: Any) -> float | None:
         """The server holds no node besides."""
@@ -161,11 +170,15 @@ class Uncut:
 class ServerHolds:
     """The server holds features, labels and edges of some nodes itself, in simulation only.
 
+    The nodes are an argument of `on_held` and of nothing else, so no op can read them.
+
     Attributes:
         share: of all nodes, by the method's options.
+        on_held: what the server does after each round on these nodes.
     """
 
     share: Callable[[Any], float]
+    on_held: StepsOnHeld
     uncut = False
     at_server = "nodes of its own"
 
@@ -234,6 +247,6 @@ class Method(Generic[Options]):
 AnyMethod = Method[Any]
 
 
-def seen_by(method: AnyMethod, config: RunConfig) -> str:
+def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
     """Return how a node is seen in the `server` view of a run."""
     return UNCUT if method.setting.uncut else method.evaluate.seen(config.collect)

@@ -17,7 +17,7 @@ from silograph.experiment.run.setup import Setup
 from silograph.federation.base import positions_of
 from silograph.federation.ledger import Ledger
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
-from silograph.selection import RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector, SelectorState
 from silograph.task.scores import client_accuracy
 
 PREFIX = "selector/"
@@ -54,7 +54,7 @@ class Selection:
         except ProtocolError as error:
             raise ProtocolError(f"selector {self.selector.name} in round {t}: {error}") from None
         observed = self.selector.observe is not None
-        return replace(cfg, selector=self.selector.name, selected=tuple(chosen), observed=observed)
+        return replace(cfg, selected=tuple(chosen), observed=observed)
 
     def observe(
         self,
