@@ -198,7 +198,7 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
             kind = rng.choice([k for k in Kind if k is not envelope.kind])
             envelope = Envelope(envelope.op, kind, envelope.round, envelope.step)
         case "key":
-            call = CallBody(call.op, Key(rng.getrandbits(64)), call.everyone, call.rows, call.frame)
+            call = CallBody(call.op, Key(rng.getrandbits(64)), call.rows, call.frame)
         case "round":
             number = rng.choice([0, envelope.round + 1, 2**31 - 1])
             envelope = Envelope(envelope.op, envelope.kind, number, envelope.step)
@@ -218,7 +218,7 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         case "missing":
             inbox.popitem() if inbox else None
     frame = encode(envelope, inbox, 0)
-    return call_body(CallBody(call.op, call.key, call.everyone, call.rows, frame))
+    return call_body(CallBody(call.op, call.key, call.rows, frame))
 
 
 @pytest.mark.parametrize("case", CASES[:8], ids=str)

@@ -35,6 +35,7 @@ class FieldSpec:
         low: least value; None is any.
         high: largest value; None is any.
         below: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
+        optional: of a state: whether clients may lack the field, as a call to some creates it.
     """
 
     form: type[Shared] | type[Stacked] | type[Ragged]
@@ -45,6 +46,7 @@ class FieldSpec:
     low: float | None = None
     high: float | None = None
     below: str = ""
+    optional: bool = False
 
 
 FieldSpecs = Mapping[str, FieldSpec]
@@ -119,12 +121,15 @@ def check_against(
         finite: whether NaN and infinity are refused.
         values: whether values are looked at; else shapes only.
     """
-    if fields.keys() != specs.keys():
-        missing, odd = specs.keys() - fields.keys(), fields.keys() - specs.keys()
+    missing = {n for n in specs.keys() - fields.keys() if not specs[n].optional}
+    odd = fields.keys() - specs.keys()
+    if missing or odd:
         what = f"{min(missing)!r}, got none" if missing else f"no field {min(odd)!r}"
         raise ProtocolError(f"expected {what} in {where}")
     others = {"own": fields, "inbox": inbox or {}}
     for name, spec in specs.items():
+        if name not in fields:
+            continue
         found = fields[name]
         problem = _shape_problem(found, spec, extent, others)
         if problem is None and values:
@@ -171,6 +176,8 @@ def _rows_problem(
     wanted = extent.rows.get(group)
     if name:
         other = others.get(group, {}).get(name)
+        if other is None:
+            return f"{name!r} beside its rows, got none"
         wanted = other.off.diff().tolist() if isinstance(other, Ragged) else None
     if wanted is None:  # the server does not know how many nodes a silo has
         return None

@@ -217,14 +217,13 @@ class Session:
         self._course.go_on(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
-        everyone = len(positions) == len(self._ids)
         asked: list[tuple[int, Peer]] = []
         sizes = []
         for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
                 self._asks(peer, op.__name__, len(frame))
-                peer.send(Type.CALL, call_body(CallBody(name, key, everyone, rows, frame)))
+                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
                 self._called[peer.name] = self._round
                 asked.append((place, peer))
                 sizes.append(len(frame))

@@ -314,7 +314,6 @@ class Responder:
                 self._state,
                 inbox,
                 call.key,
-                everyone=call.everyone,
                 rows=call.rows,
                 number=self._round,
                 private=True,
