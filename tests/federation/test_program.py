@@ -37,6 +37,7 @@ from silograph.federation.program import (
     MOST_TIMES,
     Call,
     Course,
+    Either,
     Maybe,
     Program,
     Steps,
@@ -305,6 +306,8 @@ def accepts(steps: Steps, word: str) -> bool:
         ((Maybe((A, B)), B), {"b", "abb"}),
         ((Maybe(A), Maybe(B)), {"", "a", "b", "ab"}),
         ((A, (), (Maybe(A), B)), {"ab", "aab"}),
+        (Either((A, B), B), {"ab", "b"}),
+        (Either((A, Maybe(B)), Maybe(B)), {"", "a", "ab", "b"}),
     ],
 )
 def test_the_words_of_a_program(steps: Steps, words: set[str]) -> None:
@@ -401,6 +404,8 @@ def ragged(t: torch.Tensor) -> Ragged:
         ),
         (FieldSpec(Ragged, (2,), rows="own/b"), ragged(torch.zeros(5, 2)), "2 rows, got 5"),
         (FieldSpec(Ragged, (2,), rows="inbox/c"), ragged(torch.zeros(5, 2)), "1 rows, got 5"),
+        (FieldSpec(Ragged, (2,), rows="marked/b"), ragged(torch.zeros(2, 2)), "0 rows, got 2"),
+        (FieldSpec(Ragged, (2,), rows="state/d"), ragged(torch.zeros(2, 2)), "'d' beside its rows"),
         (FieldSpec(Shared, (2,)), Shared(torch.tensor([0, torch.inf])), "finite numbers, got NaN"),
         (FieldSpec(Shared, (2,)), Shared(torch.tensor([torch.nan, 0])), "finite numbers, got NaN"),
         (exactly(3), Shared(torch.tensor(2, dtype=torch.int32)), "values from 3, got 2"),
@@ -421,7 +426,9 @@ def test_what_a_field_must_be(spec: FieldSpec, field: Any, message: str) -> None
     fields = {"a": field, "b": ragged(torch.zeros(2))}
     inbox = {"c": ragged(torch.zeros(1))}
     with pytest.raises(ProtocolError, match=rf"^expected {message}.* for 'a' in here$"):
-        check_against(fields, {"a": spec, "b": others}, EXTENT, "here", inbox=inbox, finite=True)
+        check_against(
+            fields, {"a": spec, "b": others}, EXTENT, "here", others={"inbox": inbox}, finite=True
+        )
 
 
 def test_large_finite_numbers_are_finite() -> None:

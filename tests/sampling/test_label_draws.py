@@ -15,7 +15,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, State
 from silograph.exchange.passes import forward, gradients, predict
-from silograph.exchange.rows import pull
+from silograph.exchange.pull import pull
 from silograph.exchange.stages import end, logits_of
 from silograph.federation.block_state import BlockState
 from silograph.federation.in_process import InProcess

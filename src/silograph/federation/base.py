@@ -137,6 +137,7 @@ class Federation(Protocol):
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to` (all by default, in client order) and return the replies.
 
@@ -150,7 +151,10 @@ class Federation(Protocol):
             reduce: how the replies are folded, to `Shared` fields, or what is kept of them by
                 client (`Gather`).
             rows: whether replies may be `Ragged`. What has a row for each node crosses clients
-                through `silograph.exchange.rows` only, which says so here.
+                through `silograph.exchange` only, which says so here.
+            lacking: whether the call goes on without clients that are away or fail, as many as
+                they are; they are in `away` then, and have no rows in the replies. If nobody
+                answers, no field comes back.
 
         Raises:
             ProtocolError: unknown, repeated or unordered ids, or a reply that breaks the rules.

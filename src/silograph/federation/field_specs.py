@@ -30,7 +30,8 @@ class FieldSpec:
         shape: of the tensor if shared, of a client's slice, or of one row; None is any length.
         dtype: None is the run's floating point dtype.
         rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS or BOUNDARY of the
-            client, or as many as the field `own/NAME` of the same message, or `inbox/NAME`.
+            client; as many as the field `own/NAME` of the same message has; as many as it marks as
+            true, `marked/NAME`; or as many as `inbox/NAME` has, or `state/NAME` of the client.
         fewer: whether there may be fewer rows.
         low: least value; None is any.
         high: largest value; None is any.
@@ -106,7 +107,7 @@ def check_against(
     extent: Extent,
     where: str,
     *,
-    inbox: Mapping[str, Field] | None = None,
+    others: Mapping[str, Mapping[str, Field]] | None = None,
     finite: bool = False,
     values: bool = True,
 ) -> None:
@@ -117,7 +118,8 @@ def check_against(
         specs: by the same names.
         extent: of the clients that they belong to.
         where: what they are, for the message: `inbox of train`.
-        inbox: what a reply answers, if that is what they are.
+        others: what rows may be counted by besides: the `inbox` that a reply answers, the `state`
+            of who gets a message.
         finite: whether NaN and infinity are refused.
         values: whether values are looked at; else shapes only.
     """
@@ -126,7 +128,7 @@ def check_against(
     if missing or odd:
         what = f"{min(missing)!r}, got none" if missing else f"no field {min(odd)!r}"
         raise ProtocolError(f"expected {what} in {where}")
-    others = {"own": fields, "inbox": inbox or {}}
+    others = {"own": fields, "marked": fields, **(others or {})}
     for name, spec in specs.items():
         if name not in fields:
             continue
@@ -178,13 +180,21 @@ def _rows_problem(
         other = others.get(group, {}).get(name)
         if other is None:
             return f"{name!r} beside its rows, got none"
-        wanted = other.off.diff().tolist() if isinstance(other, Ragged) else None
+        wanted = _runs(other, marked=group == "marked") if isinstance(other, Ragged) else None
     if wanted is None:  # the server does not know how many nodes a silo has
         return None
     for most, count in zip(wanted, runs, strict=True):
         if count > most or (count < most and not spec.fewer):
             return f"{'at most ' * spec.fewer}{most} rows, got {count}"
     return None
+
+
+def _runs(found: Ragged, *, marked: bool) -> list[int]:
+    """Return how many rows each client has, or how many of them are true."""
+    ends = found.off.tolist()
+    if not marked:
+        return [b - a for a, b in itertools.pairwise(ends)]
+    return [int(found.t[a:b].bool().sum()) for a, b in itertools.pairwise(ends)]
 
 
 def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: bool) -> str | None:

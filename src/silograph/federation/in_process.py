@@ -127,8 +127,10 @@ class InProcess:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
+        del lacking  # nobody is away
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)

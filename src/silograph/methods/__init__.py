@@ -6,10 +6,11 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
+from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.per_client import per_client
-from silograph.federation.program import Call, Calls, Maybe
+from silograph.federation.program import Call, Calls, Either, Maybe
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
@@ -94,6 +95,7 @@ __all__ = [
     "Calls",
     "ClientBlock",
     "Correction",
+    "Either",
     "Federation",
     "FieldSpec",
     "Fitted",
@@ -110,6 +112,7 @@ __all__ = [
     "Params",
     "Payload",
     "Proximal",
+    "PullForm",
     "Ragged",
     "RoundReport",
     "ServerAdam",
@@ -132,6 +135,8 @@ __all__ = [
     "named",
     "per_client",
     "personal",
+    "pull",
+    "pull_steps",
     "rests",
     "shared",
     "stacked",

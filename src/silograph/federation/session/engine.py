@@ -208,6 +208,7 @@ class Session:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         name = name_of(self._ops, op)
@@ -237,7 +238,9 @@ class Session:
             return answer
 
         answers = self._hear(envelope, asked, reduce, read)
-        if len(answers) < len(positions):
+        if lacking and not answers:
+            return {}
+        if len(answers) < len(positions) and not lacking:
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
