@@ -100,6 +100,19 @@ class Either:
 Steps = Call | Maybe | Either | tuple["Steps", ...]
 
 
+def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
+    """Return steps that are made again as often as a knob says: 0 to `most` times, in order.
+
+    Args:
+        most: by the knob's declared range.
+        steps: of one time, by its number from 0; keys or ops must tell them apart.
+    """
+    found: Steps = ()
+    for number in reversed(range(most)):
+        found = Maybe((steps(number), found))
+    return found
+
+
 @dataclass(frozen=True)
 class Calls:
     """What a method calls; the arguments are those of its `init` and `round`.

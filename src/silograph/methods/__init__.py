@@ -1,6 +1,7 @@
 """The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
 
 from silograph.aggregation.server_step import ServerAdam, ServerMomentum
+from silograph.control import Controller, Standing, knob_fields, knob_specs
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
@@ -10,7 +11,7 @@ from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.per_client import per_client
-from silograph.federation.program import Call, Calls, Either, Maybe
+from silograph.federation.program import Call, Calls, Either, Maybe, up_to
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
@@ -94,6 +95,7 @@ __all__ = [
     "Call",
     "Calls",
     "ClientBlock",
+    "Controller",
     "Correction",
     "Either",
     "Federation",
@@ -123,6 +125,7 @@ __all__ = [
     "Shift",
     "Stacked",
     "Start",
+    "Standing",
     "State",
     "Sum",
     "Training",
@@ -130,6 +133,8 @@ __all__ = [
     "WeightedMean",
     "bases",
     "begin",
+    "knob_fields",
+    "knob_specs",
     "local_round",
     "local_steps",
     "named",
@@ -147,6 +152,7 @@ __all__ = [
     "train_from",
     "trained",
     "under",
+    "up_to",
     "weight_specs",
     "zero_weights",
 ]
