@@ -2,7 +2,7 @@
 
 from silograph.control.base import Controller, ControllerState, Knob, Standing, knobs_of
 from silograph.control.fixed import FIXED
-from silograph.control.messages import knob_fields, knob_specs
+from silograph.control.knob_fields import knob_fields, knob_specs
 
 CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED,)}
 
