@@ -14,7 +14,7 @@ import silograph as sg
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, of, rows_of, run_until, same_bits, weights_of
 from sessions import TOKEN, table, worker_of
-from silograph.control import CONTROLLERS, Controller, Knob, Standing, knob_specs, knobs_of
+from silograph.control import CONTROLLERS, Controller, Knob, RunStanding, knob_specs, knobs_of
 from silograph.control.base import ControllerState, Knobs
 from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
@@ -60,18 +60,18 @@ from silograph.methods.local_training import TRAIN_CALLS
 
 MakeGraph = Callable[..., Graph]
 MOST = 6
-SEEN: list[Standing] = []  # what controllers were told, in order
+SEEN: list[RunStanding] = []  # what controllers were told, in order
 
 
 # A controller in the way of FedAIS, eq. 11: tau_t = ceil(sqrt(F_t / F_0) * tau_0).
 
 
-def remember_first(options: Any, knobs: Knobs, standing: Standing) -> ControllerState:
+def remember_first(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
     return {"first": torch.tensor(standing.val_loss, dtype=torch.float64)}
 
 
 def by_loss(
-    options: Any, knobs: Knobs, state: ControllerState, standing: Standing, key: Key
+    options: Any, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
     SEEN.append(standing)
     assert standing.val_loss is not None
@@ -85,12 +85,12 @@ BY_LOSS = Controller("by_loss", "eq. 11", by_loss, remember_first, needs_scores=
 # One that draws, and remembers what it has drawn and seen.
 
 
-def nothing_yet(options: Any, knobs: Knobs, standing: Standing) -> ControllerState:
+def nothing_yet(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
     return {"center": torch.tensor(0.5, dtype=torch.float64)}
 
 
 def around_center(
-    options: Any, knobs: Knobs, state: ControllerState, standing: Standing, key: Key
+    options: Any, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
     draw = key.uniform(torch.arange(standing.clients))[:, 0].double()
     found = {k.name: k.constant(k.start, standing.clients) for k in knobs}
@@ -101,7 +101,7 @@ def follow(
     options: Any,
     knobs: Knobs,
     state: ControllerState,
-    standing: Standing,
+    standing: RunStanding,
     facts: Mapping[str, float],
     values: Mapping[str, Tensor],
 ) -> ControllerState:
@@ -192,9 +192,9 @@ def run_of(how: str, **options: Any) -> dict[str, Any]:
 KNOBS = (Knob("a", 1, 9, 4), Knob("b", 0.5, 2.0, 1.0), Knob("mix", 0.0, 1.0, 0.5, by_client=True))
 
 
-def standing_at(t: int) -> Standing:
+def standing_at(t: int) -> RunStanding:
     loss = 2.0 / (t + 1)
-    return Standing(t, 3, 100 * t, 1000 - 100 * t, t, loss, 1 - loss / 3)
+    return RunStanding(t, 3, 100 * t, 1000 - 100 * t, t, loss, 1 - loss / 3)
 
 
 def play(found: Controller, state: ControllerState, first: int, last: int) -> list[list[float]]:

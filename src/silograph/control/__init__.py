@@ -1,8 +1,8 @@
 """Knobs that change during a run, and what changes them, by the name users give."""
 
-from silograph.control.base import Controller, ControllerState, Knob, Standing, knobs_of
+from silograph.control.base import Controller, ControllerState, Knob, RunStanding, knobs_of
 from silograph.control.fixed import FIXED
-from silograph.control.knob_fields import knob_fields, knob_specs
+from silograph.control.knob_messages import knob_fields, knob_specs
 
 CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED,)}
 
@@ -12,7 +12,7 @@ __all__ = [
     "Controller",
     "ControllerState",
     "Knob",
-    "Standing",
+    "RunStanding",
     "knob_fields",
     "knob_specs",
     "knobs_of",

@@ -68,7 +68,7 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """Where a run stands; the same after it was killed and resumed.
 
     Attributes:
@@ -93,15 +93,15 @@ class Standing:
 
 
 Knobs = Sequence[Knob]
-Propose = Callable[[Any, Knobs, ControllerState, Standing, Key], Mapping[str, Tensor]]
-StateAtFirst = Callable[[Any, Knobs, Standing], ControllerState]
+Propose = Callable[[Any, Knobs, ControllerState, RunStanding, Key], Mapping[str, Tensor]]
+StateAtFirst = Callable[[Any, Knobs, RunStanding], ControllerState]
 Learn = Callable[
-    [Any, Knobs, ControllerState, Standing, Mapping[str, float], Mapping[str, Tensor]],
+    [Any, Knobs, ControllerState, RunStanding, Mapping[str, float], Mapping[str, Tensor]],
     ControllerState,
 ]
 
 
-def remember_nothing(options: object, knobs: Knobs, standing: Standing) -> ControllerState:
+def remember_nothing(options: object, knobs: Knobs, standing: RunStanding) -> ControllerState:
     """Return the state of a controller that remembers nothing."""
     del options, knobs, standing
     return {}

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from silograph.control.base import Controller, ControllerState, Knobs, Standing
+from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
 from silograph.core.key import Key
 
 
 def propose(
-    options: object, knobs: Knobs, state: ControllerState, standing: Standing, key: Key
+    options: object, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
     """Return the first values."""
     del options, state, key

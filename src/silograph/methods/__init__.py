@@ -1,7 +1,7 @@
 """The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
 
 from silograph.aggregation.server_step import ServerAdam, ServerMomentum
-from silograph.control import Controller, Standing, knob_fields, knob_specs
+from silograph.control import Controller, RunStanding, knob_fields, knob_specs
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
@@ -117,6 +117,7 @@ __all__ = [
     "PullForm",
     "Ragged",
     "RoundReport",
+    "RunStanding",
     "ServerAdam",
     "ServerHolds",
     "ServerMomentum",
@@ -125,7 +126,6 @@ __all__ = [
     "Shift",
     "Stacked",
     "Start",
-    "Standing",
     "State",
     "Sum",
     "Training",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from silograph.control import Controller, Knob, Standing, knobs_of
+from silograph.control import Controller, Knob, RunStanding, knobs_of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.experiment.run.round_scores import Judged, run_metric
@@ -89,14 +89,14 @@ class Controlling:
             known = found.observe(found.options, self.knobs, known, standing, facts, values)
         return with_part(after, CONTROLLER, known)
 
-    def _standing(self, t: int, scores: Judged | None) -> Standing:
+    def _standing(self, t: int, scores: Judged | None) -> RunStanding:
         setup, ledger = self.setup, self.setup.federation.ledger
         most, loss, score = setup.config.max_bytes, None, None
         if scores is not None:
             found = scores.val[setup.method.evaluate.view]
             if found is not None:
                 loss, score = found.loss, found[run_metric(setup).name]
-        return Standing(
+        return RunStanding(
             round=t,
             clients=len(setup.federation.ids),
             bytes=ledger.bytes,
