@@ -180,6 +180,31 @@ def publish(
         fed.call(take, own, what=what, key=key, to=[name])
 
 
+def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
+    """Return which rows of a tensor clients use, (k,) numbers with a run for every client.
+
+    It shows the server what occurs at a client: features, for first weights. See
+    `silograph.federation.known_rows` for what it is good for.
+
+    Args:
+        fed: the federation.
+        tell: replies `used` (k,) int32, ascending, and keeps them in its state.
+        key: key of the op's draws.
+    """
+    reply = fed.call(tell, {}, what=Kind.STATISTICS, key=key, rows=True)
+    return rows_in(reply, "used", tell)
+
+
+def learn_rows_steps(tell: Op, *, key: Key, size: int) -> Steps:
+    """Return the calls of `learn_rows`; `size` is the number of rows that the tensor has."""
+    return Call(tell, Kind.STATISTICS, key, {}, {"used": row_numbers(size)})
+
+
+def row_numbers(size: int) -> FieldSpec:
+    """Return the spec of row numbers (k,) int32 of a tensor with this number of rows."""
+    return FieldSpec(Ragged, (), torch.int32, low=0, high=size - 1, ascending=True)
+
+
 def _whole(field: Field) -> Tensor:
     """Return what one client sent: its slice, or all its rows."""
     return field.t if isinstance(field, Ragged) else field.t[0]

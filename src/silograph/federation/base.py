@@ -19,7 +19,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, State
+from silograph.core.payload import Payload, Ragged, State
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
@@ -53,10 +53,14 @@ class WeightedMean:
         by: the field with the weights.
         around: tensors that most rows of a field equal: the mean is that of the differences from
             them, so rows that do not differ cost nothing. They change no more than rounding.
+        known: row numbers (k,), a run for every client of the federation, of fields in `around`
+            of which replies hold these rows only, as `Ragged` fields; the others are those of
+            `around` (see `silograph.federation.known_rows`).
     """
 
     by: str
     around: Mapping[str, Tensor] = field(default_factory=dict)
+    known: Mapping[str, Ragged] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,12 @@ class Gather:
 
 
 Reduce = WeightedMean | Sum | Gather
+
+
+def known_of(reduce: Reduce | None) -> Mapping[str, Ragged]:
+    """Return the fields of replies that hold rows of what both ends know."""
+    fold = fold_of(reduce)
+    return fold.known if isinstance(fold, WeightedMean) else {}
 
 
 def fold_of(reduce: Reduce | None) -> WeightedMean | Sum | None:

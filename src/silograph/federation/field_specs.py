@@ -36,6 +36,7 @@ class FieldSpec:
         low: least value; None is any.
         high: largest value; None is any.
         below: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
+        ascending: whether each client's values ascend, each once: numbers of rows, say.
         optional: of a state: whether clients may lack the field, as a call to some creates it.
     """
 
@@ -47,6 +48,7 @@ class FieldSpec:
     low: float | None = None
     high: float | None = None
     below: str = ""
+    ascending: bool = False
     optional: bool = False
 
 
@@ -210,10 +212,18 @@ def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: boo
         return f"values from {spec.low:g}, got {float(t.min()):g}"
     if spec.high is not None and float(t.max()) > spec.high:
         return f"values up to {spec.high:g}, got {float(t.max()):g}"
+    if spec.ascending and isinstance(found, Ragged) and not _ascend(found):
+        return "ascending numbers, each once, got others"
     if spec.below and spec.below in extent.rows:
         assert isinstance(found, Ragged)  # places are rows
         return _places_problem(found, extent.rows[spec.below])
     return None
+
+
+def _ascend(found: Ragged) -> bool:
+    """Whether the values of every client ascend, each once."""
+    ends = itertools.pairwise(found.off.tolist())
+    return all(bool((found.t[a:b].diff() > 0).all()) for a, b in ends)
 
 
 def _places_problem(found: Ragged, sizes: Sequence[int]) -> str | None:

@@ -23,7 +23,7 @@ from silograph.core.payload import (
 )
 from silograph.core.work import Meter, metered, work_of
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
@@ -131,6 +131,7 @@ class InProcess:
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         del lacking  # nobody is away
+        rows = rows or bool(known_of(reduce))
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)

@@ -8,8 +8,10 @@ from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, name
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
+from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
+from silograph.federation.known_rows import onto, rows_for, rows_from
 from silograph.federation.per_client import per_client
 from silograph.federation.program import Call, Calls, Either, Maybe, up_to
 from silograph.graph.block.block import ClientBlock
@@ -135,14 +137,20 @@ __all__ = [
     "begin",
     "knob_fields",
     "knob_specs",
+    "learn_rows",
+    "learn_rows_steps",
     "local_round",
     "local_steps",
     "named",
+    "onto",
     "per_client",
     "personal",
     "pull",
     "pull_steps",
     "rests",
+    "row_numbers",
+    "rows_for",
+    "rows_from",
     "shared",
     "stacked",
     "stacked_copies",

@@ -22,7 +22,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import Envelope, encode
@@ -211,6 +211,7 @@ class Session:
         lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
+        rows = rows or bool(known_of(reduce))
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
