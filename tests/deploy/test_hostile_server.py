@@ -78,7 +78,7 @@ class Hostile:
         self, op: Op, inbox: dict[str, Field], what: Kind, key: Key, t: int, *, rows: bool = False
     ) -> Message:
         frame = encode(Envelope(op.__name__, what, t, 1), inbox, 0)
-        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, True, rows, frame)))
+        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, rows, frame)))
 
     def weights(self) -> dict[str, Field]:
         dtype = DTYPES[self.config.dtype]

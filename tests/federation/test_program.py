@@ -37,6 +37,7 @@ from silograph.federation.program import (
     MOST_TIMES,
     Call,
     Course,
+    Either,
     Maybe,
     Program,
     Steps,
@@ -191,7 +192,7 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
             kind = rng.choice([k for k in Kind if k is not envelope.kind])
             envelope = Envelope(envelope.op, kind, envelope.round, envelope.step)
         case "key":
-            call = CallBody(call.op, Key(rng.getrandbits(64)), call.everyone, call.rows, call.frame)
+            call = CallBody(call.op, Key(rng.getrandbits(64)), call.rows, call.frame)
         case "round":
             number = rng.choice([0, envelope.round + 1, 2**31 - 1])
             envelope = Envelope(envelope.op, envelope.kind, number, envelope.step)
@@ -211,7 +212,7 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         case "missing":
             inbox.popitem() if inbox else None
     frame = encode(envelope, inbox, 0)
-    return call_body(CallBody(call.op, call.key, call.everyone, call.rows, frame))
+    return call_body(CallBody(call.op, call.key, call.rows, frame))
 
 
 @pytest.mark.parametrize("case", CASES[:8], ids=str)
@@ -298,6 +299,8 @@ def accepts(steps: Steps, word: str) -> bool:
         ((Maybe((A, B)), B), {"b", "abb"}),
         ((Maybe(A), Maybe(B)), {"", "a", "b", "ab"}),
         ((A, (), (Maybe(A), B)), {"ab", "aab"}),
+        (Either((A, B), B), {"ab", "b"}),
+        (Either((A, Maybe(B)), Maybe(B)), {"", "a", "ab", "b"}),
     ],
 )
 def test_the_words_of_a_program(steps: Steps, words: set[str]) -> None:
@@ -394,6 +397,8 @@ def ragged(t: torch.Tensor) -> Ragged:
         ),
         (FieldSpec(Ragged, (2,), rows="own/b"), ragged(torch.zeros(5, 2)), "2 rows, got 5"),
         (FieldSpec(Ragged, (2,), rows="inbox/c"), ragged(torch.zeros(5, 2)), "1 rows, got 5"),
+        (FieldSpec(Ragged, (2,), rows="marked/b"), ragged(torch.zeros(2, 2)), "0 rows, got 2"),
+        (FieldSpec(Ragged, (2,), rows="state/d"), ragged(torch.zeros(2, 2)), "'d' beside its rows"),
         (FieldSpec(Shared, (2,)), Shared(torch.tensor([0, torch.inf])), "finite numbers, got NaN"),
         (FieldSpec(Shared, (2,)), Shared(torch.tensor([torch.nan, 0])), "finite numbers, got NaN"),
         (exactly(3), Shared(torch.tensor(2, dtype=torch.int32)), "values from 3, got 2"),
@@ -414,7 +419,9 @@ def test_what_a_field_must_be(spec: FieldSpec, field: Any, message: str) -> None
     fields = {"a": field, "b": ragged(torch.zeros(2))}
     inbox = {"c": ragged(torch.zeros(1))}
     with pytest.raises(ProtocolError, match=rf"^expected {message}.* for 'a' in here$"):
-        check_against(fields, {"a": spec, "b": others}, EXTENT, "here", inbox=inbox, finite=True)
+        check_against(
+            fields, {"a": spec, "b": others}, EXTENT, "here", others={"inbox": inbox}, finite=True
+        )
 
 
 def test_large_finite_numbers_are_finite() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, Protocol
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from silograph.control import FIXED, Controller
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
@@ -45,6 +46,8 @@ class MethodConfig(Generic[Options]):
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector is told by client how the round went.
+        knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
+            reach clients by messages (`silograph.control.knob_fields`).
     """
 
     model: AnyModel
@@ -58,6 +61,7 @@ class MethodConfig(Generic[Options]):
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
     observed: bool = False
+    knobs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def everyone_trains(self) -> bool:
@@ -107,6 +111,12 @@ class RoundReport:
     facts: Mapping[str, float] = field(default_factory=dict)
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
     trained: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def fixed_knobs(options: Any) -> Controller:
+    """Knobs stay what the options say."""
+    del options
+    return FIXED
 
 
 def no_corrections(options: Any) -> tuple[Correction, ...]:
@@ -200,6 +210,7 @@ class Needs:
             out anew for every call stands here too, without its values, for the plan of the run.
         score_first: whether the first weights are scored before round 1, and the last scores kept
             for whatever decides by them.
+        controller: what sets the knobs that the options declare, by those options.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -207,6 +218,7 @@ class Needs:
     plain_sgd: bool = False
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
     score_first: bool = False
+    controller: Callable[[Any], Controller] = fixed_knobs
 
 
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
