@@ -51,6 +51,7 @@ RUNS: list[dict[str, Any]] = [
     {"method": "cagnet", "block_size": 1},
     {"method": "label_guided", "options": {"sample": 30}},
     {"method": "graphsaint", "options": {"budget": 8, "sample_coverage": 2}},
+    {"method": "fedper", "sparse": True},
     # The short form ends here.
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},
@@ -73,7 +74,7 @@ RUNS: list[dict[str, Any]] = [
         "options": {"budget": 8, "sample_coverage": 2, "sampler": "edge"},
     },
 ]
-SHORT = 8
+SHORT = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,9 +302,7 @@ class Session:
         name = qualified(call.op)
         os.pwrite(self._at, f"{number} {name} {cfg.backend.name}".ljust(80).encode(), 0)
         try:
-            new, reply = run_op(
-                call.op, cfg, block, state, inbox, key, everyone=True, rows=call.rows
-            )
+            new, reply = run_op(call.op, cfg, block, state, inbox, key, rows=call.rows)
             envelope = Envelope(call.op.__name__, "control", 0, 0)  # type: ignore[arg-type]
             for position in range(clients):
                 with suppress(ValueError):

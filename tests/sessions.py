@@ -64,7 +64,7 @@ class FreeCall(Call):
 
     rows = True
 
-    def check_inbox(self, inbox: Payload, extent: Extent) -> None:
+    def check_inbox(self, inbox: Payload, extent: Extent, state: State) -> None:
         pass
 
     def check_reply(

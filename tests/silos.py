@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.deploy.server import Venue, serve
 from silograph.deploy.silo import Attendance, attend
 from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.result import Result
 from silograph.federation.session.events import Event, What, log_event
 from silograph.graph.graph import Graph
@@ -24,7 +25,7 @@ ALLOW = ("label_guided", "bns", "cagnet", "collect")  # all that silos do not do
 
 def folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
     """The silos' folders of a run on a graph, and beside them `secret`, which all share."""
-    found = cut_graph(resolve_seeds(config), graph)
+    found = cut_graph(config, graph, choose_parts(config).partition)
     made = write_silos(path, found.graph, found.partition, found.split, format="npz")
     (path / "secret").write_bytes(bytes(range(32)))
     return made

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from processes import Command
 from proxy import Proxy
-from silograph.core.config import RunConfig, make_config, write_toml
+from silograph.core.config import RunConfig, make_config
+from silograph.core.run_file import write_toml
 from silograph.deploy.export_silos import export_silos
 from silograph.federation.session.certificates import make_certificates
 

@@ -188,6 +188,7 @@ METHODS: dict[str, Options] = {
     "fedavg": {"method": "fedavg"},
     "fedopt": {"method": "fedopt"},
     "fedprox": {"method": "fedprox", "local_epochs": 3},
+    "fedper": {"method": "fedper"},
     "scaffold": {"method": "scaffold"},
     "llcg": {"method": "llcg"},
     "label_guided": {"method": "label_guided"},

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from silograph.graph.datasets import load
     from silograph.graph.generated.generate import generate
     from silograph.graph.graph import Graph, Split
-    from silograph.graph.partition.options import CutOptions
     from silograph.graph.partition.partition import Partition, make_partition
     from silograph.graph.read.arrays import from_arrays, from_networkx, from_pyg
     from silograph.graph.read.csv import from_csv
@@ -53,7 +52,6 @@ _HOME = {
     "ProtocolError": "core.errors",
     "Graph": "graph.graph",
     "Split": "graph.graph",
-    "CutOptions": "graph.partition.options",
     "Partition": "graph.partition.partition",
     "make_partition": "graph.partition.partition",
     "load": "graph.datasets",
@@ -83,7 +81,6 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "ConfigError",
-    "CutOptions",
     "DataError",
     "FrameError",
     "Graph",

@@ -19,6 +19,7 @@ from silograph.core.payload import (
     Stacked,
     State,
     concatenate,
+    from_bases,
     join,
     state_of,
     take,
@@ -68,8 +69,9 @@ def test_the_form_of_a_field_takes_its_rows_from_whole_slices(drawn: Drawn) -> N
 def test_taking_is_taking_from_the_dense_form(drawn: Drawn, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(drawn.dense) - 1), max_size=6))
     positions = torch.tensor(chosen, dtype=torch.int64)
-    assert equal(take(drawn.field, positions), drawn.dense[positions])
-    assert equal(take_all({"w": drawn.field}, positions)["w"], drawn.dense[positions])
+    for part in (take(drawn.field, positions), take_all({"w": drawn.field}, positions)["w"]):
+        assert isinstance(part, Patched)
+        assert equal(part.stacked(), drawn.dense[positions])
 
 
 @LAW
@@ -138,13 +140,13 @@ def answering(state: dict[str, Any], reply: dict[str, Field]) -> Callable[..., A
 @pytest.mark.parametrize(
     ("inbox", "state", "reply", "message"),
     [
-        (example(), None, None, "Stacked or Ragged, got Patched for 'w' in inbox of op"),
+        (example(4), None, None, "a part for each of 5 clients, got 4 for 'w' in inbox of op"),
         (None, example(), None, "Stacked or Ragged, got Patched for 'w' in state after op"),
         (None, None, example(4), "a part for each of 5 clients, got 4 for 'w' in reply of op"),
     ],
     ids=["inbox", "state", "wrong number of parts"],
 )
-def test_only_replies_are_patched(
+def test_messages_are_patched_and_states_are_not(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., tuple[ClientBlock, Route]],
     inbox: Patched | None,
@@ -157,6 +159,43 @@ def test_only_replies_are_patched(
     given, kept, sent = ({} if f is None else {"w": f} for f in (inbox, state, reply))
     with pytest.raises(ProtocolError, match=f"^expected {message}$"):
         fed.call(answering(kept, dict(sent)), given, what=Kind.CONTROL, key=Key.of(0))
+
+
+@pytest.mark.parametrize("block_size", [2, CLIENTS])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_patched_inbox_arrives_as_its_slices(
+    make_graph: Callable[..., Graph],
+    cut_block: Callable[..., tuple[ClientBlock, Route]],
+    strict: bool,
+    block_size: int,
+) -> None:
+    """Every client gets its own, those that are called in whatever blocks, and bytes are whole."""
+    bases = Key.of(0).matrix(2, 6).view(2, 3, 2)
+    patches = [{c % 3: bases[0, 0]} for c in range(CLIENTS)]
+    fed = InProcess(None, *cut_block(make_graph(40), CLIENTS), block_size, strict=strict)
+
+    def back(
+        cfg: Any, block: ClientBlock, old: State, inbox: Payload, key: Key
+    ) -> tuple[State, Payload]:
+        assert isinstance(inbox["w"], Patched)
+        return {}, {"w": inbox["w"].stacked()}
+
+    for which in ([0, 1, 1, 0, 1], [0, 1, 1]):
+        field, dense = patched(bases, which, patches[: len(which)])
+        to = fed.ids[: len(which)]
+        reply = fed.call(back, {"w": field}, what=Kind.WEIGHTS, key=Key.of(0), to=to)
+        assert equal(reply["w"], dense)
+        down, up = fed.ledger.records[-2:]
+        assert (down.bytes == up.bytes).all()
+
+
+def test_one_of_several_bases() -> None:
+    bases, which = Key.of(0).matrix(2, 6).view(2, 3, 2), torch.tensor([1, 0, 1])
+    for t in (bases, bases[:, 0, 0], bases[:, 0]):
+        field = from_bases(t, which)
+        whole = field.stacked() if isinstance(field, Patched) else field
+        assert equal(whole, t[which])
+        assert isinstance(field, Patched) == (t.dim() > 1)
 
 
 @pytest.mark.parametrize("strict", [False, True])

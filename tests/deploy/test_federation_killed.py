@@ -17,7 +17,7 @@ from test_allowed_code import own_heads
 import silograph as sg
 from processes import Command, children, is_listened_to
 from runs import files_of
-from silograph.core.config import write_toml
+from silograph.core.run_file import write_toml
 from silograph.federation.session.certificates import make_certificates
 from silograph.graph.graph import Graph
 from silos import ALLOW, config_of, folders

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from sessions import TOKEN
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, FrameError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
 from silograph.exchange.stages import absorb, begin, contribute, lose
+from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import training_key
-from silograph.experiment.run.setup import DTYPES, choose_method, configure, write_out
 from silograph.federation.base import Op
 from silograph.federation.frame import Envelope, encode
 from silograph.federation.session.message import (
@@ -68,17 +68,16 @@ class Hostile:
 
     def facts(self, **options: Any) -> dict[str, Any]:
         plain = {"dataset": "silos", "clients": 3, "hidden": HIDDEN, "rounds": 2}
-        config = resolve_seeds(make_config(plain | options))
-        method, _ = choose_method(config)
         schema = schema_of(self.silo.graph)
-        self.config, self.method_config = configure(write_out(config, method), schema, None)
+        found = resolve(make_config(plain | options), schema)
+        self.config, self.method_config = found.config, found.method_config
         return start_facts(self.config, schema)
 
     def call(
         self, op: Op, inbox: dict[str, Field], what: Kind, key: Key, t: int, *, rows: bool = False
     ) -> Message:
         frame = encode(Envelope(op.__name__, what, t, 1), inbox, 0)
-        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, True, rows, frame)))
+        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, rows, frame)))
 
     def weights(self) -> dict[str, Field]:
         dtype = DTYPES[self.config.dtype]

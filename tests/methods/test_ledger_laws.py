@@ -26,7 +26,6 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.selection.uniform import select_uniform
-from together import held
 
 Built = tuple[ClientBlock, Route]
 ROUNDS = 3
@@ -43,7 +42,6 @@ def config(graph: Graph, name: str, participation: float = 1.0) -> MethodConfig:
         participation=participation,
         options=method.options(),
         corrections=method.needs.corrections(method.options()),
-        held=None if method.setting.held(method.options()) is None else held(graph),
     )
 
 

@@ -26,7 +26,6 @@ from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
-from together import held
 
 ROUNDS = 4
 TOLERANCE = 1e-10
@@ -52,7 +51,6 @@ def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
         participation=1.0,
         options=method.options(),
         corrections=method.needs.corrections(method.options()),
-        held=None if method.setting.held(method.options()) is None else held(graph),
     )
     return replace(cfg, **changes)
 

@@ -24,6 +24,7 @@ from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 from silograph.nn.schedule import NO_STATE, Fitted, Schedule, Training
+from silograph.nn.start import Start, start_fields, whole
 from silograph.sampling.neighbors import Bernoulli
 
 MakeGraph = Callable[..., Graph]
@@ -64,7 +65,7 @@ class Logistic:
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,
@@ -72,7 +73,7 @@ class Logistic:
         del memory, key, sampler
         assert isinstance(block.x, Tensor)
         clients = block.num_clients
-        w = {name: t.expand(clients, *t.shape).clone() for name, t in start.items()}
+        w = {name: whole(field) for name, field in start_fields(self, start, clients).items()}
         loss = torch.zeros(clients, dtype=torch.float64)
         for _ in range(training.schedule.epochs):
             log_p = self.forward(w, block).log_softmax(1)

@@ -36,12 +36,10 @@ if TYPE_CHECKING:
 )
 def run_command(given: Given, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
-    from silograph.experiment.resolve.cutting import check_cut_options
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
 
-    check_cut_options(given.flags, [given.config.partition])
     config = given.config
     out = default_folder(config) if config.out is None else config.out
     with resume_hint(out):
@@ -125,9 +123,7 @@ def _print(result: "Result", json: bool) -> None:
 def partition_command(given: Given, json: bool, quick: bool) -> None:
     """Cut a graph and print what the cut did."""
     from silograph.cli.printing import print_cut
-    from silograph.experiment.resolve.cutting import check_cut_options
 
-    check_cut_options(given.flags, [given.config.partition])
     print_cut(given.config, as_json=json, quick=quick)
 
 
@@ -148,9 +144,7 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
 def export_command(given: Given, out: Path, format: str) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.export_silos import export_silos
-    from silograph.experiment.resolve.cutting import check_cut_options
 
-    check_cut_options(given.flags, [given.config.partition])
     folders = export_silos(given.config, out, format)
     typer.echo(f"{len(folders)} silos written to {out}")
 
@@ -182,6 +176,14 @@ def methods_command() -> None:
     from silograph.cli.printing import print_methods
 
     print_methods()
+
+
+@app.command("parts")
+def parts_command() -> None:
+    """List all parts that a run chooses by name, with their options."""
+    from silograph.cli.printing import print_parts
+
+    print_parts()
 
 
 @app.command("datasets")

@@ -4,11 +4,13 @@ A field of a payload is `Shared` (one tensor for all clients), `Stacked` (one sl
 or `Ragged` (a run of rows a client). A client's state has the last two only. There is no other
 way to hand anything to a client or back: scalars are tensors too.
 
-A reply may also have `Patched` fields: `Stacked` ones, held in less memory.
+A message may also have `Patched` fields: `Stacked` ones, held in less memory. They travel as
+`Stacked` ones, a whole slice to or from each client.
 
 C: clients in the block. n_c: rows of client c.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -70,11 +72,55 @@ class Patched:
 
     def stacked(self) -> Stacked:
         """Return the same as a `Stacked` field."""
-        return Stacked(torch.stack([self.slice(c) for c in range(len(self.which))]))
+        whole = self.base[self.which]
+        if len(self.t):
+            whole[owners(self.off), self.index] = self.t
+        return Stacked(whole)
 
     def like(self, whole: Stacked) -> "Patched":
         """Return slices (C, R, ...) that have the bases of this field in this form."""
         return replace(self, t=whole.t[owners(self.off), self.index])
+
+
+def from_bases(bases: Tensor, which: Tensor) -> Patched | Stacked:
+    """Return the field whose slice of every client is one of G bases.
+
+    Args:
+        bases: (G, ...).
+        which: (C,) int64 base of each client.
+    """
+    if bases.dim() == 1:  # slices without rows
+        return Stacked(bases[which])
+    off = torch.zeros(len(which) + 1, dtype=torch.int64, device=which.device)
+    return Patched(bases, which, bases.new_empty(0, *bases.shape[2:]), off[:0], off)
+
+
+def patched_problem(field: Patched, clients: int) -> str | None:
+    """Return what is wrong with a patched field, or None: kernels that read its rows check nothing.
+
+    What comes back is "what was expected, what it got", for a message.
+    """
+    if field.base.dim() < 2:
+        return f"bases (G, R, ...), got shape {tuple(field.base.shape)}"
+    ends, rows = field.off.tolist(), len(field.t)
+    if len(field.which) != clients or len(ends) != clients + 1:
+        return f"a part for each of {clients} clients, got {len(field.which)}"
+    if ends[0] != 0 or ends[-1] != rows or len(field.index) != rows:
+        return f"runs of {rows} rows, got offsets {ends[:9]} and {len(field.index)} places"
+    if any(a > b for a, b in itertools.pairwise(ends)):
+        return f"ascending offsets, got {ends[:9]}"
+    if field.t.shape[1:] != field.base.shape[2:]:
+        return f"rows as those of the base, got shapes {tuple(field.t.shape)}"
+    for name, t, size in (
+        ("place", field.index, field.base.shape[1]),
+        ("base", field.which, len(field.base)),
+    ):
+        if len(t) and not 0 <= int(t.min()) <= int(t.max()) < size:
+            return f"every {name} below {size}, got {int(t.min())} to {int(t.max())}"
+    for what, t in (("which", field.which), ("index", field.index), ("off", field.off)):
+        if t.dtype is not torch.int64:
+            return f"{what} of int64, got {t.dtype}"
+    return None
 
 
 Field = Shared | Stacked | Ragged | Patched
@@ -131,8 +177,10 @@ def take(field: Field, positions: Tensor) -> Field:
         case Ragged():
             lengths = field.off.diff()[positions]
             return Ragged(runs_at(field.t, field.off, positions), offsets(lengths))
-        case Patched():
-            return take(field.stacked(), positions)
+        case Patched(base, which, t, index, off):
+            lengths = off.diff()[positions]
+            rows, places = runs_at(t, off, positions), runs_at(index, off, positions)
+            return Patched(base, which[positions], rows, places, offsets(lengths))
 
 
 def take_all(payload: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
@@ -204,6 +252,47 @@ def join(parts: Sequence[Mapping[str, Field]]) -> dict[str, Field]:
     return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def join_in_order(parts: Sequence[Mapping[str, Field]], order: Tensor) -> dict[str, Field]:
+    """Join payloads of groups of clients, and put the clients in another order.
+
+    Unlike `join` it keeps `Patched` fields as they are.
+
+    Args:
+        parts: of the groups; all must have the same fields.
+        order: (C,) int64; client c of the result is client order[c] of the groups one by one.
+
+    Raises:
+        ProtocolError: the groups disagree on the fields.
+    """
+    patched = {name for name, f in parts[0].items() if isinstance(f, Patched)}
+    found: dict[str, Field] = {}
+    for name in patched:
+        fields = [field for part in parts if isinstance(field := part.get(name), Patched)]
+        if len(fields) == len(parts):
+            found[name] = _patched_in_order(fields, order)
+    rest = [
+        {n: f.stacked() if isinstance(f, Patched) else f for n, f in p.items() if n not in found}
+        for p in parts
+    ]
+    return take_all(join(rest), order) | found
+
+
+def _patched_in_order(fields: Sequence[Patched], order: Tensor) -> Patched:
+    """Return fields with bases of one shape as one field; see `join_in_order`."""
+    shift = offsets(torch.tensor([len(field.base) for field in fields]))[:-1].tolist()
+    which = torch.cat([field.which + by for field, by in zip(fields, shift, strict=True)])
+    lengths = torch.cat([field.off.diff() for field in fields])
+    t, index = torch.cat([f.t for f in fields]), torch.cat([f.index for f in fields])
+    off = offsets(lengths)
+    return Patched(
+        base=torch.cat([field.base for field in fields]),
+        which=which[order],
+        t=runs_at(t, off, order),
+        index=runs_at(index, off, order),
+        off=offsets(lengths[order]),
+    )
+
+
 def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
     """Return the payload as state; raise `ProtocolError` where a field is `Shared`."""
     state: dict[str, Stacked | Ragged] = {}
@@ -218,7 +307,7 @@ def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
 
 
 def moved(field: Field, device: torch.device) -> Field:
-    """Return a field on another device; a `Patched` one stays, as ops make it where they run."""
-    if device.type == "cpu" or isinstance(field, Patched):
+    """Return a field on another device."""
+    if device.type == "cpu":
         return field
     return type(field)(*(t.to(device) for t in vars(field).values()))

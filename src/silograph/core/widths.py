@@ -38,6 +38,16 @@ def parse_widths(value: Any) -> Any:
     return ",".join(str(width) for width in found) + "," * (len(found) == 1)
 
 
+def shortest(hidden: int | str) -> int | str:
+    """Return hidden widths, written as one width where all are equal: that is the same model.
+
+    >>> shortest("64,64"), shortest("64,"), shortest("64,32")
+    (64, 64, '64,32')
+    """
+    widths = {hidden} if isinstance(hidden, int) else set(_listed(hidden))
+    return widths.pop() if len(widths) == 1 else hidden
+
+
 def num_layers(hidden: int | str, layers: int | None) -> int:
     """Return the number of layers with weights; a list of hidden widths has one less.
 

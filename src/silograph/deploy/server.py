@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.run_file import read_toml
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -24,6 +25,7 @@ from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import Known, read_known, write_known
 from silograph.deploy.silo import check_deployable, read_file, read_versions, start_facts
 from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.run.loop import first_snapshot
@@ -31,14 +33,7 @@ from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
-from silograph.experiment.run.setup import (
-    DTYPES,
-    Setup,
-    choose_method,
-    configure,
-    versions,
-    write_out,
-)
+from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import NUMERIC, check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
@@ -191,7 +186,7 @@ def _met(
     board = Board(names or tuple(known.keys), room, both(figures.take, report))
     shown = watching(config.rounds, board, progress, figures, venue.metrics)
     with torch_threads(config.threads), shown as watch:
-        config = replace(resolve_seeds(config), clients=room, partition=CUT)
+        config = replace(config, clients=room, partition=CUT)
         meeting = Meeting(config, venue, known, names, watch)
         try:
             yield meeting, watch
@@ -209,7 +204,7 @@ def with_absolute_code(config: RunConfig) -> RunConfig:
 
 def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a run that silos cannot take part in, before any is waited for."""
-    method, _ = choose_method(config)
+    method = choose(config).method.part
     check_deployable(config, method)
     check_declared(config, method)
     check_model(config)
@@ -287,7 +282,7 @@ class Meeting:
         Raises:
             ConfigError: silos are missing or do not fit.
         """
-        config, venue = self._config, self._venue
+        venue = self._venue
         joined = self._all()
         ids = venue.silos or tuple(sorted(joined, key=natural))
         for name in ids:
@@ -296,11 +291,9 @@ class Meeting:
         agreed, route = agree(peers, venue.seconds)
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
-        method, _ = choose_method(config)
-        given = write_out(replace(config, device="cpu"), method)  # where the server adds up
-        config, method_config = configure(given, schema, None)
-        config = replace(config, device=self._config.device)
-        program = program_of(config, schema, method, method_config)
+        found = resolve(self._config, schema, device="cpu")  # where the server adds up
+        config, method_config = replace(found.config, block_size=1), found.method_config
+        program = program_of(config, schema, found.parts.method.part, method_config)
         ops = server_table(program)
         self._start = start_facts(config, schema, told_of_code(config, program))
         for peer in peers.values():
@@ -326,7 +319,7 @@ class Meeting:
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)
-        return Setup(config, schema, method, method_config, self._session, given.device)
+        return Setup(config, found.parts, schema, method_config, self._session, found.device)
 
     @property
     def known(self) -> Known:

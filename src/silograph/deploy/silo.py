@@ -16,11 +16,15 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
+from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.widths import hidden_widths
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
 from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.parts import Parts, choose_parts
+from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
-from silograph.experiment.run.setup import DTYPES, configure, versions, write_out
+from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.run.setup import versions
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
@@ -37,7 +41,8 @@ from silograph.methods.base import Method, MethodConfig
 NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 # What a server may ask a silo for, so that no config can hold it up or fill its memory.
-MOST = {"threads": 256, "layers": 1000, "hops": 1000, "heads": 1000, "local_epochs": 10_000}
+MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000}
+MOST_OF_PARTS = {"model.hops": 1000, "model.heads": 1000}
 MOST_WEIGHTS = 2**28
 PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
 
@@ -63,6 +68,12 @@ def check_deployable(config: RunConfig, method: Method) -> None:
             f"expected a method that trains at silos alone, got {config.method}, whose server "
             f"needs {needs}"
         )
+    for kind in ("partition", "neighbors", "selector"):
+        if is_spec(getattr(config, kind) or ""):
+            raise ConfigError(
+                f"expected one of silograph's own {kind} parts at silos, got "
+                f"{getattr(config, kind)}: only methods and models may be users' code there"
+            )
     for f in dataclasses.fields(config):
         if f.name in UNCUT_ONLY and getattr(config, f.name) != f.default:
             raise ConfigError(
@@ -72,7 +83,7 @@ def check_deployable(config: RunConfig, method: Method) -> None:
 
 
 def start_facts(
-    config: RunConfig, schema: Schema, code: Mapping[str, str] = NONE
+    config: ResolvedConfig, schema: Schema, code: Mapping[str, str] = NONE
 ) -> dict[str, Any]:
     """Return what the server sends to silos before the first call.
 
@@ -82,8 +93,8 @@ def start_facts(
         code: digests of users' code that the run needs, by name; see `told_of_code`.
     """
     named = {name: portable(getattr(config, name)) for name in ("method", "model")}
-    values = dataclasses.asdict(config) | named
-    told = {k: v for k, v in values.items() if k not in PRIVATE and v is not None}
+    values = resolved_values(config) | named
+    told = {k: v for k, v in values.items() if k not in PRIVATE}
     facts = {"config": told, "schema": dataclasses.asdict(schema)}
     return facts | ({"code": dict(code)} if code else {})
 
@@ -136,38 +147,55 @@ class OwnData:
         method = self.code.method(config.method, facts.get("code"))
         make = self.code.model(config.model, facts.get("code"))
         check_deployable(config, method)
-        check_size(config, self.silo)
+        check_size(config, choose_parts(config, method), self.silo)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
         elif re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
             raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
-        given, schema = write_out(config, method), schema_of(self.silo.graph)
-        dtype = DTYPES[config.dtype]
-        written, method_config = configure(given, schema, make)
+        schema, dtype = schema_of(self.silo.graph), DTYPES[config.dtype]
+        found = resolve(config, schema, choose(config, method), make)
+        written, method_config = found.config, found.method_config
+        check_whole(told, written)
         program = program_of(written, schema, method, method_config)
         self.code.check_ops(program)
         check_allowed(self.allow, written, method, method_config)
-        block = client_block(self.silo, config, dtype)
+        block = client_block(self.silo, written, dtype)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = (
             f"agreed to {method.name}, {written.rounds} rounds: answers have "
             f"{', '.join(kinds_sent(program))}"
         )
-        block = block.to(given.device, dtype)
-        return Prepared(method_config, block, given.device, Course(program), note)
+        block = block.to(found.device, dtype)
+        return Prepared(method_config, block, found.device, Course(program), note)
 
 
-def check_size(config: RunConfig, silo: Silo) -> None:
+def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
+    """Raise `ConfigError` for a server's config that leaves a default to the silo.
+
+    Both ends, and whoever reads what a silo agreed to, must mean the same by it.
+    """
+    mine = resolved_values(config)
+    missing = [name for name in mine if name not in (*told, *PRIVATE, "block_size")]
+    missing += [name for name in mine["options"] if name not in told.get("options", {})]
+    if missing:
+        raise ConfigError(
+            f"expected a server's config with every default written out, got none of {missing[0]}"
+        )
+
+
+def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
     """Raise `ConfigError` for a run that is larger than a silo does for a server."""
-    for name, most in MOST.items():
-        found = getattr(config, name)
-        if found is not None and found > most:
-            raise ConfigError(f"expected {name} of at most {most} at a silo, got {found}")
+    options, fields = parts.options, vars(config)
+    for name, most in (MOST | MOST_OF_PARTS).items():
+        found = options.get(name, fields.get(name))
+        if isinstance(found, int) and found > most:
+            shown = name.rpartition(".")[2]
+            raise ConfigError(f"expected {shown} of at most {most} at a silo, got {found}")
     hidden = hidden_widths(config.hidden, config.layers)
     widths = silo.graph.num_features, *hidden, silo.num_classes
     size = sum(inputs * outputs for inputs, outputs in pairwise(widths))
-    if size * (config.heads or 1) > MOST_WEIGHTS:
+    if size * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "
             "take a smaller hidden width, or fewer layers"
@@ -175,7 +203,7 @@ def check_size(config: RunConfig, silo: Silo) -> None:
 
 
 def check_allowed(
-    allow: Sequence[str], config: RunConfig, method: Method, method_config: MethodConfig
+    allow: Sequence[str], config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> None:
     """Raise `ConfigError` for a run that a silo has not allowed by name."""
     for name in beyond_weights(config, method, method_config):

@@ -9,11 +9,23 @@ from typing import Any
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State
+from silograph.core.payload import (
+    Field,
+    Patched,
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    patched_problem,
+)
 from silograph.federation.base import Op
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
+
+# Begins the names of (C,) bool fields beside state fields that only some clients of a block have.
+HAS = "has?/"
 
 
 def check_fields(
@@ -32,7 +44,7 @@ def check_fields(
         clients: C.
         where: what it is, for the message: `reply of train`.
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
-        patched: whether `Patched` fields are allowed: in replies.
+        patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
     """
     if len(fields) > MAX_FIELDS:
@@ -51,7 +63,6 @@ def run_op(
     inbox: Payload,
     key: Key,
     *,
-    everyone: bool,
     rows: bool,
     number: int = 0,
     private: bool = False,
@@ -65,7 +76,6 @@ def run_op(
         state: theirs.
         inbox: theirs.
         key: of its draws.
-        everyone: whether all clients of the federation were called.
         rows: whether replies may be `Ragged`.
         number: of the round.
         private: whether nobody else may read what the op says where it fails.
@@ -84,12 +94,28 @@ def run_op(
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
     check_fields(new, clients, f"state after {op.__name__}")
-    if not everyone and new.keys() != state.keys():
-        raise ProtocolError(
-            f"expected state fields {sorted(state)} after {op.__name__}, got {sorted(new)}: "
-            "state fields are created by a call to all clients"
-        )
+    for name in new:
+        if name.startswith(HAS):
+            raise ProtocolError(
+                f"expected names of state fields that do not begin with {HAS!r} after "
+                f"{op.__name__}, got {name!r}"
+            )
     return new, reply
+
+
+def check_alike(name: str, old: Field, new: Field) -> None:
+    """Raise `ProtocolError` unless one client's state field can stand beside another's."""
+    if type(old) is not type(new):
+        raise ProtocolError(
+            f"expected state {name!r} of type {type(old).__name__}, got {type(new).__name__}: "
+            "an op must keep the type of a state field"
+        )
+    if old.t.dtype != new.t.dtype or old.t.shape[1:] != new.t.shape[1:]:
+        raise ProtocolError(
+            f"expected state {name!r} of {old.t.dtype} and shape {tuple(old.t.shape[1:])} a client "
+            f"or row, got {new.t.dtype} and {tuple(new.t.shape[1:])}: a call to some clients must "
+            "keep both"
+        )
 
 
 def _problem(
@@ -110,7 +136,7 @@ def _problem(
         case Patched():
             if not patched:
                 return "Stacked or Ragged, got Patched"
-            return _patched_problem(field, clients)
+            return patched_problem(field, clients)
         case Ragged() if not rows:
             return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
         case Ragged(_, off):
@@ -119,24 +145,4 @@ def _problem(
                 return f"runs of {len(t)} rows for {clients} clients, got offsets {ends[:9]}"
             if any(a > b for a, b in itertools.pairwise(ends)):
                 return f"ascending offsets, got {ends[:9]}"
-    return None
-
-
-def _patched_problem(field: Patched, clients: int) -> str | None:
-    """Return what is wrong with a patched field: kernels that add its rows check nothing."""
-    ends, rows = field.off.tolist(), len(field.t)
-    if len(field.which) != clients or len(ends) != clients + 1:
-        return f"a part for each of {clients} clients, got {len(field.which)}"
-    if ends[0] != 0 or ends[-1] != rows or len(field.index) != rows:
-        return f"runs of {rows} rows, got offsets {ends[:9]} and {len(field.index)} places"
-    if any(a > b for a, b in itertools.pairwise(ends)):
-        return f"ascending offsets, got {ends[:9]}"
-    if field.t.shape[1:] != field.base.shape[2:]:
-        return f"rows as those of the base, got shapes {tuple(field.t.shape)}"
-    for name, t, size in (
-        ("place", field.index, field.base.shape[1]),
-        ("base", field.which, len(field.base)),
-    ):
-        if len(t) and not 0 <= int(t.min()) <= int(t.max()) < size:
-            return f"every {name} below {size}, got {int(t.min())} to {int(t.max())}"
     return None

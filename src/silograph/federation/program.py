@@ -45,9 +45,16 @@ class Call:
         """Whether the reply has rows of single nodes."""
         return any(spec.form is Ragged for spec in self.gives.values())
 
-    def check_inbox(self, inbox: Payload, extent: Extent) -> None:
-        """Raise `ProtocolError` unless an inbox is what the call takes, in finite numbers."""
-        check_against(inbox, self.takes, extent, f"inbox of {self.op.__name__}", finite=True)
+    def check_inbox(self, inbox: Payload, extent: Extent, state: State) -> None:
+        """Raise `ProtocolError` unless an inbox is what the call takes, in finite numbers.
+
+        Args:
+            inbox: what came.
+            extent: of the clients.
+            state: theirs.
+        """
+        where = f"inbox of {self.op.__name__}"
+        check_against(inbox, self.takes, extent, where, others={"state": state}, finite=True)
 
     def check_reply(
         self, inbox: Payload, reply: Payload, extent: Extent, *, own: bool = False
@@ -64,7 +71,7 @@ class Call:
             own: whether this end has made the reply: then its shapes are checked, no values.
         """
         where = f"reply of {self.op.__name__}"
-        check_against(reply, self.gives, extent, where, inbox=inbox, values=not own)
+        check_against(reply, self.gives, extent, where, others={"inbox": inbox}, values=not own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,33 @@ class Maybe:
     steps: "Steps"
 
 
-Steps = Call | Maybe | tuple["Steps", ...]
+@dataclass(frozen=True, eq=False, init=False)
+class Either:
+    """One of several ways to go on: that of clients that ask, say, or that of who only answers.
+
+    No two of them may begin with the same call: then nobody could tell which it is.
+    """
+
+    ways: "tuple[Steps, ...]"
+
+    def __init__(self, *ways: "Steps") -> None:
+        object.__setattr__(self, "ways", ways)
+
+
+Steps = Call | Maybe | Either | tuple["Steps", ...]
+
+
+def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
+    """Return steps that are made again as often as a knob says: 0 to `most` times, in order.
+
+    Args:
+        most: by the knob's declared range.
+        steps: of one time, by its number from 0; keys or ops must tell them apart.
+    """
+    found: Steps = ()
+    for number in reversed(range(most)):
+        found = Maybe((steps(number), found))
+    return found
 
 
 @dataclass(frozen=True)
@@ -88,13 +121,18 @@ class Calls:
         setup: the calls of `Method.init`.
         round: the calls of `Method.round`, given the number of the round.
         state: what a client's state holds between rounds.
-        server_model: whether the server has a model, which clients score.
+        server_model: whether the server has a model, which clients score; a function of the
+            method's config where its options decide.
     """
 
     setup: Callable[[Any, Key], Steps]
     round: Callable[[Any, int, Key], Steps]
     state: Callable[[Any], FieldSpecs]
-    server_model: bool = True
+    server_model: bool | Callable[[Any], bool] = True
+
+    def scores_server(self, cfg: Any) -> bool:
+        """Return whether clients score a model of the server's."""
+        return self.server_model(cfg) if callable(self.server_model) else self.server_model
 
 
 @dataclass(frozen=True)
@@ -137,6 +175,8 @@ def calls_of(steps: Steps) -> Iterator[Call]:
             yield steps
         case Maybe(inner):
             yield from calls_of(inner)
+        case Either():
+            yield from calls_of(steps.ways)
         case _:
             for step in steps:
                 yield from calls_of(step)
@@ -149,6 +189,8 @@ def can_end(steps: Steps) -> bool:
             return False
         case Maybe():
             return True
+        case Either():
+            return any(map(can_end, steps.ways))
         case _:
             return all(map(can_end, steps))
 
@@ -160,6 +202,9 @@ def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
             yield steps, ()
         case Maybe(inner):
             yield from possible(inner)
+        case Either():
+            for way in steps.ways:
+                yield from possible(way)
         case _:
             for place, step in enumerate(steps):
                 for call, rest in possible(step):

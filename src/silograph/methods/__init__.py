@@ -1,15 +1,19 @@
 """The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
 
 from silograph.aggregation.server_step import ServerAdam, ServerMomentum
+from silograph.control import Controller, RunStanding, knob_fields, knob_specs
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
+from silograph.exchange.pull import PullForm, pull, pull_steps
+from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
+from silograph.federation.known_rows import onto, rows_for, rows_from
 from silograph.federation.per_client import per_client
-from silograph.federation.program import Call, Calls, Maybe
+from silograph.federation.program import Call, Calls, Either, Maybe, up_to
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
@@ -27,18 +31,21 @@ from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT
+from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.llcg import LLCG
 from silograph.methods.local_only import LOCAL
 from silograph.methods.local_training import (
+    bases,
     begin,
     local_round,
     local_steps,
     rests,
     shared,
     stacked,
+    start_from,
     state_specs,
     train,
     train_from,
@@ -49,6 +56,7 @@ from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Training, stacked_copies
+from silograph.nn.start import Start
 
 METHODS: dict[str, AnyMethod] = {
     method.name: method
@@ -57,6 +65,7 @@ METHODS: dict[str, AnyMethod] = {
         FEDAVG,
         FEDOPT,
         FEDPROX,
+        FEDPER,
         SCAFFOLD,
         LLCG,
         LABEL_GUIDED,
@@ -74,6 +83,7 @@ __all__ = [
     "COUNT",
     "FEDAVG",
     "FEDOPT",
+    "FEDPER",
     "FEDPROX",
     "GRAPHSAINT",
     "LABEL_GUIDED",
@@ -87,7 +97,9 @@ __all__ = [
     "Call",
     "Calls",
     "ClientBlock",
+    "Controller",
     "Correction",
+    "Either",
     "Federation",
     "FieldSpec",
     "Fitted",
@@ -104,8 +116,10 @@ __all__ = [
     "Params",
     "Payload",
     "Proximal",
+    "PullForm",
     "Ragged",
     "RoundReport",
+    "RunStanding",
     "ServerAdam",
     "ServerHolds",
     "ServerMomentum",
@@ -113,26 +127,40 @@ __all__ = [
     "Shared",
     "Shift",
     "Stacked",
+    "Start",
     "State",
     "Sum",
     "Training",
     "Uncut",
     "WeightedMean",
+    "bases",
     "begin",
+    "knob_fields",
+    "knob_specs",
+    "learn_rows",
+    "learn_rows_steps",
     "local_round",
     "local_steps",
     "named",
+    "onto",
     "per_client",
     "personal",
+    "pull",
+    "pull_steps",
     "rests",
+    "row_numbers",
+    "rows_for",
+    "rows_from",
     "shared",
     "stacked",
     "stacked_copies",
+    "start_from",
     "state_specs",
     "train",
     "train_from",
     "trained",
     "under",
+    "up_to",
     "weight_specs",
     "zero_weights",
 ]

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State, named, under
+from silograph.core.payload import (
+    Patched,
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    from_bases,
+    named,
+    under,
+)
 from silograph.evaluation.evaluate import logits_specs, no_logits, remembered
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
@@ -29,6 +39,7 @@ from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
+from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
 NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
@@ -49,6 +60,39 @@ def named_fields(
 def shared(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Shared]:
     """Return the server's tensors, such as weights, as fields `prefix/name`."""
     return {name: Shared(t) for name, t in named(prefix, tensors).items()}
+
+
+def bases(
+    prefix: str, tensors: Mapping[str, Tensor], which: Tensor
+) -> dict[str, Patched | Stacked]:
+    """Return fields `prefix/name` that send each client one of G bases.
+
+    Args:
+        prefix: of their names.
+        tensors: (G, ...).
+        which: (k,) int64 base of each client that is called.
+    """
+    return {name: from_bases(t, which) for name, t in named(prefix, tensors).items()}
+
+
+def start_from(prefix: str, inbox: Payload) -> dict[str, Tensor | Patched | Stacked]:
+    """Return where training starts, from what the server sent: one model for all, or bases.
+
+    A slice for each client is a base, too: rows of features that a client does not have follow it.
+    """
+    start: dict[str, Tensor | Patched | Stacked] = {}
+    for name, field in inbox.items():
+        begins, _, weight = name.partition("/")
+        if begins != prefix:
+            continue
+        match field:
+            case Stacked(t):
+                start[weight] = from_bases(t, torch.arange(len(t), device=t.device))
+            case Patched():
+                start[weight] = field
+            case _:
+                start[weight] = field.t
+    return start
 
 
 def zero_weights(model: AnyModel, block: ClientBlock) -> Params:
@@ -74,11 +118,11 @@ def begin(
 def train(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train from the server's weights.
+    """Train from the server's weights, the same for all clients, or one of several bases each.
 
-    In: `weights/*` shared. Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
+    In: `weights/*`. Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
     """
-    fitted, new = train_from(cfg, block, state, under("weights", inbox), key)
+    fitted, new = train_from(cfg, block, state, start_from("weights", inbox), key)
     return new, trained(fitted, block)
 
 
@@ -89,9 +133,9 @@ def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
 
 
 def train_from(
-    cfg: MethodConfig, block: ClientBlock, state: State, start: Mapping[str, Tensor], key: Key
+    cfg: MethodConfig, block: ClientBlock, state: State, start: Start, key: Key
 ) -> tuple[Fitted, State]:
-    """Train from weights, shared or (C, ...); return what came of it, and the new state.
+    """Train from weights (see `silograph.nn.start`); return what came of it, and the new state.
 
     What the trained model says of the judged rows stays in the state, as the client's own view.
     """

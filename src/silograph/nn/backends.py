@@ -24,6 +24,7 @@ from silograph.nn.fit import rest as rest_torch
 from silograph.nn.forward import Staged
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.schedule import NO_STATE, Fitted, Training
+from silograph.nn.start import Start
 from silograph.task.registry import task_of
 
 
@@ -51,7 +52,7 @@ class Backend(Protocol):
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,
@@ -94,7 +95,7 @@ class TorchBackend:
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,
@@ -147,7 +148,7 @@ class CompiledBackend:
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,

@@ -31,6 +31,15 @@ from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.optim import SGD, Adam
+from silograph.nn.start import (
+    Start,
+    StartFields,
+    joined_bases,
+    start_fields,
+    starts_compact,
+    used_rows,
+    whole,
+)
 
 NO_DRAW = np.empty(0, np.int64)
 UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
@@ -57,19 +66,18 @@ def fit(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
     key: Key,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
-    first = model.first_maps[0]
-    shared = start[first].dim() == 2
-    sparse = isinstance(block.x, SparseRows)
-    compact = shared and memory is None and sparse
+    fields = start_fields(model, start, block.num_clients)
+    compact = memory is None and starts_compact(model, fields, block.x)
     data = _prepared(model, block, compact=compact)
     degree = block.adj.degree
     shape = _shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
-    params = _params(model, block, start, memory, used=int(data.called.used_off[-1]), shared=shared)
+    used = int(data.called.used_off[-1])
+    params = _params(model, block, fields, memory, used=used, compact=compact)
     clients, rows = block.num_clients, int(block.off[-1])
     filled = arrays.Filled(
         loss=np.zeros(clients),
@@ -94,11 +102,11 @@ def fit(
 
     _share_out(block, train)
     report_training(model, training, block, filled.work)
-    weights = _weights(model, training, block, start, params, before if compact else None)
+    weights = _weights(model, training, block, fields, params, before if compact else None)
     kept = {} if memory is None else _memory(model, training, block, params)
-    found = torch.from_numpy(filled.loss).to(start[first].dtype)
-    steps = torch.from_numpy(params.steps - before)
-    return Fitted(weights, kept, found, torch.from_numpy(filled.logits), steps)
+    logits, steps = torch.from_numpy(filled.logits), torch.from_numpy(params.steps - before)
+    loss = torch.from_numpy(filled.loss).to(logits.dtype)
+    return Fitted(weights, kept, loss, logits, steps)
 
 
 def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
@@ -329,34 +337,37 @@ def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
 def _params(
     model: Staged,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    fields: StartFields,
     memory: Mapping[str, Tensor] | None,
     *,
     used: int,
-    shared: bool,
+    compact: bool,
 ) -> arrays.ParamArrays:
-    clients, maps = block.num_clients, model.first_maps
-    like = start[maps[0]].numpy()
-    none3, none2 = np.empty((0, 0, 0), like.dtype), np.empty((0, 0), like.dtype)
-    if shared:
-        given = torch.stack([start[name] for name in maps]).numpy()
-        rows = np.empty((len(maps), used, like.shape[-1]), like.dtype)
-        copies = {n: w.expand(clients, *w.shape) for n, w in start.items() if n not in maps}
-        flat = _flat(model, copies)
+    """Return weights and moments; first matrices have `used` rows in all, those that clients use.
+
+    `compact`: these are not all of their rows.
+    """
+    maps = model.first_maps
+    flat = _flat(model, {n: whole(field) for n, field in fields.items() if n not in maps})
+    none3, none2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
+    given, which = joined_bases([fields[name] for name in maps])
+    if len(given):
+        rows = np.empty((len(maps), used, given.shape[-1]), flat.dtype)
+    elif compact:
+        rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
-        given, rows, flat = none3, _matrices(model, start), _flat(model, start)
+        rows = _matrices(model, {name: whole(fields[name]) for name in maps})
     moments = [none3, none3, none2, none2]
-    steps = np.zeros(clients, np.int64)
+    steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
         moments = _moments(model, memory, rows, flat)
         # SGD does not count: its velocity is what it was given, from the first step on.
-        steps = np.ones(clients, np.int64)
+        steps = np.ones(block.num_clients, np.int64)
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
+    weights = given.numpy(), _array(which), rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
-    return arrays.ParamArrays(
-        given, rows, flat, first_rows, second_rows, first_flat, second_flat, steps
-    )
+    return arrays.ParamArrays(*weights, first_rows, second_rows, first_flat, second_flat, steps)
 
 
 def _moments(
@@ -407,7 +418,7 @@ def _weights(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    fields: StartFields,
     params: arrays.ParamArrays,
     before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
@@ -422,5 +433,5 @@ def _weights(
         for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
-            found[name] = patched(partial(rest, training), start[name], t, block.x, steps)
+            found[name] = patched(partial(rest, training), fields[name], t, block.x, steps)
     return {name: found[name] for name in model.weight_shapes}

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Ragged, owners
+from silograph.core.payload import Patched, Ragged, Stacked, owners, patched_problem
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Training
 from silograph.nn.optim import Optimizer
+from silograph.nn.start import Start
 from silograph.task.registry import task_of
 
+ANOTHER = "these are weights of another model"
 MOST_STEPS = 2**53  # beyond, counting by ones stands still even in float64
 
 
@@ -34,11 +36,11 @@ def dtype_of(block: ClientBlock) -> torch.dtype:
 def check_fit(
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
 ) -> None:
     """Raise `ProtocolError` unless a block can be trained from these weights and this state."""
-    check_weights(training.model, start, block)
+    check_start(training.model, start, block)
     check_labels(training.model, block)
     if memory is not None:
         check_memory(training.model, training.optimizer, memory, block)
@@ -55,23 +57,57 @@ def check_weights(
         block: C clients with the model's number of features.
         shared: whether weights must be shared.
     """
-    shapes, dtype = model.weight_shapes, dtype_of(block)
+    _check_slices(_shapes(model, weights, block), weights, block, shared=shared)
+
+
+def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
+    """Raise `ProtocolError` unless training can start from these weights of a block's clients."""
+    shapes, dtype = _shapes(model, start, block), dtype_of(block)
+    tensors = {name: w for name, w in start.items() if isinstance(w, Tensor)}
+    _check_slices({n: s for n, s in shapes.items() if n in tensors}, tensors, block, shared=False)
+    for name, shape in shapes.items():
+        match start[name]:
+            case Stacked(t) if t.shape != (block.num_clients, *shape) or t.dtype is not dtype:
+                _refuse(name, t, (block.num_clients, *shape), dtype, ANOTHER)
+            case Patched(base) as field:
+                if base.shape[1:] != shape or base.dtype is not dtype or not len(base):
+                    _refuse(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
+                problem = patched_problem(field, block.num_clients)
+                if problem is None and field.t.dtype is not dtype:
+                    problem = f"rows of {dtype}, got {field.t.dtype}"
+                if problem:
+                    raise ProtocolError(f"expected {problem} for {name} where training starts")
+
+
+def _shapes(
+    model: AnyModel, weights: Mapping[str, object], block: ClientBlock
+) -> Mapping[str, tuple[int, ...]]:
+    """Return shapes by name; raise `ProtocolError` unless model, names and features fit."""
+    shapes = model.weight_shapes
     if model.features != block.num_features:
         raise ProtocolError(
             f"expected a model of {block.num_features} features, got one of {model.features}"
         )
     if weights.keys() != shapes.keys():
-        raise ProtocolError(
-            f"expected the weights {_few(shapes)}, got {_few(weights)}: these are weights of "
-            "another model"
-        )
-    first = next(iter(shapes))
-    stacked = not shared and weights[first].dim() > len(shapes[first])
-    clients = (block.num_clients,) if stacked else ()
+        raise ProtocolError(f"expected the weights {_few(shapes)}, got {_few(weights)}: {ANOTHER}")
+    return shapes
+
+
+def _check_slices(
+    shapes: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    *,
+    shared: bool,
+) -> None:
+    """Raise `ProtocolError` unless weights have these shapes: all shared, or all (C, ...)."""
+    first = next(iter(shapes), None)
+    stacked = first is not None and not shared and weights[first].dim() > len(shapes[first])
+    clients, dtype = (block.num_clients,) if stacked else (), dtype_of(block)
     for name, shape in shapes.items():
         w = weights[name]
         if w.shape != clients + shape or w.dtype is not dtype:
-            _refuse(name, w, clients + shape, dtype, "these are weights of another model")
+            _refuse(name, w, clients + shape, dtype, ANOTHER)
 
 
 def check_memory(

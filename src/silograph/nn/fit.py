@@ -24,6 +24,7 @@ from silograph.nn.schedule import NO_STATE
 from silograph.nn.schedule import Fitted as Fitted
 from silograph.nn.schedule import Schedule as Schedule
 from silograph.nn.schedule import Training as Training
+from silograph.nn.start import Start, StartFields, start_fields, starts_compact, used_rows, whole
 from silograph.nn.steps import Held, InTraining, Trainer, own_copy, rows_for
 
 
@@ -36,7 +37,7 @@ def fit(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
     key: Key,
     sampler: State = NO_STATE,
@@ -44,22 +45,20 @@ def fit(
     """Train every client; those without training nodes stay as they are.
 
     With a fresh optimizer and sparse features, weights of features that do not occur at a client
-    get no gradient from data: they follow one path, which is worked out once.
+    get no gradient from data: they follow one path from each base, which is worked out once.
 
     Args:
         model: what they train.
         training: how.
         block: the rows.
-        start: weights, shared by all clients or (C, ...).
+        start: weights, see `silograph.nn.start`.
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
         key: key of the draws.
         sampler: what the neighbor sampler remembers.
     """
-    shapes = model.weight_shapes
-    shared = all(start[name].shape == shape for name, shape in shapes.items())
-    sparse = isinstance(block.x, SparseRows)
-    compact = memory is None and shared and sparse and training.alike
-    held = _held(model, block, start, compact=compact, shared=shared)
+    fields = start_fields(model, start, block.num_clients)
+    compact = memory is None and training.alike and starts_compact(model, fields, block.x)
+    held = _held(model, block, fields, compact=compact)
     given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
     trainer = Trainer(model, training, key, compact=compact, keep=memory is not None)
     found = trainer.run(block, InTraining(held, given, sampler))
@@ -69,25 +68,20 @@ def fit(
         dtype = next(iter(tensors.values())).dtype
         inputs = replace(whole_pass(model, block, dtype), x=rows_for(block, compact))
         logits = forward_pass(model, tensors, inputs, None)
-    weights = _weights(training, block, start, held, found.steps)
+    weights = _weights(training, block, fields, held, found.steps)
     kept = {name: f.t for name, f in given.items()}
     return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)
 
 
-def _held(
-    model: Staged, block: ClientBlock, start: Mapping[str, Tensor], *, compact: bool, shared: bool
-) -> Held:
+def _held(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
     """Return copies of the starting weights, the first ones as used rows only if compact."""
-    clients, maps = block.num_clients, model.first_maps
-    if not shared:
-        return {name: Stacked(own_copy(w)) for name, w in start.items()}
-    held: Held = {}
-    for name, w in start.items():
-        if compact and name in maps:
-            assert isinstance(block.x, SparseRows)  # see `fit`
-            held[name] = Ragged(w[block.x.used.feature], block.x.used.off)
+    rows, held = model.first_maps if compact else (), Held()
+    for name, f in fields.items():
+        if name in rows:
+            assert isinstance(block.x, SparseRows)  # see `starts_compact`
+            held[name] = Ragged(used_rows(f, block.x), block.x.used.off)
         else:
-            held[name] = Stacked(own_copy(w.expand(clients, *w.shape)))
+            held[name] = Stacked(whole(f))
     return held
 
 
@@ -102,11 +96,7 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
 
 
 def _weights(
-    training: Training,
-    block: ClientBlock,
-    start: Mapping[str, Tensor],
-    held: Held,
-    steps: Tensor,
+    training: Training, block: ClientBlock, fields: StartFields, held: Held, steps: Tensor
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; used rows stand in what the others have become in as many steps."""
     weights: dict[str, Stacked | Patched] = {}
@@ -115,21 +105,23 @@ def _weights(
             weights[name] = f
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            weights[name] = patched(partial(rest, training), start[name], f.t, block.x, steps)
+            weights[name] = patched(partial(rest, training), fields[name], f.t, block.x, steps)
     return weights
 
 
 def patched(
     rest: Callable[[Tensor, int], Tensor],
-    start: Tensor,
+    start: Stacked | Patched,
     rows: Tensor,
     x: SparseRows,
     steps: Tensor,
 ) -> Patched:
     """Return first weights whose used rows (U, H) were trained for `steps` (C,) steps.
 
-    `rest` tells where the other rows are after a number of steps from `start` (F, H).
+    `rest` tells where the other rows are after a number of steps from a base (F, H).
     """
-    counts, which = steps.unique(return_inverse=True)
-    base = torch.stack([rest(start, count) for count in counts.tolist()])
+    assert isinstance(start, Patched)  # see `starts_compact`
+    paths = torch.stack([start.which.cpu(), steps.cpu()])
+    found, which = paths.unique(dim=1, return_inverse=True)
+    base = torch.stack([rest(start.base[g], count) for g, count in found.T.tolist()])
     return Patched(base, which.to(rows.device), rows, x.used.feature, x.used.off)

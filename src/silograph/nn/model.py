@@ -30,6 +30,7 @@ from silograph.nn.conv.propagation import Propagation
 from silograph.nn.conv.sage import SAGE
 from silograph.nn.forward import Stage, forward_pass, whole_pass
 from silograph.nn.schedule import NO_STATE, Fitted, Training
+from silograph.nn.start import Start
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class Model:
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every weight, shared form."""
-        weights = self.init_weights(Key.of(0), torch.float32)
+        with torch.device("meta"):  # nothing is drawn, whatever sizes a file or a server asks for
+            weights = self.init_weights(Key.of(0), torch.float32)
         return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
     @property
@@ -138,7 +140,7 @@ class Model:
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,

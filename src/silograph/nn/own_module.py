@@ -30,6 +30,7 @@ from silograph.nn.conv import Params
 from silograph.nn.mini_batches import batches
 from silograph.nn.operation_counter import OperationCounter
 from silograph.nn.schedule import NO_STATE, Fitted, Training
+from silograph.nn.start import Start, start_fields, whole
 from silograph.nn.steps import LOSS_FLOPS, own_copy
 from silograph.task.registry import task_of
 
@@ -93,7 +94,7 @@ class ModuleModel:
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,
@@ -250,13 +251,13 @@ def _fit(
     model: ModuleModel,
     training: Training,
     block: ClientBlock,
-    start: Mapping[str, Tensor],
+    start: Start,
     memory: Mapping[str, Tensor] | None,
     key: Key,
 ) -> Fitted:
     optimizer, schedule = training.optimizer, training.schedule
-    client, shapes = client_of(block), model.weight_shapes
-    weights = {k: own_copy(w if w.dim() > len(shapes[k]) else w[None]) for k, w in start.items()}
+    client = client_of(block)
+    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
     begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     state = (
         optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}

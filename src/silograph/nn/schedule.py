@@ -16,6 +16,7 @@ from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
+from silograph.nn.start import Start
 
 NO_STATE: State = MappingProxyType({})
 
@@ -109,7 +110,7 @@ class TrainableModel(AnyModel, Protocol):
         self,
         training: Training,
         block: ClientBlock,
-        start: Mapping[str, Tensor],
+        start: Start,
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,

@@ -12,6 +12,9 @@ import torch
 
 import silograph as sg
 from silograph.core.errors import DataError
+from silograph.core.resolved_config import asked_again
+from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.graph.graph import Graph
 
@@ -48,10 +51,8 @@ def test_predictions_are_those_of_the_uncut_view(make_graph: Callable[..., Graph
     assert result.model is not None
     right = torch.from_numpy(result.model.predict(graph)) == graph.y
     # The split is drawn from the seed alone, so it can be drawn again.
-    from silograph.core.config import resolve_seeds
-    from silograph.experiment.resolve.cutting import cut_graph
-
-    test = cut_graph(resolve_seeds(result.config), graph).split.test
+    partition = choose_parts(asked_again(result.config)).partition
+    test = cut_graph(result.config, graph, partition).split.test
     assert result.test.uncut is not None
     assert result.test.uncut.accuracy == float(right[test].double().mean())
 

@@ -232,7 +232,7 @@ class Spoiling:
 
 def call_of(op: str, t: int) -> bytes:
     frame = encode(Envelope("count", Kind.CONTROL, t, 1), SCALE, 0)
-    return call_body(CallBody(op, Key(1), True, False, frame))
+    return call_body(CallBody(op, Key(1), False, frame))
 
 
 def test_a_server_that_sends_garbage_is_refused_and_the_silo_stays_as_it_was(

@@ -1,17 +1,17 @@
 """A graph prepared, cut into clients and split, as a simulation has it."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import DataError
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.parts import Chosen
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Split, largest_component, row_normalize, subgraph
 from silograph.graph.node_key import key_order
-from silograph.graph.partition.options import READ_BY, CutOptions
-from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.partition import Partition, Partitioner, make_partition
 from silograph.graph.partition.split import choose_split
 
 DEFAULT_CLIENTS = 10
@@ -52,59 +52,48 @@ def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
     return make_block(graph, whole(graph, "server"), split)[0]
 
 
-def cut_options(config: RunConfig) -> CutOptions:
-    """Return what a config says of the cut."""
-    names = (f.name for f in dataclasses.fields(CutOptions))
-    return CutOptions(**{name: getattr(config, name) for name in names})
+def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
+    """Return the seed of a kind, which is that of training where it is not given."""
+    own: int | None = getattr(config, name)
+    return config.seed if own is None else own
 
 
-def check_cut_options(given: Iterable[str], partitions: Collection[object]) -> None:
-    """Raise `ConfigError` for an option of a cut that none of the ways of cutting reads.
-
-    Args:
-        given: names of the fields that were given on purpose.
-        partitions: the ways of cutting.
-    """
-    for name in given:
-        readers = READ_BY.get(name, ())
-        if readers and not set(readers) & set(partitions):
-            raise ConfigError(
-                f"expected {name} with partition {' or '.join(readers)} only, got partition "
-                f"{', '.join(map(str, partitions))}: leave {name} out, or change the partition"
-            )
-
-
-def as_used(config: RunConfig, graph: Graph) -> Graph:
+def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
     """Return the part of a graph that a config keeps, its features as the config wants them."""
     if config.largest_component:
         graph = largest_component(graph)
     return row_normalize(graph) if config.normalize == "row" else graph
 
 
-def cut_graph(config: RunConfig, graph: Graph) -> Cut:
-    """Prepare, cut and split a graph; seeds must be resolved.
+def cut_graph(
+    config: RunConfig | ResolvedConfig, graph: Graph, partition: Chosen[Partitioner]
+) -> Cut:
+    """Prepare, cut and split a graph.
 
     Raises:
         SilographError: the graph, the cut or the split cannot be used.
     """
     graph = as_used(config, graph)
-    assert config.partition_seed is not None  # resolved
-    assert config.split_seed is not None  # resolved
-    clients = config.clients
-    if clients is None and config.partition != "silo":
-        clients = DEFAULT_CLIENTS
-    partition = make_partition(
+    cut = make_partition(
         graph,
-        config.partition,
-        clients=clients,
-        key=Key.of(config.partition_seed).fold("partition"),
-        options=cut_options(config),
+        partition.part,
+        clients=clients_of_graph(config, graph),
+        key=Key.of(seed_of(config, "partition_seed")).fold("partition"),
+        drop_edges=config.drop_edges,
+        **dataclasses.asdict(partition.options),
     )
-    split = choose_split(graph, partition, config.split, Key.of(config.split_seed).fold("split"))
-    return trainable(config, Cut(graph, partition, split))
+    key = Key.of(seed_of(config, "split_seed")).fold("split")
+    return trainable(config, Cut(graph, cut, choose_split(graph, cut, config.split, key)))
 
 
-def trainable(config: RunConfig, cut: Cut) -> Cut:
+def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
+    """Return the number of clients of a cut."""
+    if config.clients is not None:
+        return config.clients
+    return len(graph.silo_names) if config.partition == "silo" else DEFAULT_CLIENTS
+
+
+def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
     """Return a cut that has something to train on; raise `DataError` for another."""
     if not bool((cut.split.train & cut.graph.labelled).any()):
         raise DataError(

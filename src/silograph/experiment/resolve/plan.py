@@ -10,6 +10,7 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.backends import BACKENDS, Backend
 from silograph.nn.fit import Training
@@ -17,7 +18,7 @@ from silograph.nn.fit import Training
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
-COMPILED_SAMPLERS = (None, "full", "fanout")
+COMPILED_SAMPLERS = ("full", "fanout")
 
 
 def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:
@@ -72,7 +73,7 @@ def choose_block_size(
     return -(-block.num_clients // blocks)  # blocks of one size
 
 
-def planned(config: RunConfig) -> str:
+def planned(config: ResolvedConfig) -> str:
     """Return the plan in words."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
@@ -84,14 +85,12 @@ def planned(config: RunConfig) -> str:
     return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
 
 
-def plan(
-    config: RunConfig, training: Training, block: ClientBlock | None, device: torch.device
-) -> RunConfig:
-    """Return the config with kernels and block size written out; at a silo, blocks are of one."""
-    backend = choose_backend(config, training, device)
-    size = config.block_size
-    if block is None:
-        size = 1
-    elif size is None:
-        size = choose_block_size(training, block, backend, keep=bool(config.keep_optimizer))
-    return replace(config, kernels=backend.name, block_size=size)
+def with_block_size(
+    config: ResolvedConfig, training: Training, block: ClientBlock
+) -> ResolvedConfig:
+    """Return the config with the number of clients that are computed at once."""
+    if config.block_size is not None:
+        return config
+    backend = BACKENDS[config.kernels]
+    size = choose_block_size(training, block, backend, keep=config.keep_optimizer)
+    return replace(config, block_size=size)

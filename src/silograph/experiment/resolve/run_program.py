@@ -1,8 +1,8 @@
 """The program of a run: what its config, method and model call at every client, put together."""
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.evaluate import own_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.federation.program import Maybe, Program, Steps, calls_of
@@ -12,18 +12,18 @@ from silograph.methods.base import Method, MethodConfig
 COLLECT = "collect"  # named beside methods where a silo says what it allows
 
 
-def training_key(config: RunConfig) -> Key:
+def training_key(config: ResolvedConfig) -> Key:
     """Return the key of everything random in training."""
     return Key.of(config.seed).fold("training")
 
 
 def program_of(
-    config: RunConfig, schema: Schema, method: Method, method_config: MethodConfig
+    config: ResolvedConfig, schema: Schema, method: Method, method_config: MethodConfig
 ) -> Program:
     """Return what a run calls.
 
     Args:
-        config: with every seed and default written out.
+        config: of the run.
         schema: features and classes.
         method: the method.
         method_config: what its ops read.
@@ -63,7 +63,7 @@ def scores_are_kept(method: Method) -> bool:
 
 
 def _evaluation_steps(
-    config: RunConfig, method: Method, method_config: MethodConfig, t: int, key: Key
+    config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round, if it is to be scored."""
     scored = _scoring_steps(method, method_config, t, key)
@@ -78,13 +78,13 @@ def _scoring_steps(method: Method, method_config: MethodConfig, t: int, key: Key
     model = method_config.model
     judging = key.fold("judge server", t)
     server: Steps = ()
-    if method.calls is not None and method.calls.server_model:
+    if method.calls is not None and method.calls.scores_server(method_config):
         server = method.evaluate.steps(model, judging)
     return server, own_steps(model, key.fold("judge own", t))
 
 
 def beyond_weights(
-    config: RunConfig, method: Method, method_config: MethodConfig
+    config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> tuple[str, ...]:
     """Return what a silo must allow by name: whatever sends rows of single nodes."""
     calls, key, names = method.calls, training_key(config), []

@@ -11,15 +11,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.collect import collect
 from silograph.experiment.advice import advice_of
 from silograph.experiment.report import add_report
+from silograph.experiment.resolve.resolve import DTYPES, draws_at_the_server
 from silograph.experiment.resolve.run_program import scores_are_kept, training_key
-from silograph.experiment.resolve.selector_options import draws_at_the_server, selector_of
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.local_bias import local_bias
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
@@ -38,8 +39,9 @@ from silograph.experiment.run.round_scores import (
     uncut_counts,
     views_of,
 )
-from silograph.experiment.run.selecting import Selection, without_selection
-from silograph.experiment.run.setup import DTYPES, Setup, versions
+from silograph.experiment.run.selecting import Selection
+from silograph.experiment.run.server_parts import without_parts
+from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
@@ -53,7 +55,6 @@ from silograph.task.scores import Part, Scores
 def first_weights(setup: Setup) -> Params:
     """Return the initial weights."""
     config = setup.config
-    assert config.init_seed is not None  # resolved
     key = Key.of(config.init_seed).fold("init")
     weights = setup.method_config.model.init_weights(key, DTYPES[config.dtype])
     return {name: w.to(setup.device) for name, w in weights.items()}
@@ -83,13 +84,18 @@ def _set_up(setup: Setup) -> Snapshot:
     scores = None
     if scores_are_kept(setup.method):
         scores = replace(judge_finite(setup, state, 0), weights=None)
+    control = controlling(setup)
+    if control is not None:
+        state = control.begin(state, scores)
     return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None, scores=scores)
 
 
 def _selection(setup: Setup) -> Selection | None:
     """Return what selects clients, None where the method's own uniform draw does."""
-    selector, options = selector_of(setup.config, setup.method)
-    return Selection(selector, options, setup) if draws_at_the_server(selector) else None
+    selector = setup.parts.selector
+    if not draws_at_the_server(setup.parts):
+        return None
+    return Selection(selector.part, selector.options, setup)
 
 
 def train(
@@ -143,7 +149,7 @@ def train(
     return result
 
 
-def _is_due(config: RunConfig, snapshot: Snapshot) -> bool:
+def _is_due(config: ResolvedConfig, snapshot: Snapshot) -> bool:
     """Whether there is to be a checkpoint of a round."""
     every = config.checkpoint_every
     over = snapshot.round == config.rounds or snapshot.stopped is not None
@@ -180,7 +186,14 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     selection, cfg = _selection(setup), setup.method_config
     if selection is not None:
         cfg = selection.choose(before.state, t, key)
-    state, report = setup.method.round(fed, cfg, without_selection(before.state), t, key)
+    control = controlling(setup)
+    if control is not None:
+        cfg = replace(cfg, knobs=control.propose(before.state, before.scores, t, key))
+    state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
+    on_held = setup.method.setting.on_held
+    if on_held is not None and setup.held is not None:
+        state = on_held(cfg, setup.held, state, t, key)
+    own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
     best, row, scores, last, counts = before.best, None, None, before.scores, None
@@ -194,6 +207,8 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         row = row_of(setup, now, report, time.monotonic() - began)
     if selection is not None:
         state = selection.observe(before.state, state, t, report, counts)
+    if control is not None:
+        state = control.observe(before.state, state, t, own, last, cfg.knobs)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
         config,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
 from silograph.experiment.resolve.cutting import Cut
@@ -64,7 +64,7 @@ class Result:
         result_dir: the result folder, or None.
     """
 
-    config: RunConfig
+    config: ResolvedConfig
     test: Views
     val: Views
     baseline: Scores | None
@@ -106,7 +106,6 @@ class Result:
     @property
     def metric(self) -> Metric:
         """The metric that picked the best round."""
-        assert self.config.metric is not None  # written out
         return METRICS[self.config.metric]
 
     @property

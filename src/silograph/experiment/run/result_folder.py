@@ -1,7 +1,8 @@
 """Result folders: made once, never overwritten, files complete or absent.
 
-config.toml         the run as it was given, ready for `silograph run --config`
-run.json            everything as resolved: seeds, versions, source, hashes of graph and cut
+config.toml         the run with every default written out, ready for `silograph run --config`: it
+                    means the same when a default has changed since
+run.json            what was given and what was resolved, versions, source, hashes of graph and cut
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
 session.json        of a run whose graph silos hold: its token, and their public keys
@@ -27,8 +28,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from silograph.core.config import RunConfig, write_toml
+from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
+from silograph.core.resolved_config import asked_again
+from silograph.core.run_file import BY_METHOD, write_toml
+from silograph.experiment.resolve.parts import given_values, option_help
+from silograph.experiment.resolve.source import Source
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -110,16 +115,14 @@ class ResultFolder:
             ) from None
 
     @staticmethod
-    def create(
-        path: str, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
-    ) -> "ResultFolder":
+    def create(path: str, setup: Setup, asked: RunConfig, source: Source | None) -> "ResultFolder":
         """Make the folder with what is known before the first round, all at once.
 
         Args:
             path: the folder.
             setup: the run.
-            given: the config as it was given; seeds and defaults are resolved in `setup`.
-            source: what `load` finds the graph by, or None for a graph in memory.
+            asked: the config as it was given; seeds and defaults are resolved in `setup`.
+            source: where the data are; None where silos hold them.
 
         Raises:
             ConfigError: the folder exists or cannot be made.
@@ -131,7 +134,7 @@ class ResultFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             making.mkdir()
             try:
-                _write_start(making, setup, given, source)
+                _write_start(making, setup, asked, source)
                 making.rename(target)
             except BaseException:
                 shutil.rmtree(making, ignore_errors=True)
@@ -273,20 +276,22 @@ class ResultFolder:
         write_atomic(self.path / RESULT, text + "\n")
 
 
-def _write_start(
-    folder: Path, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
-) -> None:
+def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
     """Write what is known before the first round."""
-    write_atomic(folder / CONFIG, write_toml(replace(given, out=None)))
+    chosen = [name for name in BY_METHOD if getattr(asked, name) is None]
+    write_atomic(folder / CONFIG, write_toml(asked_again(replace(setup.config, out=None)), chosen))
+    given = given_values(replace(asked, out=None), setup.parts)
     method, cut = setup.method, setup.simulated
     about: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
-        "source": source,
+        "source": None if source is None else source.told(),
         "same": identity(setup),
         "model": setup.method_config.model.described(),
         "metrics": list(task_of(setup.schema.task).metrics),
+        "given": given,
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
+        "help": option_help(setup.parts),
         "method": {
             "title": method.title,
             "reference": method.reference,

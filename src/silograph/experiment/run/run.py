@@ -5,31 +5,35 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
-from silograph.core.errors import ConfigError, DataError, TrainingError
+from silograph.core.config import RunConfig, changed_values, make_config
+from silograph.core.errors import ConfigError, TrainingError
+from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.client_data import cut_already, load_data, names_silos
-from silograph.experiment.resolve.cutting import check_cut_options
+from silograph.experiment.resolve.client_data import cut_already
 from silograph.experiment.resolve.in_memory_parts import name_of, own_of
 from silograph.experiment.resolve.model_options import own_module
+from silograph.experiment.resolve.parts import TABLES, Parts
 from silograph.experiment.resolve.plan import planned
+from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.source import Source, absolute_path, check_data, find_source
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Progress, generating, show_progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
-from silograph.experiment.run.setup import Setup, choose_method, prepare
+from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.federation.program import BLANK
-from silograph.graph.datasets import check_scale, is_path, locate
+from silograph.graph.datasets import check_scale, is_path
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
@@ -43,7 +47,7 @@ MODES = ("live", "plain", "none")
 def run(
     graph: Graph | Silos | str | os.PathLike[str] | None = None,
     *,
-    config: RunConfig | None = None,
+    config: RunConfig | ResolvedConfig | None = None,
     method: Method | str | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
@@ -59,7 +63,7 @@ def run(
     Args:
         graph: a graph, or the name or path of one; or silos, or the path of a folder that holds
             their folders; None takes `dataset` of the config.
-        config: where to start from; None means all defaults.
+        config: where to start from, also that of a result; None means all defaults.
         method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
             name of its own; None takes that of the config.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
@@ -76,23 +80,26 @@ def run(
     own = own_of([method, options.get("model")])
     if "model" in options:
         options = options | {"model": name_of(options["model"])}
-    given = given_config(graph, config, options | _named(method))
-    check_cut_options(options, [given.partition])
+    asked, source = asked_run(graph, config, options | _named(method))
     # Before any data is read: a wrong name should not cost a minute.
-    chosen, _ = choose_method(given, method if isinstance(method, Method) else None)
-    make = own.models.get(given.model) or own_module(given)
-    watched = watched_by(given, trackers)
-    if given.out is not None:
-        check_free(given.out)
-    graph, source = _loaded(graph, given, progress)
-    if given.out is not None:  # after loading, whose errors name a path as it was given
-        given = with_absolute_paths(given, in_memory=source is None)
-    with torch_threads(given.threads):
-        setup = prepare(resolve_seeds(given), graph, make, chosen)
+    parts = choose(asked, method if isinstance(method, Method) else None)
+    make = own.models.get(asked.model) or own_module(asked)
+    watched = watched_by(asked, trackers)
+    if asked.out is not None:
+        check_free(asked.out)
+    if isinstance(graph, Graph | Silos):
+        check_scale("a graph in memory", asked.scale)
+        data = graph
+    else:
+        data = source.read(asked.scale, generating(progress))
+    if asked.out is not None:  # after loading, whose errors name a path as it was given
+        asked = with_absolute_paths(asked, in_memory=source.kind == "memory")
+    with torch_threads(asked.threads):
+        setup = prepare(asked, data, parts, make)
         start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
-        if given.out is None:
+        if asked.out is None:
             return go_on(setup, None, progress, start, [], watched)
-        with closing(ResultFolder.create(given.out, setup, given, source)) as folder:
+        with closing(ResultFolder.create(asked.out, setup, asked, source)) as folder:
             return _ending(
                 folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True
             )
@@ -111,43 +118,31 @@ def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> 
         raise
 
 
-def _loaded(
-    graph: Graph | Silos | str | os.PathLike[str] | None,
-    config: RunConfig,
-    progress: str | Progress,
-) -> tuple[Graph | Silos, dict[str, str | None] | None]:
-    """Return the graph of a run, and what it is found by again; None where it was in memory."""
-    if isinstance(graph, Graph | Silos):
-        check_scale("a graph in memory", config.scale)
-        return graph, None
-    source, report = source_of(config), generating(progress)
-    name, data_dir = config.dataset, config.data_dir
-    return load_data(name, data_dir=data_dir, scale=config.scale, report=report), source
-
-
 def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
     named = [] if config.tracker is None else [make_tracker(config.tracker)]
     return Watched([*named, *trackers])
 
 
-def given_config(
+def asked_run(
     graph: Graph | Silos | str | os.PathLike[str] | None,
-    config: RunConfig | None,
-    options: dict[str, Any],
-) -> RunConfig:
-    """Return the config that the arguments of `run` make together.
+    config: RunConfig | ResolvedConfig | None,
+    options: Mapping[str, Any],
+) -> tuple[RunConfig, Source]:
+    """Return the config that the arguments of `run` make together, and where its data are.
 
     Raises:
         ConfigError: a key or value that a config cannot have, or no graph.
-        DataError: a graph of another type.
+        DataError: a graph of another type, or no folder where one was named.
     """
+    if isinstance(config, ResolvedConfig):
+        config = asked_again(config)
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(
             f"expected a RunConfig as config, got {type(config).__name__}: give options as "
             "keywords, or a run file to `silograph run --config`"
         )
-    values = {} if config is None else {k: v for k, v in vars(config).items() if v is not None}
+    check_data(graph)
     match graph:
         case None if config is None and "dataset" not in options:
             raise ConfigError(
@@ -159,21 +154,15 @@ def given_config(
             name = {"dataset": graph.name}
         case str():
             name = {"dataset": graph}
-        case os.PathLike():  # never a name, even where there is a dataset of that name
-            name = {"dataset": _absolute(os.fspath(graph))}
-        case _:
-            raise DataError(
-                f"expected a Graph, or the name or path of one, got {type(graph).__name__}: see "
-                "sg.from_arrays, sg.from_pyg, sg.from_networkx"
-            )
-    _check_own_options(
-        options, str(options.get("method", values.get("method", RunConfig().method)))
-    )
-    given = make_config(values | options | name)
-    on_silos = isinstance(graph, Silos) or (
-        not isinstance(graph, Graph) and names_silos(given.dataset)
-    )
-    return cut_already(given) if on_silos else given
+        case _:  # a path is never a name, even where there is a dataset of that name
+            name = {"dataset": absolute_path(os.fspath(graph))}
+    base = RunConfig() if config is None else config
+    _check_own_options(options, str(options.get("method", base.method)))
+    asked = make_config(changed_values(base, {**options, **name}))
+    data = graph if isinstance(graph, Graph | Silos) else None
+    source = find_source(asked.dataset, data_dir=asked.data_dir, data=data)
+    on_silos = source.kind == "silos" or isinstance(graph, Silos)
+    return (cut_already(asked) if on_silos else asked), source
 
 
 def _check_own_options(options: Mapping[str, Any], name: str) -> None:
@@ -194,18 +183,6 @@ def _named(method: Method | str | None) -> dict[str, Any]:
     if method is None:
         return {}
     return {"method": method.name if isinstance(method, Method) else method}
-
-
-def source_of(config: RunConfig) -> dict[str, str | None]:
-    """Return what `load` finds the graph by, from any working folder."""
-    path = locate(config.dataset, data_dir=config.data_dir)
-    if path is not None:
-        return {"dataset": str(path.absolute()), "data_dir": None}
-    data_dir = config.data_dir or os.environ.get("SILOGRAPH_DATA") or None
-    return {
-        "dataset": config.dataset,
-        "data_dir": None if data_dir is None else _absolute(data_dir),
-    }
 
 
 def resume(
@@ -245,15 +222,15 @@ def resume(
                 f"expected a run of this process in {target}, got one whose graph silos hold: "
                 "use silograph server --resume"
             )
-        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
-        chosen = _chosen(config, method)
-        model = _module_again(config) if model is None else model
-        watched = watched_by(config, trackers)
+        asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        parts = _chosen(asked, method)
+        model = _module_again(asked) if model is None else model
+        watched = watched_by(asked, trackers)
         if graph is None:
-            graph = _loaded_again(about["source"], config, target, progress)
-        with torch_threads(config.threads):
-            setup = prepare(resolve_seeds(config), graph, model, chosen)
-            check_identity(about["same"], identity(setup), config)
+            graph = _read_again(about["source"], asked, target, progress)
+        with torch_threads(asked.threads):
+            setup = prepare(asked, graph, parts, model)
+            check_identity(about["same"], identity(setup), asked)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
                 folder, lambda: go_on(setup, folder, progress, snapshot, rows, watched), new=False
@@ -262,21 +239,21 @@ def resume(
         folder.close()
 
 
-def _loaded_again(
+def _read_again(
     source: Mapping[str, str | None] | None,
     config: RunConfig,
     folder: Path,
     progress: str | Progress,
 ) -> Graph | Silos:
-    """Load the graph of a run that goes on; raise `ConfigError` where it was in memory."""
+    """Read the data of a run that goes on; raise `ConfigError` where they were in memory."""
     name = None if source is None else source["dataset"]
     if source is None or name is None:
         raise ConfigError(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
             "use sg.resume(DIR, graph=...)"
         )
-    report = generating(progress)
-    return load_data(name, data_dir=source["data_dir"], scale=config.scale, report=report)
+    found = find_source(name, data_dir=source["data_dir"])
+    return found.read(config.scale, generating(progress))
 
 
 def _module_again(config: RunConfig) -> Make | None:
@@ -287,14 +264,14 @@ def _module_again(config: RunConfig) -> Make | None:
         raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
 
 
-def _chosen(config: RunConfig, method: Method | None) -> Method:
-    """Return the method of a run; raise `ConfigError` where it is a value that is missing."""
+def _chosen(config: RunConfig, method: Method | None) -> Parts:
+    """Return the parts of a run; raise `ConfigError` where a method as a value is missing."""
     if method is None and config.method not in METHODS and not is_spec(config.method):
         raise ConfigError(
             f"expected the method {config.method!r} of the run, got none: it was given as a value; "
             "use sg.resume(DIR, method=...)"
         )
-    return choose_method(config, method)[0]
+    return choose(config, method)
 
 
 def restored(
@@ -368,22 +345,17 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
         config: as it was given.
         in_memory: whether `dataset` is but the name of a graph that is there already.
     """
-    data_dir = None if config.data_dir is None else _absolute(config.data_dir)
+    data_dir = None if config.data_dir is None else absolute_path(config.data_dir)
     is_file = not in_memory and is_path(config.dataset)
-    dataset = _absolute(config.dataset) if is_file else config.dataset
-    method = absolute(config.method) if is_spec(config.method) else config.method
+    dataset = absolute_path(config.dataset) if is_file else config.dataset
     tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
     if name == "tensorboard" and where:
-        tracker = f"{name}={_absolute(where)}"
-    model = absolute(config.model) if is_spec(config.model) else config.model
-    return replace(
-        config, data_dir=data_dir, dataset=dataset, tracker=tracker, method=method, model=model
+        tracker = f"{name}={absolute_path(where)}"
+    named = ((name, getattr(config, name)) for name in TABLES)
+    files = {name: absolute(spec) for name, spec in named if spec is not None and is_spec(spec)}
+    return make_config(
+        vars(config) | {"data_dir": data_dir, "dataset": dataset, "tracker": tracker} | files
     )
-
-
-def _absolute(path: str) -> str:
-    """Return the path from the root on; `~` is the user's home, as in `load`."""
-    return os.path.abspath(os.path.expanduser(path))
 
 
 @contextmanager

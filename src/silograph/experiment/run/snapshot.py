@@ -13,6 +13,8 @@ from torch import Tensor
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import State, named
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.parts import TABLES
 from silograph.experiment.resolve.user_code import digest, is_spec
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
@@ -55,9 +57,11 @@ def identity(setup: Setup) -> dict[str, str]:
     config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
     for name in ("out", "tracker"):  # they decide no number
         del config[name]
+    options = config.pop("options")
     found = versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
+        **{f"option {name}": repr(value) for name, value in options.items()},
         **source_of_module(setup.method_config.model),
         **code_of(setup.config),
         **({} if setup.simulated is None else {"graph": fingerprint(setup.cut.graph)}),
@@ -67,9 +71,10 @@ def identity(setup: Setup) -> dict[str, str]:
     }
 
 
-def code_of(config: RunConfig) -> dict[str, str]:
-    """Return a hash of the file or package of a user's method, if the run has one."""
-    return {"method": digest(config.method)} if is_spec(config.method) else {}
+def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
+    """Return hashes of the files or packages of users' parts, by kind; of models see below."""
+    named = ((kind, getattr(config, kind)) for kind in TABLES if kind != "model")
+    return {kind: digest(spec) for kind, spec in named if spec is not None and is_spec(spec)}
 
 
 def check_code(theirs: Mapping[str, str], config: RunConfig) -> None:
@@ -100,18 +105,20 @@ def source_of_module(model: AnyModel) -> dict[str, str]:
 def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:
     """Raise `CheckpointError` unless two identities are the same.
 
-    A field of the config that the run did not have came later, and its default says how things
-    were then.
+    A field or option that the run did not have came later, and its default says how things were
+    then.
 
     Args:
         theirs: of the run.
         ours: of the run as it would go on.
-        config: as it was given.
+        config: of the run's folder.
 
     Raises:
         CheckpointError: names what differs, and both values.
     """
     later = {f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default}
+    options = {name for name in ours if name.startswith("option ")}
+    later |= {name for name in options if name.removeprefix("option ") not in config.options}
     for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
         if theirs.get(name) != ours.get(name):
             raise _differs(name, ours.get(name), theirs.get(name))

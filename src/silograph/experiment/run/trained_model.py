@@ -89,14 +89,25 @@ class TrainedModel:
         partial.replace(target)
 
 
-def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
+def _shape(told: Mapping[str, Any], make: Make | None, path: str, most: int) -> AnyModel:
     """Return the model that was described.
 
+    Args:
+        told: the description.
+        make: the class of a user's module.
+        path: of the file.
+        most: number of layers that the file can have weights for.
+
     Raises:
-        DataError: it is a module, and the class was not given.
+        DataError: it is a module, and the class was not given; or there are more layers.
     """
     if "module" not in told:
-        return TypeAdapter(Model).validate_python(told)
+        model = TypeAdapter(Model).validate_python(told)
+        if model.layers > most:
+            raise DataError(
+                f"expected weights of {model.layers} layers in {path}, got {most} weights in all"
+            )
+        return model
     if make is None:
         raise DataError(
             f"expected the class of the model in {path}, got none: it is a torch.nn.Module, "
@@ -105,6 +116,17 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
         )
     task: LabelForm = TypeAdapter(LabelForm).validate_python(told["task"])
     return ModuleModel(told["module"], make, int(told["features"]), int(told["outputs"]), task)
+
+
+def _check_shapes(shape: AnyModel, weights: Params, path: str) -> None:
+    """Raise `DataError` unless weights are those of the model that a file describes."""
+    found = {name: tuple(w.shape) for name, w in weights.items()}
+    try:
+        expected = dict(shape.weight_shapes)
+    except (ArithmeticError, RuntimeError):  # widths of 0, or beyond all numbers
+        raise DataError(f"expected the shape of a model in {path}, got {shape}") from None
+    if found != expected:
+        raise DataError(f"expected weights {expected} in {path}, got {found}")
 
 
 def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> TrainedModel:
@@ -127,14 +149,12 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         raise DataError(f"expected a {FORMAT!r} in {os.fspath(path)}, got keys {sorted(about)}")
     try:
         told = json.loads(about[FORMAT])
-        shape = _shape(told["shape"], model, os.fspath(path))
+        shape = _shape(told["shape"], model, os.fspath(path), len(weights))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
         normalize = TypeAdapter(Literal["none", "row"]).validate_python(told["normalize"])
     except DataError:
         raise
     except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
-    found = {name: tuple(w.shape) for name, w in weights.items()}
-    if found != shape.weight_shapes:
-        raise DataError(f"expected weights {shape.weight_shapes} in {os.fspath(path)}, got {found}")
+    _check_shapes(shape, weights, os.fspath(path))
     return TrainedModel(shape, weights, names, normalize)

@@ -22,7 +22,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import Envelope, encode
@@ -208,22 +208,24 @@ class Session:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
+        rows = rows or bool(known_of(reduce))
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
         agreed, after = self._course.find(self._round, op, what, key)
         self._course.go_on(self._round, after)
-        check_fields(inbox, len(positions), f"inbox of {op.__name__}", shared=True)
-        everyone = len(positions) == len(self._ids)
+        where = f"inbox of {op.__name__}"
+        check_fields(inbox, len(positions), where, shared=True, patched=True)
         asked: list[tuple[int, Peer]] = []
         sizes = []
         for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
                 self._asks(peer, op.__name__, len(frame))
-                peer.send(Type.CALL, call_body(CallBody(name, key, everyone, rows, frame)))
+                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
                 self._called[peer.name] = self._round
                 asked.append((place, peer))
                 sizes.append(len(frame))
@@ -237,7 +239,9 @@ class Session:
             return answer
 
         answers = self._hear(envelope, asked, reduce, read)
-        if len(answers) < len(positions):
+        if lacking and not answers:
+            return {}
+        if len(answers) < len(positions) and not lacking:
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)

@@ -34,7 +34,7 @@ LENGTH = struct.Struct("<I")
 MAX_NAME = 255
 MAX_FACTS = 2**20  # bytes of a JSON object
 MAX_MESSAGE_BYTES = 2**30
-EVERYONE, ROWS = 1, 2  # flags of a call
+ROWS = 1  # flag of a call
 NO_TOKEN = bytes(16)
 
 
@@ -153,14 +153,12 @@ class CallBody:
     Attributes:
         op: qualified name.
         key: of the op's draws.
-        everyone: whether all clients of the federation are called.
         rows: whether the reply may have rows.
         frame: of the inbox.
     """
 
     op: str
     key: Key
-    everyone: bool
     rows: bool
     frame: bytes
 
@@ -168,7 +166,7 @@ class CallBody:
 def call_body(call: CallBody) -> bytes:
     """Return the body of a call."""
     name = call.op.encode()
-    flags = EVERYONE * call.everyone | ROWS * call.rows
+    flags = ROWS * call.rows
     return CALL_HEAD.pack(call.key.value & MASK, flags, len(name)) + name + call.frame
 
 
@@ -178,13 +176,13 @@ def read_call(body: bytes) -> CallBody:
         raise FrameError(f"expected a call, got {len(body)} bytes: cut short")
     key, flags, length = CALL_HEAD.unpack_from(body)
     start = CALL_HEAD.size + length
-    if flags > (EVERYONE | ROWS) or length > MAX_NAME or start > len(body):
+    if flags > ROWS or length > MAX_NAME or start > len(body):
         raise FrameError(f"expected a call, got flags {flags} and a name of {length} bytes")
     try:
         name = body[CALL_HEAD.size : start].decode()
     except UnicodeDecodeError:
         raise FrameError("expected UTF-8 in the name of an op, got other bytes") from None
-    return CallBody(name, Key(key), bool(flags & EVERYONE), bool(flags & ROWS), body[start:])
+    return CallBody(name, Key(key), bool(flags & ROWS), body[start:])
 
 
 def reply_body(kind: Kind, meter: Meter, frame: bytes) -> bytes:

@@ -285,7 +285,7 @@ class Responder:
         agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
-        agreed.check_inbox(arrived, at.extent)
+        agreed.check_inbox(arrived, at.extent, self._state)
         return agreed, after, op, envelope, arrived
 
     def _run(
@@ -314,7 +314,6 @@ class Responder:
                 self._state,
                 inbox,
                 call.key,
-                everyone=call.everyone,
                 rows=call.rows,
                 number=self._round,
                 private=True,

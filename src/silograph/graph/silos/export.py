@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.config import toml_value
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.private import opens_private
+from silograph.core.run_file import toml_value
 from silograph.graph.block.halo import connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split

@@ -133,7 +133,8 @@ class StepRule(NamedTuple):
 class ParamArrays(NamedTuple):
     """Weights and moments of all clients, changed in place."""
 
-    start: Array  # (M, F, D) what `rows` start from; empty if they hold their start already
+    start: Array  # (G, F, D) bases that `rows` start from; empty if they hold their start already
+    which: Array  # (M, C) base of each client
     rows: Array  # (M, U, D) first matrices
     flat: Array  # (C, P) the other weights
     first_rows: Array  # moments, of the same shapes; empty if they do not outlive the call

@@ -155,7 +155,7 @@ def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
 
 @compiled
 def start_matrix(w: Array, base: Array, used: Array) -> None:
-    """Fill a first matrix w (u, D) with the used rows (u,) of one that is shared, (F, D)."""
+    """Fill a first matrix w (u, D) with the used rows (u,) of a base (F, D)."""
     for i in range(w.shape[0]):
         for j in range(w.shape[1]):
             w[i, j] = base[used[i], j]
@@ -169,9 +169,9 @@ def weights_of(
     last, count = params.rows.shape[0] - 1, hi - lo
     w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
     if params.start.shape[0] > 0:
-        start_matrix(w.first, params.start[0], used)
+        start_matrix(w.first, params.start[params.which[0, k]], used)
         if last > 0:
-            start_matrix(w.second, params.start[last], used)
+            start_matrix(w.second, params.start[params.which[last, k]], used)
     begun = Weights(memory.start[0, :count], memory.start[last, :count], memory.start_flat)
     if steps.mu > 0:
         begun.first[:] = w.first
