@@ -327,6 +327,27 @@ def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
         server.begin()
 
 
+def test_a_server_that_says_it_stops_gets_no_more_than_one_that_crashes(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Nothing is answered in that stream, and what was agreed holds in the next one."""
+    server = Hostile(silo, state=tmp_path / "state")
+    server.start(method="fedavg")
+    assert server.ask(Type.STOPPING).type is Type.DONE
+    with pytest.raises(FrameError, match="expected nothing after STOPPING, got another message"):
+        server.begin()
+    assert server.worker.ended is None
+    assert (tmp_path / "state" / "agreed.json").exists()
+    server.worker.attach()
+    server.sequence = 0
+    said = reason(server.start(method="fedavg", rounds=3))
+    assert said.startswith(
+        "expected the run that this silo has agreed to, got one of another round"
+    )
+    assert server.start(method="fedavg").type is Type.DONE
+    assert server.begin().type is Type.REPLY
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

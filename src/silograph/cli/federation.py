@@ -215,8 +215,17 @@ def silo_command(
         str | None, typer.Option("--device", help="torch device (default: the server's config)")
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", help="seconds to try to reach the server")
+        float,
+        typer.Option(
+            "--wait", help="seconds to try to reach the server, also one that was stopped"
+        ),
     ] = 600.0,
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait", help="end with exit code 1 when the server is stopped, in place of waiting"
+        ),
+    ] = False,
     allow: Annotated[
         str | None,
         typer.Option(
@@ -261,6 +270,7 @@ def silo_command(
         state=data / "state" if state is None else state,
         device=device,
         patience=wait,
+        waits=not no_wait,
         allow=read_allowed(allow, code),
         code=code,
     )

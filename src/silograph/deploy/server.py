@@ -42,10 +42,11 @@ from silograph.experiment.run.setup import (
 from silograph.experiment.run.snapshot import NUMERIC, check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
-from silograph.federation.session.engine import Session, say_goodbye
+from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
+from silograph.federation.session.parting import say_goodbye, say_stopping
 from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.status import Board
 from silograph.federation.session.wire import need_packages
@@ -127,6 +128,7 @@ def serve(
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
             write_known(folder.path, meeting.known)
+            meeting.folder = folder
         with closing(folder) if folder is not None else nullcontext():
             watch.start(start.round)
             return go_on(setup, folder, watch, start, [], watched, watch.say)
@@ -170,6 +172,7 @@ def serve_again(
         watched = watched_by(config, (figures, *trackers))
         venue = replace(venue, silos=tuple(known.keys))
         with _met(config, venue, known, progress, figures, report) as (meeting, watch):
+            meeting.folder = folder
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
@@ -186,7 +189,7 @@ def _met(
     figures: Figures,
     report: EventCallback,
 ) -> Iterator[tuple["Meeting", Watch]]:
-    """Open the place where silos attach; when it closes, silos hear whether the run failed."""
+    """Open the place where silos attach; when it closes, silos hear how the run ended."""
     names, room = expected_silos(config, venue)
     board = Board(names or tuple(known.keys), room, both(figures.take, report))
     shown = watching(config.rounds, board, progress, figures, venue.metrics)
@@ -196,7 +199,7 @@ def _met(
         try:
             yield meeting, watch
         except BaseException as error:
-            meeting.close(reason_of(error))
+            meeting.leave(error)
             raise
         meeting.close("")
 
@@ -274,7 +277,8 @@ class Meeting:
         self._room = room
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
-        self._start: Mapping[str, object] = {}
+        self._start: Mapping[str, object] = {}  # what silos were told of the run, once they were
+        self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, room, keys)
         self._hub: Hub = Hub(
             venue.listen, self._register, self._token, _credentials(venue), room, self._report
@@ -337,12 +341,34 @@ class Meeting:
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
-        peers = dict(self._peers if self._session is None else self._session.peers)
-        for joined in self._hub.returned():  # back, but not in a round yet
-            peers[joined.name] = Peer(joined.name, joined.link, self._token)
-        say_goodbye(peers, reason, self._report)
+        say_goodbye(self._there(), reason, self._report)
         self._hub.close()
         self._report(Event(What.ENDED, reason=reason or None))
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the silos what an error means for them, and stop listening.
+
+        They wait for a server that was interrupted if they can take part in what it does next: in
+        this run once it has a folder, in any as long as they have agreed to none.
+        """
+        if self.folder is not None and self.folder.is_complete:
+            self.close("")
+        elif isinstance(error, KeyboardInterrupt) and (self.folder is not None or not self._start):
+            self._stop()
+        else:
+            self.close(reason_of(error))
+
+    def _stop(self) -> None:
+        say_stopping(self._there(), self._report)
+        self._hub.close()
+        self._report(Event(What.STOPPED))
+
+    def _there(self) -> dict[str, Peer]:
+        """Return all silos that are attached, also those that are in no round yet."""
+        peers = dict(self._peers if self._session is None else self._session.peers)
+        for joined in self._hub.returned():
+            peers[joined.name] = Peer(joined.name, joined.link, self._token)
+        return peers
 
     def _all(self) -> dict[str, "Joined"]:
         """Return all silos once they are there."""

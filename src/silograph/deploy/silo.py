@@ -214,7 +214,8 @@ class Attendance:
         insecure: without TLS, to this machine only.
         state: folder for the silo's state of the last two rounds; None keeps it in memory.
         device: where it computes; None is what the server's config says.
-        patience: seconds for which it tries to reach the server.
+        patience: seconds for which it tries to reach the server, also one that was stopped.
+        waits: whether it waits for a server that was stopped; else the run fails then.
         allow: see `OwnData`.
         code: see `OwnData`.
     """
@@ -227,6 +228,7 @@ class Attendance:
     state: Path | None = None
     device: str | None = None
     patience: float = 600.0
+    waits: bool = True
     allow: tuple[str, ...] = ()
     code: AllowedCode = field(default_factory=AllowedCode)
 
@@ -266,6 +268,7 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
         make_worker=make_worker,
         patience=how.patience,
         report=report,
+        waits=how.waits,
     )
     try:
         with nullcontext() if how.state is None else held(how.state):

@@ -36,7 +36,6 @@ from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
 from silograph.graph.block.halo import Route
 
-GOODBYE_SECONDS = 10.0
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
@@ -362,28 +361,6 @@ class Session:
     def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
         for name, error in failed.items():
             self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
-
-
-def say_goodbye(peers: Mapping[str, Peer], reason: str, report: EventCallback = log_event) -> None:
-    """Tell silos that the run is over and why it failed, if it did; end their streams."""
-    for peer in peers.values():
-        peer.send(Type.END, facts_body({"reason": reason}))
-    for peer in peers.values():
-        try:
-            _last_answer(peer)
-        except LostError as error:
-            report(Event(What.UNHEARD, peer.name, reason=str(error)))
-        peer.close()
-
-
-def _last_answer(peer: Peer) -> None:
-    """Take the answer to END, and before it the one that a silo in the midst of a call owes."""
-    try:
-        peer.answer(Type.DONE, GOODBYE_SECONDS)
-    except LostError as error:
-        if error.cause is not Cause.GARBAGE:
-            raise
-        peer.answer(Type.DONE, GOODBYE_SECONDS)
 
 
 def cause_of(error: ProtocolError) -> Cause:

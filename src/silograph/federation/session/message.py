@@ -57,6 +57,7 @@ class Type(IntEnum):
     REFUSED = 14  # either: why not
     END = 15  # server: the run is over
     DISMISSED = 16  # server: it goes on without the silo, and why
+    STOPPING = 17  # server: it was stopped, and the run may be continued
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ class Responder:
         self._sequence = 0
         self._doing = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
+        self.stopped = False  # the server was stopped, in this stream
 
     @property
     def has_agreed(self) -> bool:
@@ -130,6 +131,7 @@ class Responder:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
         self._joined, self._explained, self._started = None, 0, False
+        self.stopped = False
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a message.
@@ -146,6 +148,8 @@ class Responder:
             )
         if self.ended is not None:
             raise FrameError("expected nothing after the end of the run, got another message")
+        if self.stopped:
+            raise FrameError("expected nothing after STOPPING, got another message")
         self._sequence += 1
         self._doing = message.type.name.lower()
         try:
@@ -184,6 +188,8 @@ class Responder:
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
+            case Type.STOPPING:  # states and what was agreed stay, as after a crash
+                self.stopped = True
             case Type.END:
                 self.ended = one_line(message.facts().get("reason", ""))
                 if not self.ended:  # else a server may go on with the run
