@@ -77,6 +77,7 @@ class Venue:
         rejoin: seconds for which a round that cannot go on without silos waits until they attach
             again; it is then done again.
         metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
+        hand_over: whether silos get the model when the run is over.
     """
 
     listen: str
@@ -89,6 +90,7 @@ class Venue:
     patience: float = 600.0
     rejoin: float = 60.0
     metrics: str | None = None
+    hand_over: bool = True
 
 
 def serve(
@@ -304,9 +306,10 @@ class Meeting:
         given = write_out(replace(config, device="cpu"), method)  # where the server adds up
         config, method_config = configure(given, schema, None)
         config = replace(config, device=self._config.device)
-        program = program_of(config, schema, method, method_config)
+        program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
         ops = server_table(program)
-        self._start = start_facts(config, schema, told_of_code(config, program))
+        code = told_of_code(config, program)
+        self._start = start_facts(config, schema, code, hand_over=venue.hand_over)
         for peer in peers.values():
             peer.send(Type.START, facts_body(self._start))
         for name, peer in peers.items():

@@ -25,7 +25,7 @@ from silograph.federation.account import Account
 from silograph.federation.base import AwayError, Op, Reduce, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
-from silograph.federation.frame import Envelope, encode
+from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
@@ -149,6 +149,21 @@ class Session:
                 self._least - len(self._peers),
             )
         self._seen |= dict.fromkeys(self._peers, number)
+
+    def hand_over(self, number: int, weights: Payload) -> int:
+        """Send all silos the best round, and what they get of its weights; see `Engine`."""
+        for name, peer in self._returned().items():
+            self._attach(name, peer)
+        fields = self._course.result_of(weights)
+        frame = encode(Envelope(RESULT, Kind.WEIGHTS, number, 0), fields, 0)
+        for peer in self._peers.values():
+            peer.send(Type.RESULT, frame)
+        for peer in self._peers.values():
+            try:
+                peer.answer(Type.DONE, self._seconds)
+            except LostError as error:
+                self._report(Event(What.WITHOUT, peer.name, reason=str(error)))
+        return len(frame) * len(self._peers)
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Have the silos go on from their state of a round, and the ledger from its records."""

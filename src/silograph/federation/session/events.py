@@ -33,6 +33,7 @@ class What(StrEnum):
     UNFIT = "unfit"  # it is back, but cannot take part
     RESUMED = "resumed"  # a run goes on after its server was interrupted
     ROUND = "round"  # a round is over, and committed if a checkpoint was due
+    WITHOUT = "without"  # a silo has not taken the result of the run
     UNHEARD = "unheard"  # a silo did not hear the server's last message
     ENDED = "ended"  # the run is over, or has failed for a reason
     AGREED = "agreed"  # a silo has agreed to a run
@@ -41,6 +42,7 @@ class What(StrEnum):
     DECLINED = "declined"  # a silo does not do what the server asks
     FAILED = "failed"  # an op failed at a silo
     DISAGREED = "disagreed"  # an edge of a silo that the other one does not list
+    KEPT = "kept"  # a silo has written down what the run has come to
     NOTE = "note"  # anything else that a person should read
 
 
@@ -115,6 +117,7 @@ LEVELS = {
             What.WAITING,
             What.RETURNED,
             What.UNFIT,
+            What.WITHOUT,
             What.UNHEARD,
             What.LOST,
             What.DECLINED,
@@ -179,6 +182,8 @@ def _line(e: Event) -> str:
             return f"{e.silo} is back, with its state of round {e.round}"
         case What.UNFIT:
             return f"{e.silo} is back, but cannot take part: {e.reason}"
+        case What.WITHOUT:
+            return f"{e.silo} has not taken the result of the run: {e.reason}"
         case What.UNHEARD:
             return f"{e.silo} did not hear the last message: {e.reason}"
         case What.LOST:
@@ -197,6 +202,8 @@ def _line(e: Event) -> str:
 
 def _of_run(e: Event) -> str:
     match e.what:
+        case What.KEPT:
+            return f"model, scores and report of the run are in {e.note}"
         case What.RESUMED:
             return f"the run goes on after round {e.round}"
         case What.ROUND:

@@ -6,21 +6,27 @@ and tells the server one line where it refuses; the rest is for its own log.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from silograph.core.errors import FrameError, OpError, ProtocolError, SilographError
+from silograph.core.errors import (
+    CheckpointError,
+    FrameError,
+    OpError,
+    ProtocolError,
+    SilographError,
+)
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, State, moved, state_of
+from silograph.core.payload import Field, Payload, State, moved, state_of
 from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.field_specs import Extent, extent_of
-from silograph.federation.frame import Envelope, decode, encode
+from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, Hello, to_payload
 from silograph.federation.program import BLANK, Call, Course, Steps
 from silograph.federation.session.events import Event, EventCallback, What, log_event
@@ -43,7 +49,29 @@ from silograph.graph.block.block import ClientBlock
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
 MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
-MOST_COMMITTED = 4  # rounds that a server holds checkpoints of
+MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a silo has of a run that is over.
+
+    Attributes:
+        run: token of the run, in hexadecimal.
+        round: the best one.
+        weights: those that the server sent; nothing where it has none or keeps them.
+        state: the silo's own after that round; None where it did not take part in it.
+    """
+
+    run: str
+    round: int
+    weights: Payload
+    state: State | None
+
+
+def keep_nothing(outcome: Outcome) -> None:
+    """Do nothing with what a run has come to."""
+    del outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +84,7 @@ class Prepared:
         device: that place.
         course: what the run does, call by call.
         note: what the silo agrees to, in one line for its people.
+        keep: writes down what the run has come to.
     """
 
     cfg: Any
@@ -63,6 +92,7 @@ class Prepared:
     device: torch.device
     course: Course
     note: str = ""
+    keep: Callable[[Outcome], None] = keep_nothing
 
     @cached_property
     def extent(self) -> Extent:
@@ -121,6 +151,7 @@ class Responder:
         self._doing = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
+        self._is_over = False  # the result has come, in this stream
 
     @property
     def has_agreed(self) -> bool:
@@ -131,7 +162,7 @@ class Responder:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
         self._joined, self._explained, self._started = None, 0, False
-        self.stopped = False
+        self.stopped, self._is_over = False, False
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a message.
@@ -172,6 +203,8 @@ class Responder:
         return Type.REFUSED, facts_body({"reason": reason})
 
     def _do(self, message: Message) -> tuple[Type, bytes]:
+        if self._is_over and message.type not in (Type.END, Type.STOPPING):
+            raise ProtocolError(f"expected END after RESULT, got {message.type.name}")
         match message.type:
             case Type.CALL:
                 return Type.REPLY, self._call(read_call(message.body))
@@ -188,6 +221,8 @@ class Responder:
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
+            case Type.RESULT:
+                self._finish(message.body)
             case Type.STOPPING:  # states and what was agreed stay, as after a crash
                 self.stopped = True
             case Type.END:
@@ -252,18 +287,41 @@ class Responder:
         at.course.check_state(self._state, at.extent, own=True)
         self._store.keep(number, self._state, committed)
 
+    def _finish(self, frame: bytes) -> None:
+        """Write down what the run has come to."""
+        at = self._ready("RESULT")
+        envelope, arrived = decode(frame)
+        if envelope.op != RESULT:
+            raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
+        number = envelope.round
+        at.course.check_result(number, arrived, at.extent)
+        try:
+            state = self._state_of(at, number)
+        except CheckpointError:  # it did not take part in that round
+            state = None
+        at.keep(Outcome(self._token.hex(), number, arrived, state))
+        self._is_over = True
+
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
         at = self._ready("LOAD")
         at.course.check_number(number)
         if number != self._round or not at.course.is_whole:  # else that is where it is
-            state = self._store.load(number)
-            if number != BLANK:
-                at.course.check_state(state, at.extent)
-            self._state = state_of({name: moved(f, at.device) for name, f in state.items()})
+            self._state = self._state_of(at, number)
             self._round = number
         at.course.go_to(number)
         self._store.forget_after(number)
+
+    def _state_of(self, at: Prepared, number: int) -> State:
+        """Return the state after a round, once it is checked.
+
+        Raises:
+            CheckpointError: it is not there.
+        """
+        state = self._store.load(number)
+        if number != BLANK:
+            at.course.check_state(state, at.extent)
+        return state_of({name: moved(f, at.device) for name, f in state.items()})
 
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
