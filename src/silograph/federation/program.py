@@ -241,6 +241,8 @@ class Course:
     def check_result(self, number: int, fields: Payload, extent: Extent) -> None:
         """Raise `ProtocolError` unless the server may send this as the result of the run."""
         self.check_whole()
+        if self._round < 1:
+            raise ProtocolError("expected a round before the result of the run, got none")
         if not 0 < number <= self._program.rounds:
             raise ProtocolError(
                 f"expected a best round from 1 to {self._program.rounds}, got {number}"

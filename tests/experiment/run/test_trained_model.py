@@ -119,7 +119,7 @@ def test_values_and_names_of_a_hostile_file_are_refused(
         ({"class_names": ("a",)}, "names of 3 classes in .*, got 1"),
         ({"feature_names": ("a",)}, "names of 7 features in .*, got 1"),
     ):
-        replace(model, **change).save(path)  # type: ignore[arg-type]
+        replace(model, **change).save(path)
         with pytest.raises(DataError, match=line):
             sg.load_model(path)
 
@@ -136,11 +136,7 @@ def test_features_and_classes_of_a_silo_must_mean_the_same(
     assert replace(model, class_names=(), feature_names=()).predict(north).shape == (3,)
     model.save(tmp_path / "m.safetensors")
     assert sg.load_model(tmp_path / "m.safetensors").feature_names == ("size", "age")
-    with pytest.raises(
-        DataError, match="the features of the model in north, age, size, got size, a"
-    ):
+    with pytest.raises(DataError, match="features of the model in north, age, size, got size"):
         replace(model, feature_names=("age", "size")).predict(north)
-    with pytest.raises(
-        DataError, match="the classes of the model in north, dog, cat, got cat, dog"
-    ):
+    with pytest.raises(DataError, match="classes of the model in north, dog, cat, got cat, dog"):
         replace(model, class_names=("dog", "cat")).predict(north)
