@@ -149,8 +149,10 @@ def test_a_page_tells_nothing_of_other_silos(make_graph: MakeGraph, tmp_path: Pa
 
 def test_nothing_is_overwritten(make_graph: MakeGraph, tmp_path: Path) -> None:
     check_new(tmp_path / "new")
-    (tmp_path / "empty").mkdir()
-    check_new(tmp_path / "empty")
+    (tmp_path / "begun").mkdir()
+    check_new(tmp_path / "begun")
+    (tmp_path / "begun" / "model.safetensors").touch()  # by a silo that was killed then
+    check_new(tmp_path / "begun")
     for path in (tmp_path, tmp_path / "file"):
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match="expected a folder for the result that "):

@@ -1,8 +1,6 @@
 """The server of a real federation: waits for its silos, and runs the loop of every run on them."""
 
-import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +17,11 @@ from silograph.deploy.allowed_code import (
     server_table,
     told_of_code,
 )
+from silograph.deploy.joined_silos import check_versions, natural
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import Known, read_known, write_known
-from silograph.deploy.silo import check_deployable, read_file, read_versions, start_facts
+from silograph.deploy.silo import check_deployable, read_file, start_facts
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.user_code import absolute, is_spec
@@ -36,10 +35,9 @@ from silograph.experiment.run.setup import (
     Setup,
     choose_method,
     configure,
-    versions,
     write_out,
 )
-from silograph.experiment.run.snapshot import NUMERIC, check_code, check_identity, identity
+from silograph.experiment.run.snapshot import check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
 from silograph.federation.session.engine import Session
@@ -54,8 +52,6 @@ from silograph.graph.graph import Schema
 
 if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
-
-LOG = logging.getLogger("silograph")
 
 
 @dataclass(frozen=True)
@@ -407,25 +403,6 @@ class Meeting:
         return found
 
 
-def check_versions(silo: "Joined") -> None:
-    """Raise `ConfigError` unless a silo has the server's silograph; warn of other differences."""
-    theirs, ours = read_versions(silo.name, silo.facts), versions()
-    if theirs.get("silograph") != ours["silograph"]:
-        raise ConfigError(
-            f"expected silograph {ours['silograph']} at {silo.name}, as at the server, got "
-            f"{theirs.get('silograph')}: install the same version"
-        )
-    for name in NUMERIC:
-        if theirs.get(name) != ours.get(name):
-            LOG.warning(
-                "%s has %s %s, the server %s: numbers may differ in the last bits",
-                silo.name,
-                name,
-                theirs.get(name),
-                ours.get(name),
-            )
-
-
 def _credentials(venue: Venue) -> tuple[bytes, bytes] | None:
     if venue.insecure:
         return None
@@ -436,13 +413,3 @@ def _credentials(venue: Venue) -> tuple[bytes, bytes] | None:
         )
     chain, key = venue.certificate
     return read_file(chain), read_file(key)
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return what names are sorted by: numbers in them by their value.
-
-    >>> sorted(["silo_10", "silo_9"], key=natural)
-    ['silo_9', 'silo_10']
-    """
-    parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

@@ -24,9 +24,10 @@ from silograph.experiment.run.setup import DTYPES, configure, versions, write_ou
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.holder import Outcome, Prepared
 from silograph.federation.session.own_folder import held
 from silograph.federation.session.peer import one_line
-from silograph.federation.session.responder import Outcome, Prepared, Responder
+from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of

@@ -22,10 +22,10 @@ from silograph.core.errors import ConfigError
 from silograph.core.payload import State, under
 from silograph.evaluation.evaluate import counts_left
 from silograph.experiment.report.silo_page import write_silo_report
-from silograph.experiment.result_files import MODEL, RESULT, write_atomic
+from silograph.experiment.result_files import MODEL, REPORT, RESULT, write_atomic
 from silograph.experiment.run.trained_model import TrainedModel, described
+from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
-from silograph.federation.session.responder import Outcome
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights
@@ -64,8 +64,18 @@ def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
 
 
 def check_new(folder: Path) -> None:
-    """Raise `ConfigError` for a folder that has something already; nothing is overwritten."""
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+    """Raise `ConfigError` for a folder that has something already; nothing is overwritten.
+
+    What a silo has left that was killed while it wrote is begun anew.
+    """
+    if not os.path.lexists(folder):
+        return
+    found = (
+        {path.name.removesuffix(".partial") for path in folder.iterdir()}
+        if folder.is_dir()
+        else {""}
+    )
+    if not found <= {MODEL, REPORT}:
         raise ConfigError(
             f"expected a folder for the result that does not exist yet, got {folder}: choose "
             "another --out, nothing was overwritten"

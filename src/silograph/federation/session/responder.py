@@ -6,12 +6,9 @@ and tells the server one line where it refuses; the rest is for its own log.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol
-
-import torch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from silograph.core.errors import (
     CheckpointError,
@@ -21,15 +18,15 @@ from silograph.core.errors import (
     SilographError,
 )
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, State, moved, state_of
+from silograph.core.payload import Field, State, moved, state_of
 from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
-from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.frame import RESULT, Envelope, decode, encode
-from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, Hello, to_payload
-from silograph.federation.program import BLANK, Call, Course, Steps
+from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.program import BLANK, Call, Steps
 from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.holder import Holder, Outcome, Prepared
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -45,72 +42,10 @@ from silograph.federation.session.message import (
 from silograph.federation.session.names import op_of
 from silograph.federation.session.peer import one_line
 from silograph.federation.session.state_store import StateStore
-from silograph.graph.block.block import ClientBlock
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
 MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
 MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a silo has of a run that is over.
-
-    Attributes:
-        run: token of the run, in hexadecimal.
-        round: the best one.
-        weights: those that the server sent; nothing where it has none or keeps them.
-        state: the silo's own after that round; None where it did not take part in it.
-    """
-
-    run: str
-    round: int
-    weights: Payload
-    state: State | None
-
-
-def keep_nothing(outcome: Outcome) -> None:
-    """Do nothing with what a run has come to."""
-    del outcome
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """What a silo has made of the run's config.
-
-    Attributes:
-        cfg: what ops read.
-        block: the silo's own rows, where it computes.
-        device: that place.
-        course: what the run does, call by call.
-        note: what the silo agrees to, in one line for its people.
-        keep: writes down what the run has come to.
-    """
-
-    cfg: Any
-    block: ClientBlock
-    device: torch.device
-    course: Course
-    note: str = ""
-    keep: Callable[[Outcome], None] = keep_nothing
-
-    @cached_property
-    def extent(self) -> Extent:
-        """What the rows of messages and states are measured by."""
-        return extent_of(self.block)
-
-
-class Holder(Protocol):
-    """A silo's own data, and what it says and makes of them."""
-
-    def hello(self, run: bytes) -> Hello:
-        """Return what the silo shows of itself, tags made with the run's nonce."""
-
-    def explain(self, run: bytes, disagreement: Disagreement) -> None:
-        """Tell the silo's own people, not the server, which edge the other silo does not list."""
-
-    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
-        """Return what ops are given, from what the server tells of the run."""
 
 
 class Responder:
