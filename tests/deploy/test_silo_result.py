@@ -19,8 +19,8 @@ from silograph.cli import run_app
 from silograph.core.errors import ConfigError
 from silograph.deploy.server import Venue
 from silograph.deploy.silo_result import check_new
-from silograph.experiment.predict import predict_to
 from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph
 from silograph.graph.silos.read import read_silo

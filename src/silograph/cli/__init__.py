@@ -114,8 +114,8 @@ def predict_command(
     ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
-    from silograph.experiment.predict import predict_to
     from silograph.experiment.resolve.model_options import own_module
+    from silograph.experiment.run.predictions import predict_to
 
     make = None if model is None else own_module(make_config({"model": model}))
     count = predict_to(run, data, out, model=make, data_dir=data_dir)

@@ -252,10 +252,10 @@ def silo_command(
             "code runs here (repeatable; docs/federation.md)",
         ),
     ] = None,
-    out: Annotated[
+    result: Annotated[
         Path | None,
         typer.Option(
-            "--out",
+            "--result",
             help="new folder for the model, the silo's scores and a report (default: "
             "DATA/results/METHOD-RUN)",
         ),
@@ -292,7 +292,7 @@ def silo_command(
         waits=not no_wait,
         allow=read_allowed(allow, code),
         code=code,
-        out=out,
+        out=result,
         results=data / RESULTS,
     )
     with logging_to(log_file, log_level), show_silo(best_mode(), silo.name) as report:

@@ -78,7 +78,7 @@ def check_new(folder: Path) -> None:
     if not found <= {MODEL, REPORT}:
         raise ConfigError(
             f"expected a folder for the result that does not exist yet, got {folder}: choose "
-            "another --out, nothing was overwritten"
+            "another --result, nothing was overwritten"
         )
 
 

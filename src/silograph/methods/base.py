@@ -196,7 +196,7 @@ class Needs:
     score_first: bool = False
 
 
-Own = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
+OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
 Round = Callable[
     [Federation, MethodConfig[Options], ServerState, int, Key], tuple[ServerState, RoundReport]
@@ -233,7 +233,7 @@ class Method(Generic[Options]):
     evaluate: Evaluation = field(default_factory=OwnGraph)
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
-    own_weights: Own[Options] | None = None
+    own_weights: OwnWeights[Options] | None = None
 
 
 AnyMethod = Method[Any]

@@ -12,8 +12,8 @@ import silograph as sg
 from runs import go, same_bits
 from silograph.core.config import resolve_seeds
 from silograph.core.errors import ConfigError, DataError
-from silograph.experiment.predict import predict_to, table
 from silograph.experiment.resolve.cutting import Cut, cut_graph
+from silograph.experiment.run.predictions import predict_to, table
 from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph, subgraph
 from silos import config_of, folders

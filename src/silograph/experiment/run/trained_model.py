@@ -138,7 +138,7 @@ def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str)
             and 0 <= shape.teleport <= 1
         )
     if not usable:
-        raise DataError(f"expected the shape of a model with its weights in {path}, got {shape}")
+        raise DataError(f"expected weights of {shape} in {path}, got {found}")
 
 
 def _check_usable(
