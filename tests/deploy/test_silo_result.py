@@ -132,6 +132,18 @@ def test_a_server_that_keeps_its_model(make_graph: MakeGraph, tmp_path: Path) ->
         predict_to(found.folders[0], found.silos[0], tmp_path / "p.csv")
 
 
+def test_a_model_of_which_each_end_has_a_part_is_not_kept(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    found = Federated(make_graph(60), tmp_path, method="fedper")
+    assert found.result.handed_over_bytes == found.simulated.handed_over_bytes
+    for folder in found.folders:
+        about = about_of(folder)
+        assert about["model_of"] is None
+        assert list(about["test"]) == ["personalised"]
+        assert "There is no whole model to keep" in (folder / "report.html").read_text()
+
+
 def test_a_page_tells_nothing_of_other_silos(make_graph: MakeGraph, tmp_path: Path) -> None:
     found = Federated(make_graph(60), tmp_path, method="fedavg")
     theirs = found.result.test.server

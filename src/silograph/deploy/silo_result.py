@@ -106,11 +106,17 @@ def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | Non
     server, own = under("weights", outcome.weights), run.method.own_weights
     if own is None:
         return (server, "server") if server else (None, None)
-    if outcome.state is None or (run.method.calls and run.method.calls.server_model and not server):
+    if outcome.state is None or (server_has_model(run) and not server):
         return None, None
     state = {name: field.t for name, field in outcome.state.items()}
     mine = own(run.method_config, server, state)
     return client_weights(weight_shapes(run.method_config.model), mine, 0), "own"
+
+
+def server_has_model(run: SiloRun) -> bool:
+    """Whether the server of the run has a model, which it may keep."""
+    calls = run.method.calls
+    return calls is not None and calls.scores_server(run.method_config)
 
 
 def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, Any]:
@@ -124,6 +130,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "title": run.method.title,
         "model": described(run.method_config.model),
         "model_of": whose,
+        "server_has_model": server_has_model(run),
         "best_round": outcome.round,
         "rounds": run.config.rounds,
         "metric": run.config.metric,
@@ -138,7 +145,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
 def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
     views = {"personalised": "own"}
-    if run.method.calls is not None and run.method.calls.server_model:
+    if server_has_model(run):
         views = {"server": "server", **views}
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     if state is None:

@@ -59,7 +59,7 @@ def program_of(
         trained = calls.round(method_config, t, key)
         return trained, _evaluation_steps(config, method, method_config, t, key)
 
-    given = hand_over and calls.server_model
+    given = hand_over and calls.scores_server(method_config)
     result = weight_specs(method_config.model, Shared) if given else {}
     return Program(setup, round_steps, config.rounds, state, result)
 
