@@ -101,6 +101,7 @@ def files_of(folder: Path) -> dict[str, Any]:
         "ledger": (folder / "ledger.jsonl").read_text(),
         "clients": (folder / "clients.csv").read_text(),
         "model": model.read_bytes() if model.exists() else None,
+        "models": {path.name: path.read_bytes() for path in folder.glob("models/*")},
     }
 
 

@@ -59,6 +59,7 @@ def federate(
     on_address: Callable[[str], None] = lambda _: None,
     reached: Callable[[Path, str], str] = lambda _, address: address,
     own_secrets: bool = False,
+    keep: bool = False,
     **how: Any,
 ) -> Result:
     """Run a federation over gRPC whose silos are threads, and return its result.
@@ -71,6 +72,7 @@ def federate(
         run: what the server does; called as `serve`.
         on_address: told where the server listens.
         reached: by which address a silo reaches it.
+        keep: whether silos write down what the run has come to, into `results` of their folder.
         own_secrets: whether each silo has a secret in its folder, in place of that of all.
         how: what else a silo's `Attendance` has.
     """
@@ -99,6 +101,7 @@ def federate(
             state=folder / "state",
             patience=30.0,
             allow=ALLOW,
+            results=folder / "results" if keep else None,
         )
         try:
             reason = attend(read_silo(folder), replace(plain, **how), hear)

@@ -149,26 +149,37 @@ def test_a_server_that_is_killed_in_a_round(
     assert_as_if_nothing_had_been(here, graph, before)
 
 
-def test_a_server_that_is_told_to_stop_says_so_to_its_silos(
+def test_silos_wait_for_a_server_that_is_told_to_stop(
     make_graph: MakeGraph, place: Callable[..., Place]
 ) -> None:
-    graph = make_graph(60)
+    before, graph = children(), make_graph(60)
     here = place(graph, "scaffold", 2, tls=False)
     log = here.path / "log.jsonl"
     server, (member,) = here.begin("--log-file", log)
     server.process.send_signal(signal.SIGTERM)
     here.victim.signal(signal.SIGUSR1)  # it may go on
     assert server.process.wait(timeout=60) == 130
-    assert member.process.wait(timeout=60) == 1
     *_, why, how = server.said().splitlines()
     assert "did not hear" not in server.said()
     assert why == "interrupted"
-    assert json.loads(log.read_text().splitlines()[-1])["reason"] == "the server was interrupted"
+    assert json.loads(log.read_text().splitlines()[-1])["event"] == "stopped"
     assert how.startswith(f"to go on: silograph server --resume {here.path / 'out'} ")
-    assert member.said().splitlines()[-1] == "error: the run failed: the server was interrupted"
-    here.server("--resume", here.path / "out")
-    member = here.silo(0)
-    while member.said().count("is attached to") < 2:  # both have written to one log
+    server = here.server("--resume", here.path / "out")
+    here.victim.hears("attached")
+    here.victim.hears("")
+    for each in (server, member):
+        each.ends_well()
+    waits = (
+        f"the server at {here.address} was stopped: client_00 waits for it for up to 60 s (until "
+    )
+    assert waits in member.said()
+    assert_as_if_nothing_had_been(here, graph, before)
+
+
+def test_a_silo_that_is_told_to_stop(make_graph: MakeGraph, place: Callable[..., Place]) -> None:
+    here = place(make_graph(60), "scaffold", 2, tls=False)
+    _, (member,) = here.begin()
+    while member.said().count("is attached to") < 1:
         assert member.process.poll() is None, member.said()
         time.sleep(0.02)
     member.process.send_signal(signal.SIGTERM)

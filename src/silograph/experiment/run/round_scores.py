@@ -36,6 +36,8 @@ class Judged:
         val: validation scores by view, the two views that clients can tell.
         test: test scores, likewise.
         away: clients whose nodes are not counted, as they were not there.
+        own: weights of the clients' own models, of the best round of a simulation only; see
+            `silograph.experiment.run.own_models`.
     """
 
     round: int
@@ -45,6 +47,7 @@ class Judged:
     val: ViewScores
     test: ViewScores
     away: tuple[str, ...]
+    own: Params | None = None
 
 
 def task_in(setup: Setup) -> Task:
