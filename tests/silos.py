@@ -10,8 +10,9 @@ from typing import Any
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
-from silograph.deploy.server import Venue, serve
+from silograph.deploy.server import serve
 from silograph.deploy.silo import Attendance, attend
+from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.result import Result

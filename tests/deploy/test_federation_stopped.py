@@ -15,7 +15,8 @@ import silograph as sg
 from runs import rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.deploy.server import Venue, serve, serve_again
+from silograph.deploy.server import serve, serve_again
+from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
 from silograph.federation.session.attach import until
 from silograph.graph.graph import Graph

@@ -25,8 +25,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from silo_folders import folder  # noqa: E402
 from silograph.core.errors import ConfigError, DataError  # noqa: E402
 from silograph.deploy.logs import logging_to  # noqa: E402
-from silograph.deploy.server import Venue, serve  # noqa: E402
+from silograph.deploy.server import serve  # noqa: E402
 from silograph.deploy.silo import Attendance, attend  # noqa: E402
+from silograph.deploy.venue import Venue  # noqa: E402
 from silograph.experiment.result_files import Row  # noqa: E402
 from silograph.experiment.run.result import Result  # noqa: E402
 from silograph.experiment.run.trackers import RunFacts  # noqa: E402

@@ -17,8 +17,8 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
-from silograph.deploy.server import Venue
 from silograph.deploy.silo_result import check_new
+from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result

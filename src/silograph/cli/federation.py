@@ -126,7 +126,8 @@ def server_command(
     """Wait for silos, train with them, and write a result folder."""
     from silograph.cli.printing import print_result
     from silograph.deploy.logs import logging_to
-    from silograph.deploy.server import Venue, serve, serve_again
+    from silograph.deploy.server import serve, serve_again
+    from silograph.deploy.venue import Venue
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
 
