@@ -23,7 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from proxy import Proxy
-from silograph.core.config import RunConfig, make_config, write_toml
+from silograph.core.config import RunConfig, make_config
+from silograph.core.run_file import write_toml
 from silograph.deploy.export_silos import export_silos
 from silograph.federation.session.certificates import make_certificates
 
