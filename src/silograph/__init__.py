@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from silograph.graph.generated.generate import generate
     from silograph.graph.graph import Graph, Split
     from silograph.graph.partition.partition import Partition, make_partition
-    from silograph.graph.read.arrays import from_arrays, from_networkx, from_pyg
+    from silograph.graph.read.arrays import from_arrays, from_pyg
     from silograph.graph.read.csv import from_csv
+    from silograph.graph.read.networkx import from_networkx
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
     from silograph.graph.silos.read import read_silo, read_silos
@@ -56,7 +57,7 @@ _HOME = {
     "make_partition": "graph.partition.partition",
     "load": "graph.datasets",
     "from_arrays": "graph.read.arrays",
-    "from_networkx": "graph.read.arrays",
+    "from_networkx": "graph.read.networkx",
     "from_pyg": "graph.read.arrays",
     "from_csv": "graph.read.csv",
     "generate": "graph.generated.generate",

@@ -16,8 +16,9 @@ from sessions import TOKEN
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
-from silograph.deploy.server import Venue, serve
+from silograph.deploy.server import serve
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
+from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.resolve import choose, known_values, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program

@@ -19,7 +19,7 @@ from silograph.exchange.stages import absorb, begin, contribute, lose
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import training_key
 from silograph.federation.base import Op
-from silograph.federation.frame import Envelope, encode
+from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -50,12 +50,19 @@ class Hostile:
         silo: the silo's data.
         allow: what the silo allows.
         state: folder of its states.
+        results: where it writes down what a run has come to.
     """
 
-    def __init__(self, silo: Silo, allow: tuple[str, ...] = (), state: Path | None = None) -> None:
+    def __init__(
+        self,
+        silo: Silo,
+        allow: tuple[str, ...] = (),
+        state: Path | None = None,
+        results: Path | None = None,
+    ) -> None:
         self.silo = silo
         secrets = dict.fromkeys(silo.cross.silo, bytes(32))
-        holder = OwnData(silo, secrets, None, lambda _: None, allow)
+        holder = OwnData(silo, secrets, None, lambda _: None, allow, results=results)
         self.worker = Responder(TOKEN, own_ops(), holder, StateStore(state), lambda _: None)
         self.sequence = 0
 
@@ -308,7 +315,7 @@ def test_a_call_that_fails_is_not_passed_over(silo: Silo, monkeypatch: pytest.Mo
         raise ValueError
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.methods.local_training.fit", fails)
+        patch.setattr(type(server.method_config.backend), "fit", fails)
         assert reason(server.train(server.weights())) == "ValueError at the silo: its log says more"
     line = "expected LOAD after a call of round 1 that has failed, got another"
     assert reason(server.train(server.weights())) == line
@@ -325,6 +332,71 @@ def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
         server.begin()
 
 
+def test_a_server_that_says_it_stops_gets_no_more_than_one_that_crashes(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Nothing is answered in that stream, and what was agreed holds in the next one."""
+    server = Hostile(silo, state=tmp_path / "state")
+    server.start(method="fedavg")
+    assert server.ask(Type.STOPPING).type is Type.DONE
+    with pytest.raises(FrameError, match="expected nothing after STOPPING, got another message"):
+        server.begin()
+    assert server.worker.ended is None
+    assert (tmp_path / "state" / "agreed.json").exists()
+    server.worker.attach()
+    server.sequence = 0
+    said = reason(server.start(method="fedavg", rounds=3))
+    assert said.startswith(
+        "expected the run that this silo has agreed to, got one of another round"
+    )
+    assert server.start(method="fedavg").type is Type.DONE
+    assert server.begin().type is Type.REPLY
+
+
+def result(server: Hostile, fields: dict[str, Field], number: int = 1) -> Message:
+    return server.ask(Type.RESULT, encode(Envelope(RESULT, Kind.WEIGHTS, number, 0), fields, 0))
+
+
+def test_the_result_of_a_run_is_held_to_what_was_agreed(silo: Silo, tmp_path: Path) -> None:
+    """Only weights of the agreed shapes are written down, and nothing is answered after them."""
+    server = Hostile(silo, results=tmp_path / "results")
+    assert reason(result(server, {})) == "expected START before RESULT, got none"
+    server.start(method="fedavg", eval_every=2)
+    fine = server.weights()
+    server.begin()
+    said = reason(result(server, fine))
+    assert said == "expected a round before the result of the run, got none"
+    server.train(fine)
+    wrong = {**fine, "weights/0.bias": Shared(torch.zeros(10**6))}
+    said = "expected shape (8), got (1000000) for 'weights/0.bias' in the result of the run"
+    assert reason(result(server, wrong)) == said
+    endless = {**fine, "weights/0.bias": Shared(torch.full((HIDDEN,), torch.inf))}
+    assert "expected finite numbers, got NaN or infinity" in reason(result(server, endless))
+    assert "expected no field 'z'" in reason(result(server, {**fine, "z": Shared(torch.ones(1))}))
+    for number in (0, 3, 2**31):
+        assert reason(result(server, fine, number)).startswith("expected a best round from 1 to 2,")
+    call = encode(Envelope("train", Kind.WEIGHTS, 1, 0), fine, 0)
+    assert reason(server.ask(Type.RESULT, call)) == "expected a frame of result, got one of train"
+    assert not (tmp_path / "results").exists()
+    assert result(server, fine, 2).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    about = json.loads((folder / "result.json").read_text())
+    assert (about["test"], about["model_of"]) == ({}, "server")  # it has no state of that round
+    assert reason(result(server, fine)) == "expected END after RESULT, got RESULT"
+    assert reason(server.train(fine, 2)) == "expected END after RESULT, got CALL"
+    assert server.ask(Type.END, facts_body({"reason": ""})).type is Type.DONE
+
+
+def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) -> None:
+    server = Hostile(silo, results=tmp_path / "results")
+    facts = server.facts(method="fedavg", eval_every=2)
+    assert server.ask(Type.START, facts_body({**facts, "hand_over": False})).type is Type.DONE
+    server.begin()
+    server.train(server.weights())
+    assert "expected no field 'weights/0.bias'" in reason(result(server, server.weights()))
+    assert result(server, {}).type is Type.DONE
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -339,7 +411,7 @@ def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
             "expected a model of at most 268,435,456 weights at a silo",
         ),
         ({"hidden": "8,8", "layers": 2}, "expected 3 layers with hidden=8,8, got 2"),
-        ({"head": "both"}, "head: input should be 'conv' or 'linear'"),
+        ({"model.head": "both"}, "head: input should be 'conv' or 'linear'"),
         ({"hidden": 10**8}, "expected a model of at most 268,435,456 weights at a silo"),
         ({"device": "privateuseone"}, "expected device cpu or cuda of a server"),
         ({"method": "label_guided", "local_epochs": 10**6}, "expected local_epochs of at most"),
@@ -348,7 +420,10 @@ def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
 def test_no_config_holds_a_silo_up(silo: Silo, options: dict[str, Any], line: str) -> None:
     server = Hostile(silo)
     facts = server.facts(method=options.get("method", "fedavg"))
-    facts["config"] |= options
+    own = facts["config"]["options"] | {k: v for k, v in options.items() if "." in k}
+    if "model" in options:
+        own = {k: v for k, v in own.items() if not k.startswith("model.")}
+    facts["config"] |= {k: v for k, v in options.items() if "." not in k} | {"options": own}
     assert reason(server.ask(Type.START, facts_body(facts))).startswith(line)
 
 

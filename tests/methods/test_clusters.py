@@ -41,6 +41,7 @@ from silograph.methods import (
     train,
     weight_specs,
 )
+from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
@@ -145,7 +146,7 @@ def test_two_clusters_are_two_runs_of_fedavg(
     kernels: str,
     case: str,
 ) -> None:
-    (block, route), cfg = built_of(make_graph, cut_block, kernels=kernels, **CASES[case])
+    (block, route), cfg = built_of(make_graph, cut_block, backend=BACKENDS[kernels], **CASES[case])
     for size in (5, 2):
         found = run(CLUSTERED, cfg, InProcess(cfg, block, route, size)).memory
         for cluster, members in enumerate(MEMBERS):
@@ -161,7 +162,7 @@ def test_a_session_gives_the_bits_and_the_bytes_of_a_simulation(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], kernels: str
 ) -> None:
     """A silo gets its base only, and is held to a whole model as its inbox."""
-    (block, route), cfg = built_of(make_graph, cut_block, kernels=kernels)
+    (block, route), cfg = built_of(make_graph, cut_block, backend=BACKENDS[kernels])
     calls = CLUSTERED.calls
     assert calls is not None
     agreed = Program(

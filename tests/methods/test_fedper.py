@@ -22,6 +22,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, FEDPER, MethodConfig, Params
 from silograph.methods.fedper import FedPerOptions, split
+from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
@@ -62,7 +63,7 @@ def test_fedper_is_the_loop_over_clients(
 ) -> None:
     """The first layer is averaged by training nodes; each client's last one goes on by itself."""
     graph = make_graph(50, sparse=sparse, features=12)
-    cfg = config(graph, kernels=kernels, participation=participation)
+    cfg = config(graph, backend=BACKENDS[kernels], participation=participation)
     block, route = cut_block(graph, CLIENTS)
     fed = InProcess(cfg, block, route, CLIENTS)
     weights = cfg.model.init_weights(Key.of(9), torch.float64)

@@ -74,6 +74,26 @@ def test_all_rows_are_centralized_training(
         torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
+def test_unequal_widths_and_a_linear_head_are_trained_as_centrally(
+    make_graph: Callable[..., Graph], method: Method, options: object
+) -> None:
+    block, route, uncut = cut_of(make_graph(60, sparse=True), 4, "random")
+    cfg = config_of(replace(model_of("sage", head="linear"), hidden=(7, 5)), options)
+    losses, weights = train(method, block, route, cfg, 3)
+    expected, wanted = train_centrally(uncut, cfg)
+    assert {name: tuple(w.shape) for name, w in wanted.items() if name[0] != "0"} == {
+        "1.weight": (7, 5),
+        "1.root": (7, 5),
+        "1.bias": (5,),
+        "2.weight": (5, 3),
+        "2.bias": (3,),
+    }
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=1e-10)
+    for name, w in wanted.items():
+        torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
+
+
 def with_a_lonely_client(graph: Graph) -> tuple[ClientBlock, Route, ClientBlock]:
     """Return three clients, of which the second has no neighbors in others."""
     row, column, n = graph.adj.row, graph.adj.indices.long(), graph.num_nodes

@@ -16,6 +16,7 @@ from silograph.cli import federation, reproduce  # noqa: F401 - registers their 
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.text import printable
 
@@ -93,6 +94,30 @@ def report_command(
     else:
         page = write_comparison(folders, out or Path("comparison.html"))
     typer.echo(f"written to {page}")
+
+
+@app.command("predict")
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="result folder of a run or silo, or a model's file")],
+    data: Annotated[
+        str, typer.Option("--data", help="a silo's folder, or name or path of a graph")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="CSV file to write; it must not exist")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="FILE.py:NAME, for a model that is a module of your own"),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", help="folder of data sets, for a graph's name")
+    ] = None,
+) -> None:
+    """Write what the model of a run predicts for each node, with probabilities."""
+    from silograph.experiment.resolve.model_options import own_module
+    from silograph.experiment.run.predictions import predict_to
+
+    make = None if model is None else own_module(make_config({"model": model}))
+    count = predict_to(run, data, out, model=make, data_dir=data_dir)
+    typer.echo(f"predictions of {count:,} nodes written to {out}")
 
 
 def _print(result: "Result", json: bool) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.widths import hidden_widths
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
+from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.parts import Parts, choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
@@ -28,9 +30,10 @@ from silograph.experiment.run.setup import versions
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.holder import Outcome, Prepared
 from silograph.federation.session.own_folder import held
 from silograph.federation.session.peer import one_line
-from silograph.federation.session.responder import Prepared, Responder
+from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of
@@ -83,7 +86,11 @@ def check_deployable(config: RunConfig, method: Method) -> None:
 
 
 def start_facts(
-    config: ResolvedConfig, schema: Schema, code: Mapping[str, str] = NONE
+    config: ResolvedConfig,
+    schema: Schema,
+    code: Mapping[str, str] = NONE,
+    *,
+    hand_over: bool = True,
 ) -> dict[str, Any]:
     """Return what the server sends to silos before the first call.
 
@@ -91,11 +98,12 @@ def start_facts(
         config: of the run.
         schema: of all silos' data.
         code: digests of users' code that the run needs, by name; see `told_of_code`.
+        hand_over: whether silos get the server's model when the run is over.
     """
     named = {name: portable(getattr(config, name)) for name in ("method", "model")}
     values = resolved_values(config) | named
     told = {k: v for k, v in values.items() if k not in PRIVATE}
-    facts = {"config": told, "schema": dataclasses.asdict(schema)}
+    facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
     return facts | ({"code": dict(code)} if code else {})
 
 
@@ -111,6 +119,8 @@ class OwnData:
         allow: methods that the silo agrees to besides those that send weights and counts only, and
             `collect`.
         code: code of users that the silo allowed.
+        out: folder for what a run has come to.
+        results: where it gets a folder of its own, if `out` is None; None keeps nothing.
     """
 
     silo: Silo
@@ -119,6 +129,8 @@ class OwnData:
     report: EventCallback
     allow: tuple[str, ...] = ()
     code: AllowedCode = field(default_factory=AllowedCode)
+    out: Path | None = None
+    results: Path | None = None
 
     def hello(self, run: bytes) -> Hello:
         """Return what the silo shows of itself; see `Holder`."""
@@ -156,7 +168,8 @@ class OwnData:
         found = resolve(config, schema, choose(config, method), make)
         written, method_config = found.config, found.method_config
         check_whole(told, written)
-        program = program_of(written, schema, method, method_config)
+        gives = facts.get("hand_over") is True
+        program = program_of(written, schema, method, method_config, hand_over=gives)
         self.code.check_ops(program)
         check_allowed(self.allow, written, method, method_config)
         block = client_block(self.silo, written, dtype)
@@ -164,10 +177,25 @@ class OwnData:
         keep_freed_memory()
         note = (
             f"agreed to {method.name}, {written.rounds} rounds: answers have "
-            f"{', '.join(kinds_sent(program))}"
+            f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
         )
         block = block.to(found.device, dtype)
-        return Prepared(method_config, block, found.device, Course(program), note)
+        run = SiloRun(self.silo, written, method, method_config, block)
+        keep = partial(self.keep, run)
+        return Prepared(method_config, block, found.device, Course(program), note, keep)
+
+    def keep(self, run: SiloRun, outcome: Outcome) -> None:
+        """Write down what a run has come to; see `Prepared`."""
+        folder = self.out
+        if folder is None and self.results is not None:
+            folder = folder_of(self.results, run, outcome)
+        if folder is None:
+            return
+        try:
+            write_result(folder, run, outcome)
+        except OSError as error:
+            raise ConfigError(f"expected to write {folder}, got: {error.strerror}") from None
+        self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
 
 
 def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
@@ -245,9 +273,12 @@ class Attendance:
         insecure: without TLS, to this machine only.
         state: folder for the silo's state of the last two rounds; None keeps it in memory.
         device: where it computes; None is what the server's config says.
-        patience: seconds for which it tries to reach the server.
+        patience: seconds for which it tries to reach the server, also one that was stopped.
+        waits: whether it waits for a server that was stopped; else the run fails then.
         allow: see `OwnData`.
         code: see `OwnData`.
+        out: see `OwnData`.
+        results: see `OwnData`.
     """
 
     server: str
@@ -258,8 +289,11 @@ class Attendance:
     state: Path | None = None
     device: str | None = None
     patience: float = 600.0
+    waits: bool = True
     allow: tuple[str, ...] = ()
     code: AllowedCode = field(default_factory=AllowedCode)
+    out: Path | None = None
+    results: Path | None = None
 
 
 def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
@@ -279,7 +313,9 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     from silograph.federation.session.identity import SiloKey, check_name
 
     secrets = read_secrets(data, how.secret)
-    holder = OwnData(data, secrets, how.device, report, how.allow, how.code)
+    if how.out is not None:
+        check_new(how.out)
+    holder = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
     for line in how.code.lines(schema_of(data.graph)):
         report(Event(What.NOTE, data.name, note=line))
 
@@ -297,6 +333,7 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
         make_worker=make_worker,
         patience=how.patience,
         report=report,
+        waits=how.waits,
     )
     try:
         with nullcontext() if how.state is None else held(how.state):

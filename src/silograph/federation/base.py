@@ -187,6 +187,20 @@ class Engine(Federation, Protocol):
             committed: rounds that the server may go on from, if it is started again.
         """
 
+    def hand_over(self, number: int, weights: Payload) -> int:
+        """Tell all clients that are there which round was the best, with the server's weights then.
+
+        This is no call and not in the ledger: what a method costs does not depend on who keeps its
+        model.
+
+        Args:
+            number: of the best round.
+            weights: `weights/*` shared; nothing where the server has none.
+
+        Returns:
+            Bytes of all frames; in one process those that silos of their own would get.
+        """
+
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Go on from a round: its states, if the server holds them, and the records up to it."""
 

@@ -27,7 +27,7 @@ from silograph.federation.base import AwayError, Op, Reduce, known_of, positions
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
-from silograph.federation.frame import Envelope, decode, encode, frame_sizes
+from silograph.federation.frame import RESULT, Envelope, decode, encode, frame_sizes
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.per_client import per_client
@@ -105,6 +105,11 @@ class InProcess:
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint holds all states."""
+
+    def hand_over(self, number: int, weights: Payload) -> int:
+        """Return the bytes that silos of their own would get."""
+        del number
+        return int(frame_sizes(RESULT, weights, len(self._ids)).sum())
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Go on from the states of a checkpoint and the records up to it."""

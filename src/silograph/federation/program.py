@@ -144,12 +144,14 @@ class Program:
         round: steps of a round by its number, from 1.
         rounds: how many there are.
         state: what a client's state holds between rounds.
+        result: what clients get when the run is over; it is no call, and not in the ledger.
     """
 
     setup: Steps
     round: Callable[[int], Steps]
     rounds: int
     state: FieldSpecs
+    result: FieldSpecs = field(default_factory=dict)
 
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where there is no such round."""
@@ -271,6 +273,21 @@ class Course:
         """
         where = "the state of a round"
         check_against(state, self._program.state, extent, where, finite=not own, values=not own)
+
+    def result_of(self, fields: Payload) -> Payload:
+        """Return what clients get of the server's weights, as agreed."""
+        return {name: fields[name] for name in self._program.result}
+
+    def check_result(self, number: int, fields: Payload, extent: Extent) -> None:
+        """Raise `ProtocolError` unless the server may send this as the result of the run."""
+        self.check_whole()
+        if self._round < 1:
+            raise ProtocolError("expected a round before the result of the run, got none")
+        if not 0 < number <= self._program.rounds:
+            raise ProtocolError(
+                f"expected a best round from 1 to {self._program.rounds}, got {number}"
+            )
+        check_against(fields, self._program.result, extent, "the result of the run", finite=True)
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         """Return the next call as the program has it, and what follows it; see `go_on`.

@@ -4,7 +4,7 @@ What differs between methods is a value with its own answers (`Setting`, `Evalua
 that nobody has to know the methods to ask them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
@@ -221,6 +221,7 @@ class Needs:
     controller: Callable[[Any], Controller] = fixed_knobs
 
 
+OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
 Round = Callable[
     [Federation, MethodConfig[Options], ServerState, int, Key], tuple[ServerState, RoundReport]
@@ -242,6 +243,9 @@ class Method(Generic[Options]):
         evaluate: how its models are scored, and which view picks the round.
         needs: of the clients' training.
         calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
+        own_weights: the weights that each client predicts with when the run is over, (C, ...) or
+            the same for all, from the server's (none where it has no model) and the tensors of
+            the clients' state; None: those of the server.
     """
 
     name: str
@@ -254,9 +258,17 @@ class Method(Generic[Options]):
     evaluate: Evaluation = field(default_factory=OwnGraph)
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
+    own_weights: OwnWeights[Options] | None = None
 
 
 AnyMethod = Method[Any]
+
+
+def client_weights(
+    shapes: Mapping[str, Sequence[int]], weights: Mapping[str, Tensor], client: int
+) -> Params:
+    """Return one client's weights, from those that all have and those (C, ...) of each."""
+    return {n: w if tuple(w.shape) == shapes[n] else w[client] for n, w in weights.items()}
 
 
 def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:

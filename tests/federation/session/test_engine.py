@@ -18,9 +18,10 @@ from silograph.exchange.rows import relay_sum
 from silograph.federation.base import AwayError, Gather, Reduce, Sum, WeightedMean
 from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
-from silograph.federation.session.engine import TRIES, Session, say_goodbye
+from silograph.federation.session.engine import TRIES, Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
+from silograph.federation.session.parting import say_goodbye, say_stopping
 from silograph.federation.session.peer import Arrived, LostError, Peer
 from silograph.federation.session.responder import Responder
 from silograph.graph.block.block import ClientBlock
@@ -580,4 +581,12 @@ def test_the_end_is_told(built: Built, caplog: pytest.LogCaptureFixture) -> None
     say_goodbye(fed.peers, "diverged")
     assert [link.worker.ended for link in links.values()] == ["diverged"] * 4
     assert all(link.closed for link in links.values())
-    assert f"{fed.ids[0]} did not hear that the run is over" in caplog.text
+    assert f"{fed.ids[0]} did not hear the last message" in caplog.text
+
+
+def test_a_stop_is_told_and_ends_no_run(built: Built) -> None:
+    block, route = built
+    fed, links = session(block, route, None, OPS)
+    say_stopping(fed.peers)
+    assert all(link.worker.stopped and link.closed for link in links.values())
+    assert [link.worker.ended for link in links.values()] == [None] * 4

@@ -2,9 +2,11 @@
 
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.evaluate import own_steps
 from silograph.exchange.collect import collect_steps, collected_specs
+from silograph.exchange.passes import weight_specs
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
@@ -18,7 +20,12 @@ def training_key(config: ResolvedConfig) -> Key:
 
 
 def program_of(
-    config: ResolvedConfig, schema: Schema, method: Method, method_config: MethodConfig
+    config: ResolvedConfig,
+    schema: Schema,
+    method: Method,
+    method_config: MethodConfig,
+    *,
+    hand_over: bool = True,
 ) -> Program:
     """Return what a run calls.
 
@@ -27,6 +34,7 @@ def program_of(
         schema: features and classes.
         method: the method.
         method_config: what its ops read.
+        hand_over: whether clients get the server's model when the run is over.
 
     Raises:
         ConfigError: the method does not say what it calls.
@@ -51,7 +59,9 @@ def program_of(
         trained = calls.round(method_config, t, key)
         return trained, _evaluation_steps(config, method, method_config, t, key)
 
-    return Program(setup, round_steps, config.rounds, state)
+    given = hand_over and calls.scores_server(method_config)
+    result = weight_specs(method_config.model, Shared) if given else {}
+    return Program(setup, round_steps, config.rounds, state, result)
 
 
 def scores_are_kept(method: Method) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
+from silograph.core.payload import Shared, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.collect import collect
 from silograph.experiment.advice import advice_of
@@ -22,6 +23,7 @@ from silograph.experiment.resolve.run_program import scores_are_kept, training_k
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.local_bias import local_bias
+from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
@@ -47,7 +49,7 @@ from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
-from silograph.methods.base import RoundReport, ServerState
+from silograph.methods.base import RoundReport, ServerState, client_weights
 from silograph.nn.conv import Params
 from silograph.task.scores import Part, Scores
 
@@ -140,13 +142,22 @@ def train(
                 folder.checkpoints.keep_best(snapshot.best.round, apart)
             folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
         display.update(snapshot.round, metric)
-    result = _result(setup, snapshot, rows, folder, display)
+    handed = _hand_over(setup, snapshot)
+    result = _result(setup, snapshot, rows, folder, display, handed)
     if folder is not None:
         folder.finish(result, setup)
         add_report(folder.path)
     if not complete:
         trackers.end(result)
     return result
+
+
+def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
+    """Give the clients what the run has come to; return the bytes that it took."""
+    best = snapshot.best
+    assert best is not None  # a run ends after a judged round
+    weights = named("weights", best.weights or {})
+    return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
 
 
 def _is_due(config: ResolvedConfig, snapshot: Snapshot) -> bool:
@@ -170,7 +181,8 @@ def _whole_round(
     while True:
         try:
             after, row = _round(setup, before, began)
-            setup.federation.keep(after.round, committed)
+            best = () if after.best is None else (after.best.round,)  # silos get it in the end
+            setup.federation.keep(after.round, sorted({*committed, *best}))
         except AwayError as away:
             setup.federation.rejoin(away)
         else:
@@ -200,7 +212,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     if judged:
         now = judge_finite(setup, state, t)
         last = None if last is None else replace(now, weights=None)
-        best = now if is_better(setup, now, best) else best
+        best = _with_own(setup, now) if is_better(setup, now, best) else best
         view = setup.method.evaluate.view
         scores = now.val[view]
         counts = now.server if view == "server" else now.personalised
@@ -219,10 +231,15 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         seconds=seconds,
     )
     if stopped is not None and best is None:  # a limit before the first evaluation: judge now
-        best = judge_finite(setup, state, t)
+        best = _with_own(setup, judge_finite(setup, state, t))
         row = row_of(setup, best, report, time.monotonic() - began)
     facts = checked_facts(report, len(fed.ids), t)
     return Snapshot(t, state, best, seconds, stopped, last, facts), row
+
+
+def _with_own(setup: Setup, best: Judged) -> Judged:
+    """Return a round that was just judged, with the clients' own models."""
+    return replace(best, own=own_weights(setup, best.weights, setup.federation.states()))
 
 
 def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:
@@ -269,12 +286,25 @@ def peak_memory_bytes() -> int:
     return own if sys.platform == "darwin" else own * 1024
 
 
+def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
+    """Return the clients' own models of the best round, if they have any."""
+    if best.own is None:
+        return {}
+    shape, names = setup.method_config.model, setup.schema.class_names
+    shapes, normalize = shape.weight_shapes, setup.config.normalize
+    return {
+        client: TrainedModel(shape, client_weights(shapes, best.own, number), names, normalize)
+        for number, client in enumerate(setup.federation.ids)
+    }
+
+
 def _result(
     setup: Setup,
     snapshot: Snapshot,
     rows: list[Row],
     folder: ResultFolder | None,
     display: Progress,
+    handed_over_bytes: int,
 ) -> Result:
     best, config = snapshot.best, setup.config
     assert best is not None  # a run ends after a judged round
@@ -322,8 +352,10 @@ def _result(
             patience=config.patience,
         ),
         model=model,
+        client_models=_own_models(setup, best),
         local_bias=bias,
         ledger=ledger,
+        handed_over_bytes=handed_over_bytes,
         partition_hash=setup.partition_hash,
         cut=setup.simulated,
         seconds=snapshot.seconds,

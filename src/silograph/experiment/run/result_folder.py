@@ -13,6 +13,7 @@ ledger.jsonl        one line for each direction of each call
 checkpoints/        the last two, for `silograph resume`
 diverged.txt        why training ended early, where it diverged
 model.safetensors   the server's model of the best round; when the run is over
+models/             where clients have models of their own: those, one file a client
 result.json         the final result; there only when the run is over
 report.html         the run as a page for people; written after everything else
 """
@@ -42,6 +43,8 @@ from silograph.experiment.result_files import (
     FACT,
     FORMAT,
     LEDGER,
+    MODEL,
+    MODELS,
     RESULT,
     ROUNDS,
     SIMULATION,
@@ -52,6 +55,7 @@ from silograph.experiment.result_files import (
     to_csv,
     write_atomic,
 )
+from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
@@ -271,7 +275,10 @@ class ResultFolder:
                 row[name] = value
         write_atomic(self.path / CLIENTS, to_csv(rows))
         if result.model is not None:
-            result.model.save(self.path / "model.safetensors")
+            result.model.save(self.path / MODEL)
+        for number, (client, model) in enumerate(result.client_models.items()):
+            (self.path / MODELS).mkdir(exist_ok=True)
+            model.save(self.path / MODELS / file_of(number, client))
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
         write_atomic(self.path / RESULT, text + "\n")
 

@@ -6,7 +6,7 @@ there is no random state to save.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from silograph.core.payload import State, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.parts import TABLES
 from silograph.experiment.resolve.user_code import digest, is_spec
+from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
@@ -24,6 +25,7 @@ from silograph.methods.base import ServerState
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
+OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
 
@@ -168,9 +170,11 @@ def to_checkpoint(
 
 
 def best_apart(snapshot: Snapshot) -> Params | None:
-    """Return the best round's weights where they are not the server's current ones."""
+    """Return the best round's weights, and clients' own, where they are not the current ones."""
     best = snapshot.best
-    return None if best is None or best.round == snapshot.round else best.weights
+    if best is None or best.round == snapshot.round:
+        return None
+    return {**(best.weights or {}), **named(OWN, best.own or {})} or None
 
 
 def from_checkpoint(
@@ -194,15 +198,16 @@ def from_checkpoint(
 
     try:
         state = ServerState(group("server/weights"), _below("server/memory", parts))
-        best, best_round = None, facts["best_round"]
+        best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
         if best_round is not None:
-            apart_here = apart and {name: w.to(setup.device) for name, w in apart.items()}
+            apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}
+            server = {n: w for n, w in apart_here.items() if not n.startswith(f"{OWN}/")}
             best = judged(
                 setup,
                 best_round,
                 group("best/server"),
                 _below("best/personalised", parts),
-                dict(apart_here) if apart_here else state.weights,
+                server or state.weights,
                 tuple(facts.get("best_away", ())),
             )
         scores = None
@@ -214,6 +219,11 @@ def from_checkpoint(
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
     states = [state_from(_below(f"client/{number}", parts)) for number in blocks]
+    if best is not None:
+        kept: Params | None = _below(OWN, apart_here)
+        if best.round == checkpoint.round:
+            kept = own_weights(setup, best.weights, states)
+        best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
     return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts), states
 

@@ -4,6 +4,7 @@
     CALL     key u64 · flags u8 · length of the op's name u16 · name, UTF-8 · frame
     REPLY    meters u8 · for each: kind u8, operations f64 (the first is the call's own) · frame
     JOINED   frame
+    RESULT   frame
     EXPLAIN  length of the JSON object u32 · one JSON object · tags of edges, 16 bytes each
     others   one JSON object
 
@@ -57,6 +58,8 @@ class Type(IntEnum):
     REFUSED = 14  # either: why not
     END = 15  # server: the run is over
     DISMISSED = 16  # server: it goes on without the silo, and why
+    STOPPING = 17  # server: it was stopped, and the run may be continued
+    RESULT = 18  # server: the best round, and its weights if silos get them, in a frame
 
 
 @dataclass(frozen=True)
