@@ -172,7 +172,7 @@ def test_what_a_folder_says_of_a_run_without_further_flags(
     method = flags[-1] if flags else "fedopt"
     values = json.loads(printed(capsys, *COMMAND, *flags, "--out", "x"))
     assert values["method"] == method
-    given = read_toml("x/config.toml", method="another")
+    given = read_toml("x/config.toml", anew=True)
     assert given["method"] == method
     assert not given.keys() & set(NAMES)  # not given, so that another method has its own
     assert read_toml("x/config.toml").keys() >= set(NAMES)  # but what they were stands there

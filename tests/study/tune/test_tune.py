@@ -86,7 +86,11 @@ def test_trials_are_plain_runs_and_the_winner_is_by_validation(make_graph: MakeG
     assert [line["labels"]["seed"] for line in read_lines(Path("t/winner.jsonl"))] == [0, 1]
     config = make_config(read_toml("t/best.toml"))
     assert config.lr == found.best.params["lr"]
-    assert config.options == {"server_lr": found.best.params["server_lr"]}
+    server_lr = found.best.params["server_lr"]
+    assert config.options["method.server_lr"] == server_lr
+    given = read_toml("t/best.toml", anew=True)  # what is no default of the library
+    assert given["options"] == {"method.server_lr": server_lr}
+    assert not given.keys() & {"partition_seed", "split_seed", "init_seed", "optimizer"}
 
 
 def test_a_stopped_search_goes_on_exactly(make_graph: MakeGraph) -> None:
@@ -252,7 +256,7 @@ def test_a_value_that_is_given_is_not_searched(capsys: Capture) -> None:
     told = json.loads(printed(capsys, *command, "t", *flags))
     assert list(told["ranges"]) == ["local_epochs", "lr", "weight_decay", "server_lr"]
     config = make_config(read_toml("t/best.toml"))
-    assert (config.hidden, config.dropout, config.options["server_tau"]) == (4, 0.0, 0.001)
+    assert (config.hidden, config.dropout, config.options["method.server_tau"]) == (4, 0.0, 0.001)
     assert run_app([*command, "u", *flags]) == 0
     assert "given, and so not searched: hidden, dropout, server_tau" in capsys.readouterr().err
     file = ["--config", "t/best.toml", "--keys", "lr"]  # what a file says is where it starts from
