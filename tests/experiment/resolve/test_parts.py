@@ -181,7 +181,7 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
         ({"fanout": "2"}, {"fanout": "3"}),
         ({"fanout": "2"}, {"hidden": 3}),
         ({"options": {"server_lr": 0.1}}, {"options": ["server_lr=0.2"]}),
-        ({"options": {"server_lr": 0.1}}, {"method": "fedavg"}),
+        ({"options": {"method.server_lr": 0.1}}, {"method": "fedavg"}),
         ({}, {"seed": 7, "clients": 3}),
         ({"split_seed": 5}, {"seed": 7}),
         ({}, {"fanout": "3"}),
