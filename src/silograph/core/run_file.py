@@ -11,7 +11,12 @@ from silograph.core.errors import ConfigError
 from silograph.core.ranges import Scalar
 
 DEFAULTS = "defaults"  # table of a run file
-BY_METHOD = ("optimizer", "lr", "keep_optimizer")  # keys whose default is the method's
+BY_METHOD = (
+    "optimizer",
+    "lr",
+    "local_epochs",
+    "keep_optimizer",
+)  # keys whose default is the method's
 
 
 def read_toml(path: str | Path, *, method: str | None = None) -> dict[str, Any]:
