@@ -142,9 +142,13 @@ class RunConfig:
     rounds: Annotated[int, Field(ge=1, lt=2**31)] = field(
         default=100, metadata=option("number of rounds", "Training")
     )
-    local_epochs: Count = field(
-        default=1,
-        metadata=option("passes of a client over its nodes in a round", "Training", tune=lin(1, 5)),
+    local_epochs: Count | None = field(
+        default=None,
+        metadata=option(
+            "passes of a client over its nodes in a round (default: by method, 1 for most)",
+            "Training",
+            tune=lin(1, 5),
+        ),
     )
     collect: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.0,
@@ -176,7 +180,7 @@ class RunConfig:
     lr: Annotated[float, Field(gt=0)] | None = field(
         default=None,
         metadata=option(
-            "the clients' learning rate (default: sgd 0.1, adam 0.01)",
+            "the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)",
             "Training",
             tune=log(1e-3, 1.0),
         ),

@@ -252,13 +252,17 @@ def test_a_mistake_is_one_line(make_graph: MakeGraph, case: str) -> None:
 
 def test_a_value_that_is_given_is_not_searched(capsys: Capture) -> None:
     command = ["tune", "g.npz", *FLAGS, "--trials", "1", "--json", "--out"]
-    flags = ["--hidden", "4", "--dropout", "0", "--option", "server_tau=0.001"]
+    flags = ["--hidden", "4", "--dropout", "0", "--option", "server_relative_tau=0.001"]
     told = json.loads(printed(capsys, *command, "t", *flags))
     assert list(told["ranges"]) == ["local_epochs", "lr", "weight_decay", "server_lr"]
     config = make_config(read_toml("t/best.toml"))
-    assert (config.hidden, config.dropout, config.options["method.server_tau"]) == (4, 0.0, 0.001)
+    tau = config.options["method.server_relative_tau"]
+    assert (config.hidden, config.dropout, tau) == (4, 0.0, 0.001)
     assert run_app([*command, "u", *flags]) == 0
-    assert "given, and so not searched: hidden, dropout, server_tau" in capsys.readouterr().err
+    assert (
+        "given, and so not searched: hidden, dropout, server_relative_tau"
+        in capsys.readouterr().err
+    )
     file = ["--config", "t/best.toml", "--keys", "lr"]  # what a file says is where it starts from
     assert list(json.loads(printed(capsys, *command, "v", *file))["ranges"]) == ["lr"]
 
