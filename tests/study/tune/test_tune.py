@@ -230,7 +230,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a range that no cut reads": (
         {"ranges": {"alpha": "0.1:1.0"}},
-        "expected alpha with partition dirichlet only, got partition random: leave alpha out",
+        "expected an option of the chosen parts (partition random), got alpha: partition dirichlet",
     ),
     "minutes as text": ({"max_minutes": "1"}, "expected more than 0 minutes, got '1'"),
     "search seed": ({"search_seed": "a"}, "expected a whole number as search_seed, got 'a'"),

@@ -238,6 +238,7 @@ def left_open(config: RunConfig, parts: Parts) -> set[str]:
     """
     given = given_options(config, parts)
     keys = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
+    keys |= {"kernels"} if config.kernels == "auto" else set()
     return (keys - {name.partition(".")[0] for name in given}) | (parts.options.keys() - given)
 
 

@@ -96,9 +96,9 @@ def given_keys(run_options: Mapping[str, Any], base: RunConfig, own: Own) -> set
     return {*run_options, *(key_of(key, base, own) for key in run_options.get("options", {}))}
 
 
-def key_of(key: str, base: RunConfig, own: Own) -> str:
+def key_of(key: Any, base: RunConfig, own: Own) -> Any:
     """Return the one name of a key: NAME of a field or the method's option, else PART.NAME."""
-    if key in FIELDS:
+    if not isinstance(key, str) or key in FIELDS:  # `chosen_ranges` refuses what is no text
         return key
     try:
         kind, name = place_of(key, named_parts(base, own.methods.get(base.method)))
