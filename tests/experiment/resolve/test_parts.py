@@ -89,7 +89,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"model.residul": True}},
             "unknown option of the chosen parts (model gcn) 'model.residul': did you mean "
-            "'residual'? Choices: residual",
+            "'residual'? Choices: head, residual",
         ),
         (
             {"options": {"neighbors.x": 1}},
