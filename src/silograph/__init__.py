@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from silograph.graph.graph import Graph, Split
     from silograph.graph.partition.options import CutOptions
     from silograph.graph.partition.partition import Partition, make_partition
-    from silograph.graph.read.arrays import from_arrays, from_networkx, from_pyg
+    from silograph.graph.read.arrays import from_arrays, from_networkx
     from silograph.graph.read.csv import from_csv
+    from silograph.graph.read.pyg_data import from_pyg
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
     from silograph.graph.silos.read import read_silo, read_silos
@@ -59,7 +60,7 @@ _HOME = {
     "load": "graph.datasets",
     "from_arrays": "graph.read.arrays",
     "from_networkx": "graph.read.arrays",
-    "from_pyg": "graph.read.arrays",
+    "from_pyg": "graph.read.pyg_data",
     "from_csv": "graph.read.csv",
     "generate": "graph.generated.generate",
     "Silo": "graph.silos.data",

@@ -77,8 +77,11 @@ class RunConfig:
     alpha: Annotated[float, Field(gt=0)] = field(
         default=0.5, metadata=option("Dirichlet concentration, smaller is more skewed", "Clients")
     )
-    favored_classes: Count = field(
-        default=2, metadata=option("class_biased: classes favored at each client", "Clients")
+    favored_classes: Count | None = field(
+        default=None,
+        metadata=option(
+            "class_biased: classes favored at each client (default: 2; 1 of two classes)", "Clients"
+        ),
     )
     favor: Annotated[float, Field(ge=1)] = field(
         default=10.0, metadata=option("class_biased: how many times as likely they are", "Clients")

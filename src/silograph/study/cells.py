@@ -28,6 +28,7 @@ from silograph.experiment.run.run import resume, run, with_absolute_paths
 from silograph.experiment.run.setup import choose_method, versions, with_optimizer
 from silograph.graph.datasets import is_path, locate
 from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.partition.options import FAVORED
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -161,6 +162,8 @@ def digest_of(start: Line) -> str:
     for f in fields(RunConfig):
         if f.name not in (*MACHINE, "options"):
             config.setdefault(f.name, f.default)
+    if config["favored_classes"] is None:  # lines of old have the number that is meant
+        config["favored_classes"] = FAVORED
     with contextlib.suppress(SilographError):  # of a method that is gone: nothing to fill in
         method, _ = choose_method(RunConfig(method=config["method"]))
         config["options"] = asdict(method.options()) | config["options"]

@@ -14,7 +14,7 @@ from silograph.core.key import Key
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.disjoint import fill_empty, scattered
-from silograph.graph.partition.options import CutOptions
+from silograph.graph.partition.options import FAVORED, CutOptions
 
 LARGEST_ALPHA = 1e6  # beyond, shares are equal to six digits, and gamma draws overflow in the end
 FITTING_STEPS = 1000
@@ -56,6 +56,8 @@ def class_biased(graph: Graph, clients: int, key: Key, options: CutOptions) -> T
     """
     _require_classes(graph, "class_biased")
     favored, favor = options.favored_classes, options.favor
+    if favored is None:
+        favored = max(1, min(FAVORED, graph.num_classes - 1))
     if not 1 <= favored < graph.num_classes:
         raise PartitionError(
             f"expected 1 to {graph.num_classes - 1} favored_classes (fewer than the "

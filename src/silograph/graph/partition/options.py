@@ -9,7 +9,8 @@ class CutOptions:
 
     Attributes:
         alpha: concentration of `dirichlet`, 0 < alpha <= 1e6; smaller is more skewed.
-        favored_classes: classes that `class_biased` favors at each client, 1 to K - 1.
+        favored_classes: classes that `class_biased` favors at each client, 1 to K - 1; None for 2,
+            or 1 of two classes.
         favor: how many times as likely they are there, finite and at least 1.
         clients_per_part: clients that `metis_overlapping` draws from each part of METIS.
         part_share: share of a part's nodes that each of them gets, 0 < part_share <= 1.
@@ -19,7 +20,7 @@ class CutOptions:
     """
 
     alpha: float = 0.5
-    favored_classes: int = 2
+    favored_classes: int | None = None
     favor: float = 10.0
     clients_per_part: int = 5
     part_share: float = 0.5
@@ -29,6 +30,7 @@ class CutOptions:
 
 
 DEFAULTS = CutOptions()
+FAVORED = 2  # classes that `class_biased` favors where there are more
 # The ways of cutting that read an option; every one reads `drop_edges`.
 READ_BY: dict[str, tuple[str, ...]] = {
     "alpha": ("dirichlet",),

@@ -1,4 +1,4 @@
-"""Graphs from what is in memory: arrays, PyG data and networkx graphs, all checked on the way in.
+"""Graphs from what is in memory: arrays and networkx graphs, all checked on the way in.
 
 n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label task. S: silos.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
+from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _ROW = (list, tuple, np.ndarray, Tensor)
 def from_arrays(
     *,
     edge_index: ArrayInput,
-    x: ArrayInput | Sparse | CSR,
+    x: ArrayInput | Sparse | CSR | None = None,
     y: ArrayInput,
     num_classes: int | None = None,
     node_id: ArrayInput | None = None,
@@ -49,9 +50,12 @@ def from_arrays(
     Args:
         edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
             repeated edges are dropped.
-        x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`).
+        x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`). None: the
+            nodes have no features, and `features` of a run says what to make in their place.
         y: (n,) or (n, 1) class numbers from 0, or words, which are numbered in sorted order (in
             that of `class_names` where given); or (n, T) of 0 and 1 for a multi-label task.
+            Numbers of which none is 0, such as 1 to 3, are as many classes as occur, unless
+            `num_classes` or `class_names` is given.
             None, NaN and -1 mark what is not known; among words also the empty word. Or, for
             regression, (n,) or (n, T) floating point numbers, of which one has a fraction or with
             `task="node_value"`; None and NaN are missing.
@@ -69,9 +73,9 @@ def from_arrays(
         DataError: an argument cannot be used; the line says what was expected and what came.
     """
     _check_names(class_names=class_names, silo_names=silo_names)
-    features = features_of(x)
-    n = features.num_rows if isinstance(features, CSR) else len(features)
     given = _array(y, "y")
+    features = _no_features(given) if x is None else features_of(x)
+    n = features.num_rows if isinstance(features, CSR) else len(features)
     if is_regression(given, task):
         labels, count, names = targets(given, n, num_classes, tuple(class_names))
     else:
@@ -92,54 +96,6 @@ def from_arrays(
     )
 
 
-def from_pyg(
-    data: Any,
-    *,
-    num_classes: int | None = None,
-    node_id: ArrayInput | None = None,
-    silo: ArrayInput | None = None,
-    silo_names: Sequence[str] = (),
-    class_names: Sequence[str] = (),
-    task: LabelForm | None = None,
-    name: str = "graph",
-) -> Graph:
-    """Return the graph of a `torch_geometric.data.Data` with `x`, `edge_index` and `y`.
-
-    `train_mask`, `val_mask` and `test_mask`, each (n,) bool, become the split where all three are
-    there. The other arguments and the errors are those of `from_arrays`.
-    """
-    from torch_geometric.data import Data
-
-    if not isinstance(data, Data):
-        raise DataError(
-            f"expected a torch_geometric.data.Data, got {type(data).__name__}: "
-            "of a dataset pass its first graph, dataset[0]"
-        )
-    for key in ("x", "edge_index", "y"):
-        if data.get(key) is None:
-            raise DataError(f"expected data.{key}, got None: set it, or use from_arrays")
-    found = {f"{part}_mask": data.get(f"{part}_mask") for part in PARTS}
-    absent = [key for key, mask in found.items() if mask is None]
-    if 0 < len(absent) < len(PARTS):
-        raise DataError(
-            f"expected all of {', '.join(found)} or none, got no {absent[0]}: "
-            "add it (all False will do) or delete the others"
-        )
-    return from_arrays(
-        edge_index=data.edge_index,
-        x=data.x,
-        y=data.y,
-        num_classes=num_classes,
-        node_id=node_id,
-        split=None if absent else list(found.values()),
-        silo=silo,
-        silo_names=silo_names,
-        class_names=class_names,
-        task=task,
-        name=name,
-    )
-
-
 def from_networkx(
     graph: "nx.Graph[Any]",
     *,
@@ -151,13 +107,15 @@ def from_networkx(
     class_names: Sequence[str] = (),
     name: str = "graph",
 ) -> Graph:
-    """Return the graph of a networkx graph (directed and multigraphs too; weights are not read).
+    """Return the graph of a networkx graph (directed and multigraphs too).
 
-    Node names become the public keys: integers stay, anything else is written as a string.
+    Node names become the public keys: integers stay, anything else is written as a string. Edges
+    that have a `weight` count 1 all the same; that is reported where weights differ.
 
     Args:
         graph: nodes in their networkx order.
-        x: node attribute with the features: a number or F numbers.
+        x: node attribute with the features: a number or F numbers. Where no node has it, the
+            nodes have no features.
         y: node attribute with the label, as in `from_arrays`; absent or None is missing.
         silo: node attribute that says who holds the node, or None.
         split: node attribute with "train", "val", "test" or nothing, or None.
@@ -176,9 +134,12 @@ def from_networkx(
     row = {node: i for i, node in enumerate(nodes)}
     pairs = [(row[a], row[b]) for a, b in graph.edges()]
     whole = all(isinstance(node, int | np.integer) for node in nodes)
+    weights = [weight for _, _, weight in graph.edges(data="weight", default=1)]
+    report_unused(name, {"weight": weights})
+    bare = nodes and not any(x in attributes for attributes in nodes.values())
     return from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
-        x=_stacked_features(nodes, x),
+        x=None if bare else _stacked_features(nodes, x),
         y=_level([attributes.get(y) for attributes in nodes.values()]),
         num_classes=num_classes,
         node_id=list(nodes) if whole else [str(node) for node in nodes],
@@ -292,6 +253,15 @@ def features_of(x: Any) -> Features:
             return _finite(torch.from_numpy(np.array(values, dtype=np.float32)))
         rows = sp.csr_matrix(values, dtype=np.float32, copy=True)
     return _finite(CSR.from_scipy(_merged(rows)))
+
+
+def _no_features(y: np.ndarray) -> Tensor:
+    """Return the features (n, 0) of as many nodes as there are labels."""
+    if y.ndim == 0 or len(y) == 0:
+        raise DataError(
+            f"expected at least one node, got y of shape {y.shape} and no x: the graph is empty"
+        )
+    return torch.zeros(len(y), 0)
 
 
 def _merged(rows: "sp.csr_matrix[np.float32]") -> "sp.csr_matrix[np.float32]":

@@ -13,6 +13,7 @@ import numpy as np
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.edge_values import report_names
 from silograph.graph.read.npz import checked, load_npz
 from silograph.graph.read.tables import Table, read_csv, to_number
 
@@ -35,9 +36,10 @@ def from_csv(
     """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
 
     Args:
-        nodes: one line a node. Every column that is not named below is a numeric feature.
+        nodes: one line a node. Every column that is not named below is a numeric feature; with
+            none, the nodes have no features.
         edges: one line an edge, end points by node id. With exactly two columns, their names are
-            free; further columns are not read.
+            free. Further columns, such as weights, are not used; that is reported.
         id: column of the public key; keys are integers where all are, else strings.
         label: column of the class: numbers from 0, or words; an empty cell is missing. Several
             columns of 0, 1 or nothing make a multi-label task, their names the class names. A
@@ -126,14 +128,9 @@ def _keys(ids: list[str]) -> np.ndarray:
     return keys if keys.astype(str).tolist() == ids else np.array(ids)
 
 
-def _numbers(table: Table, columns: list[str]) -> np.ndarray:
-    """Return the feature columns, (n, F) float32."""
-    if not columns:
-        raise DataError(
-            f"{table.path}, line 1: expected at least one feature column besides id, label, silo "
-            "and split, got none: add one, such as the degree"
-        )
-    return table.numbers(columns)
+def _numbers(table: Table, columns: list[str]) -> np.ndarray | None:
+    """Return the feature columns, (n, F) float32; None where there are none."""
+    return table.numbers(columns) if columns else None
 
 
 def _classes(table: Table, column: str) -> np.ndarray:
@@ -174,6 +171,9 @@ def _read_edges(
                 f"{path}, line 1: expected a header, got an edge between nodes {source!r} and "
                 f"{target!r}: begin with the line source,target"
             )
+    others = [column for column in table.header if column not in (source, target)]
+    if others:
+        report_names(path, others)
     ends = []
     for column in (source, target):
         rows = [place.get(key) for key in table.column(column)]
