@@ -17,6 +17,7 @@ CUT_FIELDS = (
     "data_dir",
     "scale",
     "largest_component",
+    "features",
     "split",
     "partition",
     "clients",

@@ -23,6 +23,7 @@ from silograph.core.ranges import Scalar as Scalar
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+MOST_SHOWN = 120  # characters of a value in an error
 MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
 Count = Annotated[int, Field(ge=1, lt=MOST)]
 
@@ -50,6 +51,12 @@ class RunConfig:
         default=False,
         metadata=option(
             "keep only the largest connected component", "Data", off="--all-components"
+        ),
+    )
+    features: Literal["given", "degree", "constant", "onehot-degree"] = field(
+        default="given",
+        metadata=option(
+            "features of nodes: those of the data, or made of what each silo knows", "Data"
         ),
     )
     normalize: Literal["none", "row"] = field(
@@ -333,7 +340,13 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             # pydantic complains about the first type of a union only.
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
-        raise ConfigError(f"{where}: {reason}, got {first['input']!r} ({source})") from None
+        raise ConfigError(f"{where}: {reason}, got {_short(first['input'])} ({source})") from None
+
+
+def _short(value: object) -> str:
+    """Return a value as one short line; it may be an array."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def resolve_seeds(config: RunConfig) -> RunConfig:

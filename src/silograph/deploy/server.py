@@ -49,6 +49,7 @@ from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.status import Board
 from silograph.federation.session.wire import need_packages
+from silograph.graph.features import with_width
 from silograph.graph.graph import Schema
 
 if TYPE_CHECKING:
@@ -298,6 +299,7 @@ class Meeting:
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         method, _ = choose_method(config)
         given = write_out(replace(config, device="cpu"), method)  # where the server adds up
+        schema = with_width(schema, config.features, "the federation")
         config, method_config = configure(given, schema, None)
         config = replace(config, device=self._config.device)
         program = program_of(config, schema, method, method_config)

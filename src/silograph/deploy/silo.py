@@ -28,7 +28,7 @@ from silograph.federation.session.responder import Prepared, Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of
-from silograph.graph.silos.data import Silo, silo_fingerprint
+from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 
@@ -134,18 +134,19 @@ class OwnData:
         method = self.code.method(config.method, facts.get("code"))
         make = self.code.model(config.model, facts.get("code"))
         check_deployable(config, method)
-        check_size(config, self.silo)
+        silo = featured(self.silo, config.features)
+        check_size(config, silo)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
         elif re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
             raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
-        given, schema = write_out(config, method), schema_of(self.silo.graph)
+        given, schema = write_out(config, method), schema_of(silo.graph)
         dtype = DTYPES[config.dtype]
         written, method_config = configure(given, schema, make)
         program = program_of(written, schema, method, method_config)
         self.code.check_ops(program)
         check_allowed(self.allow, written, method, method_config)
-        block = client_block(self.silo, config, dtype)
+        block = client_block(silo, config, dtype)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = (
@@ -249,7 +250,8 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
 
     secrets = read_secrets(data, how.secret)
     holder = OwnData(data, secrets, how.device, report, how.allow, how.code)
-    for line in how.code.lines(schema_of(data.graph)):
+    shown = data if data.graph.num_features else featured(data, "constant")
+    for line in how.code.lines(schema_of(shown.graph)):
         report(Event(What.NOTE, data.name, note=line))
 
     def make_worker(token: bytes) -> Responder:

@@ -19,6 +19,7 @@ from silograph.experiment.resolve.cutting import DEFAULT_CLIENTS
 from silograph.experiment.resolve.in_memory_parts import source_hash
 from silograph.experiment.resolve.model_options import with_model_options
 from silograph.experiment.resolve.neighbor_options import written_out
+from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import Row
@@ -29,6 +30,7 @@ from silograph.experiment.run.setup import choose_method, versions, with_optimiz
 from silograph.graph.datasets import is_path, locate
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.partition.options import FAVORED
+from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -94,6 +96,9 @@ class Cell:
                 found[name] = source_hash(value) or "unknown"
             elif is_spec(spec):
                 found[name] = source_digest(spec)
+        if is_partition_file(self.config.partition):
+            path = Path(self.config.partition).expanduser()
+            found["partition"] = file_hash(path) or "absent"
         return found
 
     @cached_property
@@ -118,7 +123,7 @@ def deciding(
     method, options = choose_method(config, given)
     config = with_absolute_paths(config, in_memory=in_memory)
     config = with_optimizer(resolve_seeds(config), method)
-    if config.clients is None and config.partition != "silo":
+    if config.clients is None and not names_clients(config.partition):
         config = replace(config, clients=DEFAULT_CLIENTS)
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in MACHINE}
     drawing = written_out(with_model_options(config))

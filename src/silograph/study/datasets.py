@@ -56,11 +56,12 @@ def _changed(done: Done) -> bool:
 
 def _check(graph: Graph, done: Done, path: Path | None) -> None:
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
-    hashes: dict[tuple[bool, str], str] = {}
+    hashes: dict[tuple[bool, str, str], str] = {}
     for config, line in done:
         if "data" not in line:  # written before lines said it
             continue
-        use, theirs = (config.largest_component, config.normalize), line["data"]["graph"]
+        use = config.largest_component, config.normalize, config.features
+        theirs = line["data"]["graph"]
         if use not in hashes:
             hashes[use] = fingerprint(as_used(config, graph))
         if (ours := hashes[use]) != theirs:

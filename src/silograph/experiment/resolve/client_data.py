@@ -4,6 +4,7 @@ import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,15 +12,18 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.experiment.resolve.cutting import Cut, cut_graph, trainable
+from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.datasets import check_scale, is_path, load
+from silograph.graph.features import check_given
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import (
     Silo,
     Silos,
+    featured,
     join_blocks,
     join_silos,
     silo_block,
@@ -59,6 +63,32 @@ def refuse_in_memory(data: object) -> None:
         )
 
 
+def cut_for_studies(
+    graph: Graph | None, partition: Any, config: RunConfig
+) -> tuple[Graph, RunConfig]:
+    """Return the graph of several runs with its partition, and the config that says its hash.
+
+    Args:
+        graph: the graph; None: it is loaded by the config.
+        partition: the value.
+        config: of the runs.
+
+    Raises:
+        ConfigError: silos, or a partition in which a node has several clients or none.
+        PartitionError: it is none of this graph.
+    """
+    data: Graph | Silos | None = graph
+    if data is None:
+        data = load_data(config.dataset, data_dir=config.data_dir, scale=config.scale)
+    found, config = cut_by(data, partition, config)
+    if isinstance(found, CutGraph):
+        raise ConfigError(
+            "expected a partition in which every node has one client for several runs, got another "
+            "in memory: run it alone with sg.run"
+        )
+    return found, config
+
+
 def cut_already(config: RunConfig) -> RunConfig:
     """Return the config of a run on silos, which says that they are the cut.
 
@@ -74,13 +104,13 @@ def cut_already(config: RunConfig) -> RunConfig:
 
 
 def clients_of(
-    config: RunConfig, data: Graph | Silos, dtype: torch.dtype, *, uncut: bool
+    config: RunConfig, data: Graph | CutGraph | Silos, dtype: torch.dtype, *, uncut: bool
 ) -> tuple[Cut, ClientBlock, Route]:
     """Return the clients of a graph that is cut for them, or of silos, as one block.
 
     Args:
         config: of the run; seeds must be resolved.
-        data: the graph or the silos.
+        data: the graph, perhaps cut already, or the silos.
         dtype: of features and edges.
         uncut: whether the one client holds the whole graph.
 
@@ -93,6 +123,7 @@ def clients_of(
             return cut, block, route
     else:
         cut = cut_graph(config, data)
+        check_given(config.features, cut.graph.num_features, cut.graph.name)
     partition = whole(cut.graph) if uncut else cut.partition
     return cut, *make_block(cut.graph, partition, cut.split, dtype)
 
@@ -115,6 +146,7 @@ def joined(config: RunConfig, silos: Silos, dtype: torch.dtype) -> tuple[Cut, Cl
     """
     check_uncut(config, silos)
     route = agree(silos)
+    silos = replace(silos, members=tuple(featured(s, config.features) for s in silos.members))
     block = join_blocks([client_block(silo, config, dtype) for silo in silos.members])
     digest = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
@@ -125,6 +157,8 @@ def joined(config: RunConfig, silos: Silos, dtype: torch.dtype) -> tuple[Cut, Cl
 
 def client_block(silo: Silo, config: RunConfig, dtype: torch.dtype) -> ClientBlock:
     """Return the block that a silo makes of its data alone; seeds must be resolved.
+
+    `silo` has the features that the config asks for.
 
     Raises:
         ConfigError: a split that is none.

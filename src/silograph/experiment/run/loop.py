@@ -268,7 +268,8 @@ def _result(
     shape, ledger = setup.method_config.model, setup.federation.ledger
     model = None
     if best.weights is not None:
-        model = TrainedModel(shape, best.weights, setup.schema.class_names, config.normalize)
+        how = config.normalize, config.features
+        model = TrainedModel(shape, best.weights, setup.schema.class_names, *how)
     uncut = None
     if best.weights is not None and setup.simulated is not None:
         uncut = uncut_counts(setup, best.weights)

@@ -18,6 +18,7 @@ from silograph.experiment.resolve.client_data import cut_already, load_data, nam
 from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import name_of, own_of
 from silograph.experiment.resolve.model_options import own_module
+from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_again, cut_by, taken
 from silograph.experiment.resolve.plan import planned
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.result_files import Row
@@ -31,6 +32,7 @@ from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, 
 from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_scale, is_path, locate
 from silograph.graph.graph import Graph
+from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -41,7 +43,7 @@ MODES = ("live", "plain", "none")
 
 
 def run(
-    graph: Graph | Silos | str | os.PathLike[str] | None = None,
+    graph: Any = None,
     *,
     config: RunConfig | None = None,
     method: Method | str | None = None,
@@ -57,8 +59,9 @@ def run(
     True
 
     Args:
-        graph: a graph, or the name or path of one; or silos, or the path of a folder that holds
-            their folders; None takes `dataset` of the config.
+        graph: a graph (also PyG `Data` or a networkx graph), or the name or path of one; or a
+            list of PyG `Data`, each the graph of one client; or silos, or the path of a folder
+            that holds their folders; None takes `dataset` of the config.
         config: where to start from; None means all defaults.
         method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
             name of its own; None takes that of the config.
@@ -66,17 +69,21 @@ def run(
         trackers: who else is told of every round, besides `tracker` of the config.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
             only if `out` is among them or in `config`. `model` may also be a class of your own,
-            whose call with numbers of features and outputs gives a torch.nn.Module.
+            whose call with numbers of features and outputs gives a torch.nn.Module. `partition`
+            may also be an array with the client of every node, (n,) numbers from 0 or names, a
+            `Partition`, or a function of the graph that returns either.
 
     Raises:
         SilographError: something about the options, the graph or the cut cannot be used.
     """
     check_mode(progress)
     check_trackers(trackers)
+    call = taken(graph, options)
+    options = call.options
     own = own_of([method, options.get("model")])
     if "model" in options:
         options = options | {"model": name_of(options["model"])}
-    given = given_config(graph, config, options | _named(method))
+    given = given_config(call.graph, config, options | _named(method))
     check_cut_options(options, [given.partition])
     # Before any data is read: a wrong name should not cost a minute.
     chosen, _ = choose_method(given, method if isinstance(method, Method) else None)
@@ -84,11 +91,14 @@ def run(
     watched = watched_by(given, trackers)
     if given.out is not None:
         check_free(given.out)
-    graph, source = _loaded(graph, given, progress)
+    loaded, source = _loaded(call.graph, given, progress)
+    data: Graph | CutGraph | Silos = loaded
+    if call.partition is not None:
+        data, given = cut_by(loaded, call.partition, given)
     if given.out is not None:  # after loading, whose errors name a path as it was given
         given = with_absolute_paths(given, in_memory=source is None)
     with torch_threads(given.threads):
-        setup = prepare(resolve_seeds(given), graph, make, chosen)
+        setup = prepare(resolve_seeds(given), data, make, chosen)
         start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         if given.out is None:
             return go_on(setup, None, progress, start, [], watched)
@@ -211,7 +221,8 @@ def source_of(config: RunConfig) -> dict[str, str | None]:
 def resume(
     path: str | os.PathLike[str],
     *,
-    graph: Graph | Silos | None = None,
+    graph: Any = None,
+    partition: Any = None,
     model: Make | None = None,
     method: Method | None = None,
     progress: str | Progress = "none",
@@ -224,6 +235,7 @@ def resume(
     Args:
         path: the run's result folder.
         graph: the graph or silos, for a run on what was in memory.
+        partition: the partition, for a run whose partition was given as a value.
         model: the class of the model, for a run with one that cannot be imported.
         method: the method, for a run whose method was given as a value.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
@@ -249,10 +261,9 @@ def resume(
         chosen = _chosen(config, method)
         model = _module_again(config) if model is None else model
         watched = watched_by(config, trackers)
-        if graph is None:
-            graph = _loaded_again(about["source"], config, target, progress)
+        data = _data_again(graph, partition, config, about["source"], target, progress)
         with torch_threads(config.threads):
-            setup = prepare(resolve_seeds(config), graph, model, chosen)
+            setup = prepare(resolve_seeds(config), data, model, chosen)
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
@@ -260,6 +271,27 @@ def resume(
             )
     finally:
         folder.close()
+
+
+def _data_again(
+    graph: Any,
+    partition: Any,
+    config: RunConfig,
+    source: Mapping[str, str | None] | None,
+    folder: Path,
+    progress: str | Progress,
+) -> Graph | CutGraph | Silos:
+    """Return the graph of a run that goes on, with its partition where that was in memory."""
+    if partition is None and graph is None and config.partition.startswith(GIVEN):
+        raise ConfigError(
+            f"expected the partition of the run in {folder}, got none: it was made in memory; use "
+            "sg.resume(DIR, partition=...)"
+        )
+    call = taken(graph, {} if partition is None else {"partition": partition})
+    data = call.graph
+    if not isinstance(data, Graph | Silos):
+        data = _loaded_again(source, config, folder, progress)
+    return data if partition is None else cut_again(data, call.partition, config)
 
 
 def _loaded_again(
@@ -376,8 +408,15 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     if name == "tensorboard" and where:
         tracker = f"{name}={_absolute(where)}"
     model = absolute(config.model) if is_spec(config.model) else config.model
+    cut = config.partition
     return replace(
-        config, data_dir=data_dir, dataset=dataset, tracker=tracker, method=method, model=model
+        config,
+        data_dir=data_dir,
+        dataset=dataset,
+        partition=_absolute(cut) if is_partition_file(cut) else cut,
+        tracker=tracker,
+        method=method,
+        model=model,
     )
 
 

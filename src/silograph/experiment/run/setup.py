@@ -13,13 +13,14 @@ from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
 from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.cutting import Cut, check_features, held_block
 from silograph.experiment.resolve.model_options import make_model, own_module, with_model_options
 from silograph.experiment.resolve.neighbor_options import (
     check_neighbors,
     neighbors_of,
     of_method,
 )
+from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.plan import plan
 from silograph.experiment.resolve.selector_options import selector_of, without_selector
 from silograph.experiment.resolve.user_code import imported, is_spec
@@ -210,6 +211,7 @@ def write_out(config: RunConfig, method: Method) -> WrittenOut:
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
     selector_of(config, method)
+    check_features(config)
     if config.local_bias and method.evaluate.view != "server":
         raise ConfigError(
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
@@ -263,7 +265,7 @@ def configure(
 
 def prepare(
     config: RunConfig,
-    graph: Graph | Silos,
+    graph: Graph | CutGraph | Silos,
     make: Make | None = None,
     method: Method | None = None,
 ) -> Setup:
@@ -271,7 +273,7 @@ def prepare(
 
     Args:
         config: of the run; seeds must be resolved.
-        graph: the graph, or the silos that hold it.
+        graph: the graph, perhaps cut already, or the silos that hold it.
         make: the module that `config.model` names, if it is one; None: it is imported.
         method: the method if it was found already; None: the one that the config names.
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
+from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
 from silograph.nn.conv import Params
 from silograph.nn.model import AnyModel, Model, forward, weight_shapes
@@ -39,12 +40,14 @@ class TrainedModel:
         weights: by name, shared form.
         class_names: names of the classes, or empty.
         normalize: how features were prepared: `none` or `row`.
+        features: where they came from: `given`, or what they were made of.
     """
 
     shape: AnyModel
     weights: Params
     class_names: tuple[str, ...] = ()
     normalize: str = "none"
+    features: FeatureSource = "given"
 
     def __repr__(self) -> str:
         """Return the shape; the weights are too many to print."""
@@ -58,6 +61,7 @@ class TrainedModel:
         """
         if not isinstance(graph, Graph):
             raise DataError(f"expected a Graph, got {type(graph).__name__}: see sg.load")
+        graph = with_features(graph, self.features)
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "
@@ -81,7 +85,7 @@ class TrainedModel:
             "shape": described(self.shape),
             "class_names": self.class_names,
             "normalize": self.normalize,
-        }
+        } | ({} if self.features == "given" else {"features": self.features})
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
@@ -138,6 +142,9 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         shape = _shape(told["shape"], model, os.fspath(path))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
         normalize = TypeAdapter(Literal["none", "row"]).validate_python(told["normalize"])
+        made: FeatureSource = TypeAdapter(FeatureSource).validate_python(
+            told.get("features", "given")
+        )
     except DataError:
         raise
     except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
@@ -147,4 +154,4 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         raise DataError(
             f"expected weights {weight_shapes(shape)} in {os.fspath(path)}, got {found}"
         )
-    return TrainedModel(shape, weights, names, normalize)
+    return TrainedModel(shape, weights, names, normalize, made)

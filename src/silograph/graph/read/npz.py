@@ -4,6 +4,7 @@ n: nodes. E: edges as stored. F: features a node. T: label bits. A: attributes. 
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,26 +112,22 @@ def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any] | N
     if "x" in parts:
         return parts["x"]
     if "x_data" in parts:
-        return sparse(path, *(parts[key] for key in _SPARSE))
+        return sparse(path, [parts[key] for key in _SPARSE])
     if "attributes" not in parts:
         return None
     return _one_hot(path, parts["attributes"], parts["attribute_names"])
 
 
-def sparse(
-    path: Path,
-    data: np.ndarray,
-    indices: np.ndarray,
-    indptr: np.ndarray,
-    shape: np.ndarray,
-    what: str = "x",
-) -> "sp.csr_matrix[Any]":
-    """Return the matrix `what` of its parts; which columns are meant is not checked.
+def sparse(path: Path, parts: Sequence[np.ndarray], what: str = "x") -> "sp.csr_matrix[Any]":
+    """Return the matrix `what` of its data, indices, indptr and shape.
+
+    Which columns are meant is not checked.
 
     Raises:
         DataError: names the file.
     """
-    kinds = [part.dtype.kind for part in (data, indices, indptr, shape)]
+    data, indices, indptr, shape = parts
+    kinds = [part.dtype.kind for part in parts]
     if kinds[0] not in "biuf" or any(kind not in "iu" for kind in kinds[1:]) or shape.shape != (2,):
         raise DataError(
             f"{path}: expected {what}_data of numbers and whole {what}_indices, {what}_indptr and "
@@ -166,7 +163,7 @@ def _one_hot(path: Path, codes: np.ndarray, names: np.ndarray) -> "sp.csr_matrix
 
 
 def _labels(path: Path, parts: Arrays) -> np.ndarray:
-    y = parts["y"] if "y" in parts else _sparse_bits(path, *(parts[key] for key in _SPARSE_Y))
+    y = parts["y"] if "y" in parts else _sparse_bits(path, [parts[key] for key in _SPARSE_Y])
     if "unlabelled" not in parts:
         return y
     rows = parts["unlabelled"]
@@ -181,9 +178,9 @@ def _labels(path: Path, parts: Arrays) -> np.ndarray:
     return y
 
 
-def _sparse_bits(path: Path, *parts: np.ndarray) -> np.ndarray:
+def _sparse_bits(path: Path, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return label bits (n, T) int64 of the parts of a sparse matrix; what is not stored is 0."""
-    matrix = sparse(path, *parts, what="y")
+    matrix = sparse(path, parts, "y")
     try:
         matrix.check_format(full_check=True)
     except ValueError as error:
@@ -194,7 +191,9 @@ def _sparse_bits(path: Path, *parts: np.ndarray) -> np.ndarray:
         raise DataError(f"{path}: expected a sparse y of label bits 0 and 1, each once, got {got}")
     rows, columns = matrix.shape
     if columns > MOST_BITS:
-        raise DataError(f"{path}: expected y_shape of at most {MOST_BITS} label bits, got {columns}")
+        raise DataError(
+            f"{path}: expected y_shape of at most {MOST_BITS} label bits, got {columns}"
+        )
     bits = np.zeros((rows, columns), dtype=np.int64)
     bits[matrix.nonzero()] = 1
     return bits

@@ -12,10 +12,11 @@ from typing import Any
 
 from silograph.core.config import RunConfig, Scalar, make_config
 from silograph.core.errors import ConfigError, unknown
-from silograph.experiment.resolve.client_data import refuse_in_memory
+from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.neighbor_options import of_neighbors
+from silograph.experiment.resolve.own_partition import taken
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
 from silograph.graph.graph import Graph
@@ -32,7 +33,7 @@ PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
 def compare(
-    graph: Graph | str | os.PathLike[str] | None = None,
+    graph: Any = None,
     *,
     methods: Sequence[str | Method],
     seeds: int | Sequence[int] = 3,
@@ -83,6 +84,7 @@ def compare(
     """
     check_mode(progress)
     refuse_in_memory(graph)
+    call = taken(graph, run_options)
     asked, own, run_options = _named_parts(
         Asked(
             methods=checked_list("methods", methods),
@@ -94,16 +96,19 @@ def compare(
             view=view,
             test=test,
         ),
-        run_options,
+        call.options,
     )
-    base = given_config(graph, config, run_options)
+    base = given_config(call.graph, config, run_options)
     if metric is not None and metric_of(metric).validation:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
     partitions = asked.over.get("partition", (base.partition,))
     check_cut_options({*run_options, *asked.over}, partitions)
     how = How(check_processes(processes, base.threads, own.names), progress)
-    plan = ComparisonPlan(asked, base, own, graph if isinstance(graph, Graph) else None)
+    held = call.graph if isinstance(call.graph, Graph) else None
+    if call.partition is not None:
+        held, base = cut_for_studies(held, call.partition, base)
+    plan = ComparisonPlan(asked, base, own, held)
     return _compared(plan, plan.cells(), how, None if out is None else Path(out))
 
 
@@ -220,6 +225,11 @@ def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
         ConfigError: not a dict of lists.
     """
     given = checked_mapping("over", over)
+    for cut in checked_list("values of partition", given.get("partition", ("metis",))):
+        if not isinstance(cut, str):
+            raise ConfigError(
+                f"expected partitions to vary as names or FILE.csv, got {type(cut).__name__}"
+            )
     return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
 
 
