@@ -19,11 +19,11 @@ from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, choice, lin, log
 from silograph.core.ranges import Scalar as Scalar
+from silograph.core.text import shown
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-MOST_SHOWN = 120  # characters of a value in an error
 MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
 Count = Annotated[int, Field(ge=1, lt=MOST)]
 
@@ -340,13 +340,7 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             # pydantic complains about the first type of a union only.
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
-        raise ConfigError(f"{where}: {reason}, got {_short(first['input'])} ({source})") from None
-
-
-def _short(value: object) -> str:
-    """Return a value as one short line; it may be an array."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])} ({source})") from None
 
 
 def resolve_seeds(config: RunConfig) -> RunConfig:

@@ -117,6 +117,21 @@ def test_an_empty_split_column_is_no_split(tmp_path: Path) -> None:
     assert read(tmp_path, nodes).split is None
 
 
+def test_nodes_without_feature_columns_have_no_features(tmp_path: Path) -> None:
+    graph = read(tmp_path, "id,label\n10,1\n20,2\n30,3\n")
+    assert (graph.num_features, graph.class_names) == (0, ("1", "2", "3"))
+
+
+def test_further_columns_of_edges_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(tmp_path, edges="source,target,weight,since\n10,20,0.5,7\n20,30,2,8\n")
+    assert caplog.messages == [
+        f"{tmp_path / 'edges.csv'}: weights or features of edges (weight, since) are not used: "
+        "every edge counts 1"
+    ]
+
+
 WRONG = [
     ("id,label,a\n1,0,x\n", EDGES, r"nodes.csv, line 2, column 'a': expected a finite number, .*x"),
     ("id,label,a\n1,0,1\n\n2,0,\n", EDGES, r"line 4, column 'a': expected a finite number, got ''"),
@@ -126,7 +141,6 @@ WRONG = [
     ("id,label,a\n1,-2,1\n", EDGES, r"line 2, column 'label': expected a class number from 0"),
     ("id,label,a\n1,0,1\n1,0,1\n", EDGES, r"line 3, column 'id': .* not yet on line 2, got '1'"),
     ("id,label,a\n,0,1\n", EDGES, r"line 2, column 'id': expected a node id, got ''"),
-    ("id,label\n10,0\n20,0\n30,0\n", EDGES, r"line 1: expected at least one feature column"),
     ("id,label,a\n", EDGES, r"nodes.csv: expected at least one node below the header, got none"),
     ("", EDGES, r"nodes.csv: expected a header line, got an empty file"),
     ("id,label,a,a\n", EDGES, r"line 1: expected distinct columns, got id, label, a, a"),

@@ -45,14 +45,14 @@ def assigned(graph: Graph, clients: Any, what: str = "partition") -> Graph:
         )
     if codes.dtype.kind not in "iuU":
         raise PartitionError(
-            f"expected whole numbers or names of clients in {what}, got dtype {codes.dtype}"
+            f"expected whole numbers or names of clients in {what}, got dtype {codes.dtype}: give "
+            "every node one"
         )
     values, index = np.unique(codes, return_inverse=True)
     if (codes.dtype.kind != "U" and values[0] < 0) or values[0] == "":
         raise PartitionError(
-            f"expected a client for every node in {what}, got {values[0]!s} or an empty name at "
-            f"node {int(np.flatnonzero(codes == values[0])[0])}: number clients from 0, and give "
-            "every node one"
+            f"expected a client for every node in {what}, got {values[0].item()!r} at node "
+            f"{int(np.flatnonzero(codes == values[0])[0])}: number clients from 0, or name them"
         )
     silo = torch.from_numpy(index.astype(np.int64))
     return replace(graph, silo=silo, silo_names=_names(values.tolist()))

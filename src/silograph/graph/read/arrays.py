@@ -15,7 +15,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
-from silograph.graph.read.edge_values import report_unused
+from silograph.graph.read.edge_values import differing, report_unused
 from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def from_networkx(
     pairs = [(row[a], row[b]) for a, b in graph.edges()]
     whole = all(isinstance(node, int | np.integer) for node in nodes)
     weights = [weight for _, _, weight in graph.edges(data="weight", default=1)]
-    report_unused(name, {"weight": weights})
+    report_unused(name, differing({"weight": weights}))
     bare = nodes and not any(x in attributes for attributes in nodes.values())
     return from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,

@@ -13,7 +13,7 @@ import numpy as np
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
-from silograph.graph.read.edge_values import report_names
+from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.npz import checked, load_npz
 from silograph.graph.read.tables import Table, read_csv, to_number
 
@@ -172,8 +172,7 @@ def _read_edges(
                 f"{target!r}: begin with the line source,target"
             )
     others = [column for column in table.header if column not in (source, target)]
-    if others:
-        report_names(path, others)
+    report_unused(path, others)
     ends = []
     for column in (source, target):
         rows = [place.get(key) for key in table.column(column)]

@@ -1,4 +1,4 @@
-"""Weights and features of edges: they are not used, and whoever has some is told."""
+"""Weights and features of edges: they are not used, and whoever has some is told in one line."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -10,26 +10,27 @@ LOG = logging.getLogger("silograph")
 UNUSED = ("edge_weight", "edge_weights", "edge_attr", "weight")  # names that others use
 
 
-def report_unused(source: object, found: Mapping[str, Any]) -> None:
-    """Report values of edges that differ from edge to edge, in one line; others say nothing.
+def differing(found: Mapping[str, Any]) -> list[str]:
+    """Return the names of the values (E,) or (E, ...) that differ from edge to edge.
+
+    >>> differing({"edge_weight": [1.0, 1.0], "edge_attr": [[0, 1], [0, 2]]})
+    ['edge_attr']
+    """
+    return [name for name, values in found.items() if _differ(values)]
+
+
+def report_unused(source: object, names: Iterable[str]) -> None:
+    """Report what is known of edges and is not used; nothing where there are no names.
 
     Args:
-        source: where they were found.
-        found: (E,) or (E, ...) values of the edges, by name.
+        source: where it was found.
+        names: of the values.
     """
-    names = [name for name, values in found.items() if _differ(values)]
-    if names:
-        report_names(source, names)
-
-
-def report_names(source: object, names: Iterable[str]) -> None:
-    """Report in one line what is known of edges and is not used."""
-    LOG.warning(
-        "%s: %s of edges not used: every edge counts 1, weights and features of edges are not "
-        "supported",
-        source,
-        ", ".join(names),
-    )
+    words = ", ".join(names)
+    if words:
+        LOG.warning(
+            "%s: weights or features of edges (%s) are not used: every edge counts 1", source, words
+        )
 
 
 def _differ(values: Any) -> bool:

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
-from silograph.graph.read.edge_values import UNUSED, report_unused
+from silograph.graph.read.edge_values import UNUSED, differing, report_unused
 from silograph.graph.read.tables import Arrays, read_arrays
 
 _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
@@ -62,7 +62,7 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
     names = {key: _names(path, parts[key], key) for key in _NAMES if key in parts}
     counts = {key: _whole(path, parts[key], key) for key in _NUMBERS if key in parts}
     num_nodes = counts.pop("num_nodes", None)
-    report_unused(path, {key: parts[key] for key in UNUSED if key in parts})
+    report_unused(path, differing({key: parts[key] for key in UNUSED if key in parts}))
     arrays: dict[str, Any] = {
         "edge_index": parts["edge_index"],
         "x": _features(path, parts),

@@ -27,7 +27,7 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.graph.read.edge_values import report_names
+from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.labels import numbered_labels
 
 FOLDERS = {
@@ -98,7 +98,7 @@ def load_ogb(folder: Path) -> Graph:
     _check_features(tables.x)
     _check_nodes(tables.edges, n, columns=2)
     if (raw / "edge-feat.csv.gz").is_file():
-        report_names(folder, ["features"])
+        report_unused(folder, ["edge-feat.csv.gz"])
     try:
         y, classes, names = numbered_labels(tables.y.rows, n, CLASSES.get(name.lower()), ())
     except DataError as error:

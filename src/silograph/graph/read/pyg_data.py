@@ -13,7 +13,7 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features, Graph, LabelForm
 from silograph.graph.read.arrays import PARTS, ArrayInput, from_arrays
-from silograph.graph.read.edge_values import UNUSED, report_unused
+from silograph.graph.read.edge_values import UNUSED, differing, report_unused
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -46,10 +46,11 @@ def from_pyg(
         if silo is not None:
             raise DataError("expected no silo beside a list of Data, got one: each is a silo")
         members = [_checked(each, f"{_place(i)}: ") for i, each in enumerate(data)]
-        arrays = _joined(members, tuple(silo_names), name)
+        arrays = _joined(members, tuple(silo_names))
     else:
-        _checked(data)
-        arrays = _arrays(data, name) | {"silo": silo, "silo_names": silo_names}
+        members = [_checked(data)]
+        arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
+    report_unused(name, dict.fromkeys(key for each in members for key in _unused(each)))
     return from_arrays(
         **arrays,
         num_classes=num_classes,
@@ -85,10 +86,14 @@ def _masks(data: "Data") -> dict[str, Any]:
     return {f"{part}_mask": data.get(f"{part}_mask") for part in PARTS}
 
 
-def _arrays(data: "Data", source: str) -> dict[str, Any]:
-    """Return the arguments of `from_arrays` that data give."""
+def _unused(data: "Data") -> list[str]:
+    """Return the names of the values of edges that are not used."""
     given = {key: data.get(key) for key in UNUSED}
-    report_unused(source, {k: v.detach().cpu() for k, v in given.items() if _is_tensor(v)})
+    return differing({k: v.detach().cpu() for k, v in given.items() if torch.is_tensor(v)})
+
+
+def _arrays(data: "Data") -> dict[str, Any]:
+    """Return the arguments of `from_arrays` that data give."""
     masks = list(_masks(data).values())
     return {
         "edge_index": data.edge_index,
@@ -98,11 +103,7 @@ def _arrays(data: "Data", source: str) -> dict[str, Any]:
     }
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _joined(members: "Sequence[Data]", names: tuple[str, ...], name: str) -> dict[str, Any]:
+def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]:
     """Return the arguments of `from_arrays` for the graphs of several clients side by side."""
     if not members:
         raise DataError("expected at least one Data in the list of clients, got none")
@@ -110,7 +111,7 @@ def _joined(members: "Sequence[Data]", names: tuple[str, ...], name: str) -> dic
         raise DataError(
             f"expected a name for each of {len(members)} clients, got {len(names)} silo_names"
         )
-    graphs = [_member(data, place, name) for place, data in enumerate(members)]
+    graphs = [_member(data, place) for place, data in enumerate(members)]
     _check_alike(graphs)
     adj = CSR.block_diagonal([graph.adj for graph in graphs])
     splits = [list(vars(graph.split).values()) for graph in graphs if graph.split is not None]
@@ -125,11 +126,10 @@ def _joined(members: "Sequence[Data]", names: tuple[str, ...], name: str) -> dic
     }
 
 
-def _member(data: "Data", place: int, name: str) -> Graph:
+def _member(data: "Data", place: int) -> Graph:
     """Return the graph of one client, its labels left out: all clients number them together."""
     try:
-        arrays = _arrays(data, f"{name}, {_place(place)}")
-        return from_arrays(**arrays | {"y": np.zeros(len(data.y), dtype=np.int64)})
+        return from_arrays(**_arrays(data) | {"y": np.zeros(len(data.y), dtype=np.int64)})
     except DataError as error:
         raise DataError(f"{_place(place)}: {error}") from None
 

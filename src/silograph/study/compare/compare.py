@@ -12,6 +12,7 @@ from typing import Any
 
 from silograph.core.config import RunConfig, Scalar, make_config
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.text import shown
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
@@ -208,13 +209,13 @@ def checked_list(what: str, values: object) -> tuple[Any, ...]:
         ConfigError: not a list, empty, or with an entry twice.
     """
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"expected a list of {what}, got {values!r}")
+        raise ConfigError(f"expected a list of {what}, got {shown(values)}")
     found = tuple(values)
     if not found:
         raise ConfigError(f"expected at least one of {what}, got none")
     for number, value in enumerate(found):
         if value in found[:number]:
-            raise ConfigError(f"expected {what} that differ, got {value!r} twice")
+            raise ConfigError(f"expected {what} that differ, got {shown(value)} twice")
     return found
 
 
@@ -225,11 +226,13 @@ def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
         ConfigError: not a dict of lists.
     """
     given = checked_mapping("over", over)
-    for cut in checked_list("values of partition", given.get("partition", ("metis",))):
-        if not isinstance(cut, str):
-            raise ConfigError(
-                f"expected partitions to vary as names or FILE.csv, got {type(cut).__name__}"
-            )
+    cuts = given.get("partition", ())
+    if not isinstance(cuts, str) and isinstance(cuts, Sequence):
+        for cut in cuts:
+            if not isinstance(cut, str):
+                raise ConfigError(
+                    f"expected partitions to vary by name or as FILE.csv, got {type(cut).__name__}"
+                )
     return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
 
 
