@@ -66,7 +66,7 @@ def test_of_two_classes_one_is_favored_by_default() -> None:
     two, three = labelled(900, 900), labelled(600, 600, 600)
     assert (counts(two, 4) == counts(two, 4, favored_classes=1)).all()
     assert (counts(three, 4) == counts(three, 4, favored_classes=2)).all()
-    with pytest.raises(PartitionError, match="expected 1 to 1 favored_classes .* got 2"):
+    with pytest.raises(PartitionError, match=r"expected 1 to 1 favored_classes .* got 2"):
         counts(two, 4, favored_classes=2)
     with pytest.raises(PartitionError, match="expected 1 to 0 favored_classes"):
         counts(labelled(9), 2)

@@ -187,7 +187,11 @@ NPZ_WRONG += [
     (sparse_labels(), {"y_shape": None}, "expected keys edge_index, y and x"),
     (sparse_labels(), {"y_data": np.full(3, 2)}, "a sparse y of label bits 0 and 1, .* with 2"),
     (sparse_labels(), {"y_indices": np.full(3, 9)}, "expected sound parts of a sparse y, got"),
-    (sparse_labels(), {"y_shape": np.array([12, 10**9])}, "most 65536 label bits in y_shape, got"),
+    (
+        sparse_labels(),
+        {"y_shape": np.array([12, 10**9])},
+        "expected y_shape of at most 65536 label bits, got 1000000000",
+    ),
     (sparse_labels(), {"y_indptr": np.arange(3)}, "expected sound parts of a sparse y, got"),
     (
         sparse_labels(),
