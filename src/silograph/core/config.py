@@ -72,8 +72,8 @@ class RunConfig:
     partition: str = field(
         default="metis",
         metadata=option(
-            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, or with overlap "
-            "metis_overlapping or shares",
+            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, with overlap "
+            "metis_overlapping or shares, or FILE.csv with columns node and client",
             "Clients",
         ),
     )

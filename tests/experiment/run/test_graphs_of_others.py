@@ -19,6 +19,15 @@ MakeGraph = Callable[..., Graph]
 CLIENTS: dict[str, Any] = {k: v for k, v in FAST.items() if k not in ("clients", "partition")}
 
 
+CLIENTS_FEW: dict[str, Any] = {"clients": 3, "rounds": 1, "hidden": 4}
+PARTS = ("train", "val", "test")
+
+
+def dense(graph: Graph) -> np.ndarray:
+    x = graph.x
+    return x.scipy().toarray() if isinstance(x, CSR) else x.numpy()
+
+
 def data_of(graph: Graph, **more: Any) -> Data:
     x = graph.x.tensor if isinstance(graph.x, CSR) else graph.x
     return Data(x=x, edge_index=graph.edge_index, y=graph.y, **more)
@@ -45,14 +54,11 @@ def test_pyg_data_and_networkx_graphs_run_as_they_are(make_graph: MakeGraph) -> 
     assert not table.failed
 
 
-CLIENTS_FEW: dict[str, Any] = {"clients": 3, "rounds": 1, "hidden": 4}
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_list_of_data_is_one_client_each(make_graph: MakeGraph, sparse: bool) -> None:
     graph = make_graph(sparse=sparse)
     parts = [subgraph(graph, torch.arange(k, 60, 3)) for k in range(3)]
-    ours = sg.run([data_of(part) for part in parts], rounds=2, **{**CLIENTS, "rounds": 2})
+    ours = sg.run([data_of(part) for part in parts], **{**CLIENTS, "rounds": 2})
     assert ours.cut is not None
     assert ours.cut.partition.ids == ("client_00", "client_01", "client_02")
     assert ours.config.partition == "silo"
@@ -60,12 +66,7 @@ def test_a_list_of_data_is_one_client_each(make_graph: MakeGraph, sparse: bool) 
         mine = subgraph(ours.cut.graph, nodes)
         assert torch.equal(mine.edge_index, part.edge_index)
         assert torch.equal(mine.y, part.y)
-        assert torch.equal(
-            *(
-                torch.as_tensor(x.scipy().toarray()) if isinstance(x, CSR) else x
-                for x in (mine.x, part.x)
-            )
-        )
+        assert (dense(mine) == dense(part)).all()
     joined = from_pyg([data_of(part) for part in parts])
     assert joined.num_edges == sum(part.num_edges for part in parts)  # none between clients
     theirs = sg.run(joined, **{**CLIENTS, "rounds": 2, "partition": "silo"})
@@ -74,9 +75,7 @@ def test_a_list_of_data_is_one_client_each(make_graph: MakeGraph, sparse: bool) 
 
 def test_clients_number_their_classes_together_and_keep_their_masks(make_graph: MakeGraph) -> None:
     edges = torch.tensor([[0], [1]])
-    masks = {
-        f"{part}_mask": torch.tensor([part == "train"] * 2) for part in ("train", "val", "test")
-    }
+    masks = {f"{part}_mask": torch.tensor([part == "train"] * 2) for part in PARTS}
     one = Data(x=torch.eye(2), edge_index=edges, y=torch.tensor([1, 3]), **masks)
     other = Data(x=torch.eye(2), edge_index=edges, y=torch.tensor([2, 3]), **masks)
     graph = from_pyg([one, other], silo_names=["north", "south"])
@@ -133,9 +132,6 @@ def bad_lists(graph: Graph) -> list[tuple[Any, str]]:
         (5, "expected a Graph, PyG Data, a networkx graph, or the name or path of one, got int"),
         (np.zeros(3), "or the name or path of one, got ndarray: see sg.from_arrays"),
     ]
-
-
-PARTS = ("train", "val", "test")
 
 
 def test_what_cannot_be_a_graph_is_one_line(make_graph: MakeGraph) -> None:
