@@ -60,12 +60,8 @@ def test_a_file_is_the_array_in_the_order_of_its_keys(
 
 def test_only_a_whole_disjoint_partition_has_an_owner_of_each_node(make_graph: MakeGraph) -> None:
     graph = make_graph(60)
-    for method, options, has in (
-        ("metis", {}, True),
-        ("metis_overlapping", {}, False),
-        ("shares", {}, False),
-    ):
-        cut = make_partition(graph, method, clients=5, key=Key.of(0), **options)
+    for method, has in (("metis", True), ("metis_overlapping", False), ("shares", False)):
+        cut = make_partition(graph, method, clients=5, key=Key.of(0))
         assert (owner_of_each(cut) is not None) is has
     cut = make_partition(graph, "metis", clients=5, key=Key.of(0))
     assert owner_of_each(replace(cut, dropped=torch.zeros(3, dtype=torch.bool))) is None
