@@ -112,7 +112,7 @@ def bad_lists(graph: Graph) -> list[tuple[Any, str]]:
     good, x = data_of(graph), torch.zeros(60, 3)
     bare = Data(edge_index=graph.edge_index, y=graph.y)
     return [
-        ([], "expected at least one Data in the list of clients, got none"),
+        ([], "expected a Graph, or the name or path of one, got list: see sg.from_arrays"),
         ([good, 3], "Data 1 of the list: expected a torch_geometric.data.Data, got int"),
         ([good, Data(x=x)], r"Data 1 of the list: expected data\.edge_index, got None"),
         ([good, bare], r"Data 1 of the list: expected features as in Data 0 \(7\), got 0"),
@@ -129,7 +129,7 @@ def bad_lists(graph: Graph) -> list[tuple[Any, str]]:
             r"Data 1 of the list: expected masks as in Data 0 \(False\), got True",
         ),
         (HeteroData(), "expected a torch_geometric.data.Data, got HeteroData"),
-        (5, "expected a Graph, PyG Data, a networkx graph, or the name or path of one, got int"),
+        (5, "expected a Graph, or the name or path of one, got int"),
         (np.zeros(3), "or the name or path of one, got ndarray: see sg.from_arrays"),
     ]
 
@@ -142,6 +142,8 @@ def test_what_cannot_be_a_graph_is_one_line(make_graph: MakeGraph) -> None:
     good = data_of(make_graph())
     with pytest.raises(sg.ConfigError, match="expected no partition with a list of clients"):
         sg.run([good], **{**CLIENTS, "partition": "metis"})
+    with pytest.raises(sg.DataError, match="at least one Data in the list of clients, got none"):
+        from_pyg([])
     with pytest.raises(sg.DataError, match="expected no silo beside a list of Data"):
         from_pyg([good], silo=[0])
     with pytest.raises(sg.DataError, match="a name for each of 1 clients, got 2 silo_names"):

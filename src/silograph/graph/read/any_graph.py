@@ -16,21 +16,21 @@ def graph_of(value: Any) -> Graph:
     """
     if isinstance(value, Graph):
         return value
-    if isinstance(value, list | tuple) or _is_of(value, "torch_geometric"):
+    if is_clients(value) or _is_of(value, "torch_geometric"):
         from silograph.graph.read.pyg_data import from_pyg  # which imports PyG
 
         return from_pyg(value)
     if _is_of(value, "networkx"):
         return from_networkx(value)
     raise DataError(
-        f"expected a Graph, PyG Data, a networkx graph, or the name or path of one, got "
-        f"{type(value).__name__}: see sg.from_arrays"
+        f"expected a Graph, or the name or path of one, got {type(value).__name__}: see "
+        "sg.from_arrays, sg.from_pyg, sg.from_networkx"
     )
 
 
 def is_clients(value: object) -> bool:
-    """Whether a graph is a list of the clients' own graphs."""
-    return isinstance(value, list | tuple)
+    """Whether a value is a list with PyG data, the graphs of clients."""
+    return isinstance(value, list | tuple) and any(_is_of(v, "torch_geometric") for v in value)
 
 
 def _is_of(value: object, package: str) -> bool:
