@@ -83,7 +83,13 @@ def print_result(result: Result) -> None:
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
     config, report = resolve_seeds(config), generating(best_mode())
-    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
+    graph = load(
+        config.dataset,
+        data_dir=config.data_dir,
+        scale=config.scale,
+        columns=config.columns,
+        report=report,
+    )
     cut = cut_graph(config, graph)
     statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
     rows = statistics.client_rows()

@@ -43,6 +43,14 @@ class RunConfig:
     data_dir: str | None = field(
         default=None, metadata=option("folder in which datasets are looked for first", "Data")
     )
+    columns: str | None = field(
+        default=None,
+        metadata=option(
+            "columns of CSV tables by their names there: id=key,label=kind,silo=bank,source=from,"
+            "target=to; several labels: label=red+blue",
+            "Data",
+        ),
+    )
     scale: Annotated[float, Field(gt=0)] = field(
         default=1.0,
         metadata=option("factor of nodes and edges, of a generated dataset only", "Data"),

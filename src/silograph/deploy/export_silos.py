@@ -27,7 +27,13 @@ def export_silos(
     """
     check_target(Path(out), format)  # before a minute of loading
     config, report = resolve_seeds(config), generating(best_mode())
-    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
+    graph = load(
+        config.dataset,
+        data_dir=config.data_dir,
+        scale=config.scale,
+        columns=config.columns,
+        report=report,
+    )
     cut = cut_graph(config, graph)
     secret = secrets.token_bytes(32)
     return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)

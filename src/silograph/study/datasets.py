@@ -17,7 +17,7 @@ from silograph.graph.graph import Graph, fingerprint
 from silograph.study.cells import Cell, Line, digest_of, lasts, named_file_hash
 
 Done = Sequence[tuple[RunConfig, Line]]
-Source = tuple[str, str | None, float]  # what `load` finds a graph by
+Source = tuple[str, str | None, float, str | None]  # what `load` finds a graph by
 
 
 def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> None:
@@ -38,12 +38,12 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
     groups: dict[Source, list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.graph is None:
-            source = cell.config.dataset, cell.config.data_dir, cell.config.scale
-            groups[source].append(cell)
-    for (dataset, data_dir, scale), group in groups.items():
+            given = cell.config
+            groups[given.dataset, given.data_dir, given.scale, given.columns].append(cell)
+    for (dataset, data_dir, scale, columns), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]
         if len(done) < len(group) or _changed(done):
-            graph = load_data(dataset, data_dir=data_dir, scale=scale)
+            graph = load_data(dataset, data_dir=data_dir, scale=scale, columns=columns)
             if isinstance(graph, Graph) and not is_path(dataset):
                 _check(graph, done, path)
 

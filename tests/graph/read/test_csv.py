@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silograph.core.errors import DataError
+import silograph as sg
+from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import from_csv
@@ -120,6 +122,46 @@ def test_an_empty_split_column_is_no_split(tmp_path: Path) -> None:
 def test_nodes_without_feature_columns_have_no_features(tmp_path: Path) -> None:
     graph = read(tmp_path, "id,label\n10,1\n20,2\n30,3\n")
     assert (graph.num_features, graph.class_names) == (0, ("1", "2", "3"))
+
+
+RENAMED = ("key,red,blue,a,home\n1,0,1,5,n\n2,1,1,6,s\n", "from,to,since\n1,2,3\n")
+NAMED = "id=key,label=red+blue,silo=home,source=from,target=to"
+
+
+def test_columns_are_named_for_a_folder(tmp_path: Path) -> None:
+    for file, text in zip(("nodes.csv", "edges.csv"), RENAMED, strict=True):
+        (tmp_path / file).write_text(text)
+    graph = load(tmp_path, columns=NAMED)
+    assert (graph.class_names, graph.silo_names) == (("red", "blue"), ("n", "s"))
+    assert (graph.num_features, graph.num_edges) == (1, 1)
+    result = sg.run(tmp_path, columns=NAMED, partition="silo", split="1/0/0", rounds=1, hidden=2)
+    assert result.cut is not None
+    assert result.cut.graph.num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ("id", "expected columns as NAME=COLUMN,..., each once, got 'id'"),
+        ("id=", "expected columns as NAME=COLUMN"),
+        ("id=a,id=b", "each once, got 'id=a,id=b'"),
+        ("idd=key", "column in columns"),
+        ("id=nope", "expected a column 'nope', got columns key, red"),
+    ],
+)
+def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, match: str) -> None:
+    for file, text in zip(("nodes.csv", "edges.csv"), RENAMED, strict=True):
+        (tmp_path / file).write_text(text)
+    with pytest.raises(SilographError, match=match) as caught:
+        load(tmp_path, columns=columns)
+    assert "\n" not in str(caught.value)
+    for name in ("digits", "generated:reddit", tmp_path / "nodes.csv"):
+        with pytest.raises(
+            ConfigError, match=r"of nodes\.csv and edges\.csv only, got data"
+        ):
+            load(name, columns="id=key")
+    with pytest.raises(ConfigError, match="only, got dataset in memory: leave columns out"):
+        sg.run(load("digits"), columns="id=key")
 
 
 def test_further_columns_of_edges_are_reported(

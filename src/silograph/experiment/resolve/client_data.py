@@ -16,7 +16,7 @@ from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
-from silograph.graph.datasets import check_scale, is_path, load
+from silograph.graph.datasets import check_columns, check_scale, is_path, load
 from silograph.graph.features import check_given
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
@@ -40,13 +40,15 @@ def load_data(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     scale: float = 1.0,
+    columns: str | None = None,
     report: ProgressCallback | None = None,
 ) -> Graph | Silos:
     """Return a graph by name or path, as `load` does, or the silos of a folder that holds some."""
     if names_silos(name):
         check_scale(name, scale)
+        check_columns(name, columns)
         return read_silos(Path(name).expanduser())
-    return load(name, data_dir=data_dir, scale=scale, report=report)
+    return load(name, data_dir=data_dir, scale=scale, columns=columns, report=report)
 
 
 def names_silos(name: str) -> bool:
@@ -79,7 +81,8 @@ def cut_for_studies(
     """
     data: Graph | Silos | None = graph
     if data is None:
-        data = load_data(config.dataset, data_dir=config.data_dir, scale=config.scale)
+        how: dict[str, Any] = {"data_dir": config.data_dir, "columns": config.columns}
+        data = load_data(config.dataset, scale=config.scale, **how)
     found, config = cut_by(data, partition, config)
     if isinstance(found, CutGraph):
         raise ConfigError(

@@ -30,7 +30,7 @@ from silograph.experiment.run.setup import Setup, choose_method, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.federation.program import BLANK
-from silograph.graph.datasets import check_scale, is_path, locate
+from silograph.graph.datasets import check_columns, check_scale, is_path, locate
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.data import Silos
@@ -129,10 +129,11 @@ def _loaded(
     """Return the graph of a run, and what it is found by again; None where it was in memory."""
     if isinstance(graph, Graph | Silos):
         check_scale("a graph in memory", config.scale)
+        check_columns("in memory", config.columns)
         return graph, None
     source, report = source_of(config), generating(progress)
-    name, data_dir = config.dataset, config.data_dir
-    return load_data(name, data_dir=data_dir, scale=config.scale, report=report), source
+    how: dict[str, Any] = {"data_dir": config.data_dir, "columns": config.columns}
+    return load_data(config.dataset, scale=config.scale, report=report, **how), source
 
 
 def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
@@ -308,7 +309,8 @@ def _loaded_again(
             "use sg.resume(DIR, graph=...)"
         )
     report = generating(progress)
-    return load_data(name, data_dir=source["data_dir"], scale=config.scale, report=report)
+    how: dict[str, Any] = {"data_dir": source["data_dir"], "columns": config.columns}
+    return load_data(name, scale=config.scale, report=report, **how)
 
 
 def _module_again(config: RunConfig) -> Make | None:

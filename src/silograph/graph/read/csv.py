@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.errors import DataError
+from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.text import shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.edge_values import report_unused
@@ -19,6 +20,7 @@ from silograph.graph.read.tables import Table, read_csv, to_number
 
 __all__ = ["from_csv", "load_npz"]
 
+COLUMNS = ("id", "label", "silo", "source", "target")  # that a table may call otherwise
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
 
@@ -75,6 +77,27 @@ def from_csv(
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     return checked(table.path, arrays, name or table.path.stem)
+
+
+def parse_columns(text: str) -> dict[str, str | list[str]]:
+    """Return the names of columns that a text gives, as `from_csv` takes them.
+
+    >>> parse_columns("id=key,label=red+blue")
+    {'id': 'key', 'label': ['red', 'blue']}
+
+    Raises:
+        ConfigError: another form, or a column that tables do not have (names the nearest).
+    """
+    found: dict[str, str | list[str]] = {}
+    for part in text.split(","):
+        name, equals, column = (word.strip() for word in part.partition("="))
+        if not equals or not column or name in found:
+            raise ConfigError(f"expected columns as NAME=COLUMN,..., each once, got {shown(text)}")
+        if name not in COLUMNS:
+            raise unknown("column in columns", name, COLUMNS)
+        names = [word.strip() for word in column.split("+")]
+        found[name] = names if name == "label" and len(names) > 1 else column
+    return found
 
 
 def _value_columns(header: Sequence[str]) -> list[str]:
