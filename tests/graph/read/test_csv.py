@@ -156,9 +156,7 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
         load(tmp_path, columns=columns)
     assert "\n" not in str(caught.value)
     for name in ("digits", "generated:reddit", tmp_path / "nodes.csv"):
-        with pytest.raises(
-            ConfigError, match=r"of nodes\.csv and edges\.csv only, got data"
-        ):
+        with pytest.raises(ConfigError, match=r"of nodes\.csv and edges\.csv only, got data"):
             load(name, columns="id=key")
     with pytest.raises(ConfigError, match="only, got dataset in memory: leave columns out"):
         sg.run(load("digits"), columns="id=key")
