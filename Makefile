@@ -15,10 +15,10 @@ demo: $(READY)
 	$(BIN)/silograph run digits --clients 10 --partition metis
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n 2 -m slow --timeout 5400
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --timeout 5400
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -11,6 +11,7 @@ import torch
 from commands import save
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
@@ -18,7 +19,6 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
-from silograph.methods.base import Method
 from silograph.nn.own_module import Make
 
 MakeGraph = Callable[..., Graph]
@@ -119,8 +119,8 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
     """Every set-up that runs make while the test goes."""
     seen: list[Setup] = []
 
-    def spy(config: RunConfig, graph: Graph, make: Make | None, method: Method | None) -> Setup:
-        seen.append(prepare(config, graph, make, method))
+    def spy(config: RunConfig, graph: Graph, parts: Parts, make: Make | None) -> Setup:
+        seen.append(prepare(config, graph, parts, make))
         return seen[-1]
 
     monkeypatch.setattr("silograph.experiment.run.run.prepare", spy)

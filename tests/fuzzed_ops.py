@@ -302,9 +302,7 @@ class Session:
         name = qualified(call.op)
         os.pwrite(self._at, f"{number} {name} {cfg.kernels}".ljust(80).encode(), 0)
         try:
-            new, reply = run_op(
-                call.op, cfg, block, state, inbox, key, everyone=True, rows=call.rows
-            )
+            new, reply = run_op(call.op, cfg, block, state, inbox, key, rows=call.rows)
             envelope = Envelope(call.op.__name__, "control", 0, 0)  # type: ignore[arg-type]
             for position in range(clients):
                 with suppress(ValueError):

@@ -1,10 +1,11 @@
 """Runs a federation that is killed with SIGKILL at random instants; used by test_resume.py.
 
-    python killing.py METHOD FOLDER KILLS SEED
+    python killing.py METHODS FOLDER KILLS SEED
 
-Makes FOLDER/reference without interruption, then runs in FOLDER/0, FOLDER/1, ... that are killed
-and resumed until KILLS kills have landed. Prints the number of runs and of kills. Children are
-forked from this process, so that none spends its life importing.
+For each of the methods (separated by commas) makes FOLDER/METHOD/reference without interruption,
+then runs in FOLDER/METHOD/0, FOLDER/METHOD/1, ... that are killed and resumed until KILLS kills
+have landed. Prints a line with the number of runs and of kills for each. Children are forked from
+this process, so that none spends its life importing.
 """
 
 import os
@@ -65,15 +66,19 @@ def killed_after(work: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def main(method: str, where: str, kills: str, seed: str) -> None:
+def main(methods: str, where: str, kills: str, seed: str) -> None:
     torch.set_num_threads(1)
-    folder, rng = Path(where), random.Random(int(seed))
+    for method in methods.split(","):
+        kill(method, Path(where) / method, int(kills), random.Random(int(seed)))
+
+
+def kill(method: str, folder: Path, kills: int, rng: random.Random) -> None:
     go_on(folder / "warm-up", method)
     begin = time.monotonic()
     go_on(folder / "reference", method)
     whole = time.monotonic() - begin
     landed = runs = 0
-    while landed < int(kills):
+    while landed < kills:
         # Short and long lives alike: some runs are killed many times, some hardly started.
         run = partial(go_on, folder / str(runs), method)
         if killed_after(run, 1.2 * whole * rng.random() ** 1.5):

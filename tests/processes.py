@@ -1,10 +1,11 @@
 """Processes of this machine, and commands of silograph as processes."""
 
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 
@@ -37,6 +38,27 @@ def is_listened_to(address: str) -> bool:
         return end.connect_ex((host, int(port))) == 0
 
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["silograph.deploy.server", "silograph.deploy.silo", "silograph.cli"])
+
+
+def begin_forks() -> None:
+    """Start the process that commands are forked from, so that none spends its life importing."""
+    forkserver.ensure_running()
+
+
+def _command(log: str, folder: str, temporary: str, words: list[str]) -> None:
+    """Be a command of silograph."""
+    for number, path in enumerate((os.devnull, os.devnull, log)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
+    os.chdir(folder)
+    os.environ["TMPDIR"] = temporary
+    sys.argv = ["silograph", *words]
+    from silograph.cli import main
+
+    main()
+
+
 class Command:
     """A command of silograph as a process; what it says on standard error is in `log`."""
 
@@ -44,21 +66,29 @@ class Command:
         temporary = log.parent / "tmp"
         temporary.mkdir(exist_ok=True)
         self.log = log
-        with log.open("a") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "silograph", *map(str, words)],
-                env={**os.environ, "TMPDIR": str(temporary)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-            )
+        log.touch()
+        told = str(log), os.getcwd(), str(temporary), [str(word) for word in words]
+        self.process = FORKS.Process(target=_command, args=told)
+        self.process.start()
 
     def said(self) -> str:
         return self.log.read_text()
 
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float = 120) -> int | None:
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, self.said()
+        return self.process.exitcode
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        assert self.process.wait() == -signal.SIGKILL
+        self.send(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
 
     def ends_well(self) -> None:
-        assert self.process.wait(timeout=120) == 0, self.said()
+        assert self.wait() == 0, self.said()

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from silograph.experiment.run import round_scores
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph
@@ -101,6 +103,7 @@ def files_of(folder: Path) -> dict[str, Any]:
         "ledger": (folder / "ledger.jsonl").read_text(),
         "clients": (folder / "clients.csv").read_text(),
         "model": model.read_bytes() if model.exists() else None,
+        "models": {path.name: path.read_bytes() for path in folder.glob("models/*")},
     }
 
 
@@ -108,18 +111,24 @@ class DiedError(Exception):
     """Stands for whatever ends a process."""
 
 
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> Iterator[None]:
+    """Let a run die in round `last`, after training and before its checkpoint."""
+
+    def judge(setup: Any, state: Any, t: int, key: Any) -> Any:
+        if t == last:
+            raise DiedError
+        return round_scores.judge(setup, state, t, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.run.loop.judge", judge)
+        with pytest.raises(DiedError):
+            yield
+
+
 def run_until(
     monkeypatch: pytest.MonkeyPatch, graph: Graph | str, last: int, out: Path, **options: Any
 ) -> None:
-    """Run, and die in round `last`, after training and before its checkpoint."""
-    from silograph.experiment.run.round_scores import judge as real
-
-    def dying(setup: Any, state: Any, t: int, key: Any) -> Any:
-        if t == last:
-            raise DiedError
-        return real(setup, state, t, key)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.run.loop.judge", dying)
-        with pytest.raises(DiedError):
-            run(graph, **options, out=str(out))
+    """Run, and die in round `last`."""
+    with dying(monkeypatch, last):
+        run(graph, **options, out=str(out))

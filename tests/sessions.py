@@ -17,10 +17,11 @@ from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
+from silograph.federation.session.holder import Prepared
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import qualified
 from silograph.federation.session.peer import Arrived, LostError, Peer
-from silograph.federation.session.responder import Prepared, Responder
+from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
@@ -64,7 +65,7 @@ class FreeCall(Call):
 
     rows = True
 
-    def check_inbox(self, inbox: Payload, extent: Extent) -> None:
+    def check_inbox(self, inbox: Payload, extent: Extent, state: State) -> None:
         pass
 
     def check_reply(

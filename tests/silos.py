@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
-from silograph.deploy.server import Venue, serve
+from silograph.deploy.server import serve
 from silograph.deploy.silo import Attendance, attend
+from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.result import Result
 from silograph.federation.session.events import Event, What, log_event
 from silograph.graph.graph import Graph
@@ -24,7 +26,7 @@ ALLOW = ("label_guided", "bns", "cagnet", "collect")  # all that silos do not do
 
 def folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
     """The silos' folders of a run on a graph, and beside them `secret`, which all share."""
-    found = cut_graph(resolve_seeds(config), graph)
+    found = cut_graph(config, graph, choose_parts(config).partition)
     made = write_silos(path, found.graph, found.partition, found.split, format="npz")
     (path / "secret").write_bytes(bytes(range(32)))
     return made
@@ -58,6 +60,7 @@ def federate(
     on_address: Callable[[str], None] = lambda _: None,
     reached: Callable[[Path, str], str] = lambda _, address: address,
     own_secrets: bool = False,
+    keep: bool = False,
     **how: Any,
 ) -> Result:
     """Run a federation over gRPC whose silos are threads, and return its result.
@@ -70,6 +73,7 @@ def federate(
         run: what the server does; called as `serve`.
         on_address: told where the server listens.
         reached: by which address a silo reaches it.
+        keep: whether silos write down what the run has come to, into `results` of their folder.
         own_secrets: whether each silo has a secret in its folder, in place of that of all.
         how: what else a silo's `Attendance` has.
     """
@@ -98,6 +102,7 @@ def federate(
             state=folder / "state",
             patience=30.0,
             allow=ALLOW,
+            results=folder / "results" if keep else None,
         )
         try:
             reason = attend(read_silo(folder), replace(plain, **how), hear)

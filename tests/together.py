@@ -17,7 +17,7 @@ from silograph.nn.model import Model, forward, init_weights
 from silograph.task.loss import node_loss
 
 KEY = Key.of(5)
-STEPS = 50
+STEPS = 15
 SHARED = ("gcn", "graphconv", "gin", "sage", "appnp")  # models whose sums silos can share
 
 
@@ -76,10 +76,3 @@ def train_centrally(uncut: ClientBlock, cfg: MethodConfig) -> tuple[list[float],
         adam.step()
         losses.append(float(loss.detach()))
     return losses, {name: w.detach() for name, w in weights.items()}
-
-
-def held(graph: Graph) -> ClientBlock:
-    """Return the whole graph as what a server holds."""
-    everything = whole(graph, "server")
-    split = make_split(graph, everything, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
-    return make_block(graph, everything, split, torch.float64)[0]

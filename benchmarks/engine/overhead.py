@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.work import Meter
 from silograph.experiment.run import loop
 from silograph.experiment.run.result_folder import ResultFolder
@@ -97,7 +97,7 @@ def main() -> None:
         config = make_config(
             {"dataset": dataset, "clients": clients, "method": arguments.method, "rounds": 10**6}
         )
-        setup = prepare(resolve_seeds(config), load(dataset, data_dir=arguments.data_dir))
+        setup = prepare(config, load(dataset, data_dir=arguments.data_dir))
         with tempfile.TemporaryDirectory() as place:
             folder = ResultFolder.create(str(Path(place) / "run"), setup, config, None)
             seconds = measure(setup, folder, arguments.rounds)

@@ -10,6 +10,8 @@ Server and silos are commands of silograph, over TLS on loopback. Each part prin
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,9 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from processes import Command
 from proxy import Proxy
-from silograph.core.config import RunConfig, make_config, write_toml
+from silograph.core.config import RunConfig, make_config
+from silograph.core.run_file import write_toml
 from silograph.deploy.export_silos import export_silos
 from silograph.federation.session.certificates import make_certificates
 
@@ -30,6 +32,36 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_epochs": 3},
     "label_guided": {"options": {"sample": 5000}},
 }
+
+
+class Command:
+    """A command of silograph as a fresh process; what it says on standard error is in `log`."""
+
+    def __init__(self, log: Path, *words: object) -> None:
+        temporary = log.parent / "tmp"
+        temporary.mkdir(exist_ok=True)
+        self.log = log
+        with log.open("a") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "silograph", *map(str, words)],
+                env={**os.environ, "TMPDIR": str(temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+
+    def said(self) -> str:
+        """Return what it has said."""
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        self.process.send_signal(signal.SIGKILL)
+        assert self.process.wait() == -signal.SIGKILL
+
+    def ends_well(self) -> None:
+        """Wait until it ends, and fail unless it ends well."""
+        assert self.process.wait(timeout=120) == 0, self.said()
 
 
 def waited(command: Command) -> float:

@@ -32,7 +32,7 @@ from side import Ours, Row, add_line, latest, machine, write_page
 from timing import Plan, medians, ratios, take_turns
 from training_overhead_page import plots, text
 
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.experiment.run.setup import prepare
 from silograph.graph.datasets import is_generated, load
 from silograph.graph.graph import Graph
@@ -94,7 +94,7 @@ def ours(shape: str, clients: int, own: dict[str, Any], data_dir: str | None) ->
     """Return a method on a shape, ready to train."""
     options = PROTOCOL | SHAPES[shape].options | {"model": "gcn", "lr": 0.01, "seed": 0} | own
     options |= {"clients": clients, "rounds": MANY_ROUNDS}
-    config = resolve_seeds(make_config(options))
+    config = make_config(options)
     return Ours(prepare(config, graph_of(options, data_dir)))
 
 

@@ -29,7 +29,8 @@ from page import lines_of, tables
 from side import Ours, add_line, latest, machine, write_page
 from timing import Plan, commands, medians, ratios, take_turns
 
-from silograph.experiment.run.setup import DTYPES, Setup, prepare
+from silograph.experiment.resolve.resolve import DTYPES
+from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph, subgraph

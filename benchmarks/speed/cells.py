@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 
 # Which kernels are raced, and how a config asks for them, the fastest first.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ class Shape:
             "dropout": self.dropout,
             "rounds": MANY_ROUNDS,
         }
-        return resolve_seeds(make_config(own | options))
+        return make_config(own | options)
 
 
 def _races() -> dict[str, Shape]:

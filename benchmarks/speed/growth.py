@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import silograph as sg
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.experiment.run import loop
 from silograph.experiment.run.setup import prepare
 
@@ -46,7 +46,7 @@ def measure(scale: float, clients: int, folder: str) -> Row:
     graph = sg.load(name, scale=scale, data_dir=folder)
     began = time.perf_counter()
     values = RUN | {"dataset": name, "scale": scale, "clients": clients}
-    setup = prepare(resolve_seeds(make_config(values)), graph)
+    setup = prepare(make_config(values), graph)
     ready = time.perf_counter()
     snapshot = loop.first_snapshot(setup)
     snapshot, _ = loop._round(setup, snapshot, 0.0)

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from silograph.core.config import RunConfig
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.cutting import Cut
-from silograph.experiment.run.setup import DTYPES
+from silograph.experiment.resolve.resolve import DTYPES
 from silograph.graph.block.block import SparseRows, make_block
 from silograph.nn.conv import Params
 
@@ -90,7 +90,7 @@ def clients_of(cut: Cut, dtype: torch.dtype) -> list[Client]:
 class GCN(torch.nn.Module):
     """Two graph convolutions with ReLU and dropout between them."""
 
-    def __init__(self, features: int, config: RunConfig, classes: int, **options: Any) -> None:
+    def __init__(self, features: int, config: ResolvedConfig, classes: int, **options: Any) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.first = GCNConv(features, config.hidden, **options)
@@ -145,7 +145,7 @@ class PlainLoop:
         weights: the first weights, in silograph's form.
     """
 
-    def __init__(self, cut: Cut, config: RunConfig, weights: Params) -> None:
+    def __init__(self, cut: Cut, config: ResolvedConfig, weights: Params) -> None:
         graph = cut.graph
         self.config = config
         self.clients = clients_of(cut, DTYPES[config.dtype])
@@ -230,7 +230,7 @@ class TunedLoop:
         form: one of `FORMS`.
     """
 
-    def __init__(self, cut: Cut, config: RunConfig, weights: Params, form: str) -> None:
+    def __init__(self, cut: Cut, config: ResolvedConfig, weights: Params, form: str) -> None:
         graph = cut.graph
         self.config, self.form = config, form
         plain = clients_of(cut, DTYPES[config.dtype])
@@ -284,7 +284,7 @@ class TunedLoop:
         return Accuracies(val, test)
 
 
-def best_form(cut: Cut, config: RunConfig, weights: Params) -> str:
+def best_form(cut: Cut, config: ResolvedConfig, weights: Params) -> str:
     """Return the form of features in which a round of the tuned loop takes least CPU time."""
     spent = {}
     for form in FORMS:

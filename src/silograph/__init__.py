@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from silograph.graph.datasets import load
     from silograph.graph.generated.generate import generate
     from silograph.graph.graph import Graph, Split
-    from silograph.graph.partition.options import CutOptions
     from silograph.graph.partition.partition import Partition, make_partition
-    from silograph.graph.read.arrays import from_arrays, from_networkx
+    from silograph.graph.read.arrays import from_arrays
     from silograph.graph.read.csv import from_csv
+    from silograph.graph.read.networkx import from_networkx
     from silograph.graph.read.pyg_data import from_pyg
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
@@ -54,12 +54,11 @@ _HOME = {
     "ProtocolError": "core.errors",
     "Graph": "graph.graph",
     "Split": "graph.graph",
-    "CutOptions": "graph.partition.options",
     "Partition": "graph.partition.partition",
     "make_partition": "graph.partition.partition",
     "load": "graph.datasets",
     "from_arrays": "graph.read.arrays",
-    "from_networkx": "graph.read.arrays",
+    "from_networkx": "graph.read.networkx",
     "from_pyg": "graph.read.pyg_data",
     "from_csv": "graph.read.csv",
     "generate": "graph.generated.generate",
@@ -84,7 +83,6 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "ConfigError",
-    "CutOptions",
     "DataError",
     "FrameError",
     "Graph",

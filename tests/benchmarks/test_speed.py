@@ -16,7 +16,7 @@ from loop import FORMS, PlainLoop, TunedLoop
 from page import tables
 
 from conftest import MakeGraph
-from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph, Split
@@ -27,7 +27,7 @@ SHORT = timing.Plan(data_dir=None, turns=2, seconds=0.0)
 def config_of(**options: object) -> RunConfig:
     own = {"clients": 4, "partition": "random", "hidden": 8, "local_epochs": 3, "dropout": 0.0}
     method = {"method": "fedavg", "dtype": "float64", "rounds": 100}
-    return resolve_seeds(make_config({**own, **method, **options}))
+    return make_config({**own, **method, **options})
 
 
 def without_training_nodes(cut: Cut, client: int) -> Cut:

@@ -18,8 +18,9 @@ import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from silograph.cli import run_app
 from silograph.cli.flags import CUT_FIELDS, app
-from silograph.core.config import RunConfig, write_toml
+from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
+from silograph.core.run_file import write_toml
 from silograph.graph.partition.partition import PARTITIONERS
 from silograph.methods import METHODS
 from silograph.nn.model import MODELS
@@ -111,8 +112,6 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         raise SilographError("seen")
 
     monkeypatch.setattr("silograph.experiment.run.run.run", spy)
-    # All flags at once fit no cut.
-    monkeypatch.setattr("silograph.experiment.resolve.cutting.check_cut_options", lambda *_: None)
     return seen
 
 

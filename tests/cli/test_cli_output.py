@@ -13,7 +13,8 @@ import pytest
 import silograph as sg
 from commands import QUICK, RESULT_KEYS, Capture, MakeGraph, everything, printed, save
 from silograph.cli import run_app
-from silograph.core.config import make_config, read_toml
+from silograph.core.config import make_config
+from silograph.core.run_file import read_toml
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.run.run import run
 from silograph.graph.datasets import DATASETS

@@ -8,9 +8,10 @@ import torch
 from commands import Capture, everything, printed
 from silo_folders import same
 from silograph.cli import run_app
-from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
@@ -26,7 +27,7 @@ def test_exported_silos_are_the_cut_of_a_run(work: Path, capsys: Capture, format
     text = printed(capsys, "export-silos", "g.npz", *options)
     assert text == "3 silos written to silos\n"
     config = RunConfig(clients=3, partition="random", drop_edges=0.2, seed=4, split="0.5/0.2/0.3")
-    cut = cut_graph(resolve_seeds(config), load("g.npz"))
+    cut = cut_graph(config, load("g.npz"), choose_parts(config).partition)
     silos = read_silos("silos")
     assert silos.name == "g"
     for how in ("public", config.split):  # what came along is what silos draw

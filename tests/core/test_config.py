@@ -17,12 +17,10 @@ from silograph.core.config import (
     RunConfig,
     checked,
     make_config,
-    parse_option,
-    read_toml,
-    resolve_seeds,
-    write_toml,
 )
 from silograph.core.errors import ConfigError
+from silograph.core.run_file import parse_option, read_toml, write_toml
+from silograph.experiment.resolve.resolve import choose, known_values
 
 SEEDS = st.integers(0, 2**63 - 1)
 COUNTS = st.integers(1, 10**6)
@@ -145,6 +143,66 @@ def test_a_run_file_reads_back_from_disk(tmp_path: Path) -> None:
     assert make_config(read_toml(str(path))) == config
 
 
+@pytest.mark.parametrize(
+    ("values", "start", "got"),
+    [
+        (
+            {"partition": "dirichlet", "alpha": 0.0},
+            "alpha: input should be greater than 0",
+            "got 0.0",
+        ),
+        ({"partition": "dirichlet", "alpha": float("nan")}, "alpha: input should be", "got nan"),
+        (
+            {"partition": "class_biased", "favored_classes": 0},
+            "favored_classes: input should be greater than",
+            "got 0",
+        ),
+        (
+            {"partition": "class_biased", "favor": 0.5},
+            "favor: input should be greater than or equal to 1",
+            "got 0.5",
+        ),
+        (
+            {"partition": "metis_overlapping", "clients_per_part": 0},
+            "clients_per_part: input should be greater than",
+            "got 0",
+        ),
+        (
+            {"partition": "metis_overlapping", "part_share": 0.0},
+            "part_share: input should be greater than 0",
+            "got 0.0",
+        ),
+        (
+            {"partition": "shares", "share_mean": 2.0},
+            "share_mean: input should be less than or equal to 1",
+            "got 2.0",
+        ),
+        (
+            {"partition": "shares", "share_variance": -1.0},
+            "share_variance: input should be greater than",
+            "got -1.0",
+        ),
+        ({"participation": 0.0}, "participation: input should be greater than 0", "got 0.0"),
+        ({"participation": 1.5}, "participation: input should be less than or equal to 1", "1.5"),
+        ({"heads": 0, "model": "gat"}, "heads: input should be greater than", "got 0"),
+        ({"hops": 0, "model": "appnp"}, "hops: input should be greater than", "got 0"),
+        ({"teleport": 2.0, "model": "appnp"}, "teleport: input should be less than", "got 2.0"),
+    ],
+)
+def test_an_option_out_of_range_is_told_by_its_part(
+    values: dict[str, Any], start: str, got: str
+) -> None:
+    [option] = values.keys() - {"partition", "model"}
+    dotted = {k: v for k, v in values.items() if k != option} | {
+        "options": {option: values[option]}
+    }
+    for asked in (values, dotted):
+        message = one_line(lambda asked=asked: choose(make_config(asked)))  # type: ignore[misc]
+        assert message.startswith(start)
+        assert got in message
+        assert "(options" in message
+
+
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError, match="rounds"):
         RunConfig().rounds = 3  # type: ignore[misc]
@@ -163,24 +221,14 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     message = one_line(lambda: make_config({"seed": 1, key: 3}, source="run.toml"))
     assert message.startswith(f"unknown key in run.toml '{key}': did you mean '{near}'? Choices: ")
     assert "alpha, batch_size, block_size, checkpoint_every, clients, clients_per_part" in message
-    assert message.endswith("; options of a method stand under options")
+    assert message.endswith("; options of a method or another part stand under options")
 
 
 @pytest.mark.parametrize(
     ("values", "start", "got"),
     [
         ({"clients": 0}, "clients: input should be greater than or equal to 1", "got 0"),
-        ({"alpha": 0.0}, "alpha: input should be greater than 0", "got 0.0"),
-        ({"alpha": float("nan")}, "alpha: input should be", "got nan"),
-        ({"favored_classes": 0}, "favored_classes: input should be greater than", "got 0"),
-        ({"favor": 0.5}, "favor: input should be greater than or equal to 1", "got 0.5"),
-        ({"clients_per_part": 0}, "clients_per_part: input should be greater than", "got 0"),
-        ({"part_share": 0.0}, "part_share: input should be greater than 0", "got 0.0"),
-        ({"share_mean": 2.0}, "share_mean: input should be less than or equal to 1", "got 2.0"),
-        ({"share_variance": -1.0}, "share_variance: input should be greater than", "got -1.0"),
         ({"drop_edges": 1.5}, "drop_edges: input should be less than or equal to 1", "got 1.5"),
-        ({"participation": 0.0}, "participation: input should be greater than 0", "got 0.0"),
-        ({"participation": 1.5}, "participation: input should be less than or equal to 1", "1.5"),
         ({"layers": 0}, "layers: input should be greater than or equal to 1", "got 0"),
         ({"layers": 1.5}, "layers: input should be a valid integer", "got 1.5"),
         ({"hidden": -1}, "hidden: input should be greater than or equal to 1", "got -1"),
@@ -278,11 +326,9 @@ def test_seeds_that_are_not_given_are_the_seed(
     names = ("partition_seed", "split_seed", "init_seed")
     given_seeds: dict[str, Any] = dict(zip(names, own, strict=True))
     config = make_config({"seed": seed, **given_seeds})
-    resolved = resolve_seeds(config)
+    found = known_values(config, choose(config))
     expected = [seed if value is None else value for value in own]  # 0 is a seed of its own
-    assert [getattr(resolved, name) for name in names] == expected
-    assert dataclasses.replace(resolved, **given_seeds) == config
-    assert resolve_seeds(resolved) == resolved
+    assert [found[name] for name in names] == expected
 
 
 def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:

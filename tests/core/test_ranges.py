@@ -7,7 +7,7 @@ import pytest
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.ranges import Range, choice, declared, lin, log, parse_range
-from silograph.experiment.run.setup import choose_method
+from silograph.experiment.resolve.resolve import choose
 from silograph.methods import METHODS
 
 
@@ -63,4 +63,4 @@ def test_declared_ranges_are_allowed(method: str) -> None:
     options = {f.name: f for f in dataclasses.fields(METHODS[method].options)}
     for name, values in declared(options).items():
         for value in values.ends:
-            choose_method(RunConfig(method=method, options={name: value}))
+            choose(RunConfig(method=method, options={name: value}))

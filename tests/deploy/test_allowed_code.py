@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import silograph as sg
 from runs import outcome, rows_of, same_bits, weights_of
 from sessions import TOKEN
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
-from silograph.deploy.server import Venue, serve
+from silograph.deploy.server import serve
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
+from silograph.deploy.venue import Venue
+from silograph.experiment.resolve.resolve import choose, known_values, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program
 from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
@@ -198,8 +201,12 @@ class Server:
     def start(self, code: object, **options: Any) -> str | None:
         """Say START, and return why it is refused."""
         plain = {"clients": 3, "hidden": 8, "rounds": 2, "kernels": "torch", "block_size": 1}
-        config = resolve_seeds(make_config(plain | options))
+        config = make_config(plain | options)
         told = {k: v for k, v in vars(config).items() if v is not None and k != "dataset"}
+        parts = choose(make_config({**plain, **options, "method": "fedopt", "model": "gcn"}))
+        told |= {k: v for k, v in known_values(config, parts).items() if v is not None}
+        others = {k: v for k, v in parts.options.items() if not k.startswith("method.")}
+        told |= {"metric": "accuracy", "options": others | options.get("options", {})}
         self.sequence += 1
         body = facts_body({"config": told, "code": code})
         answer = unpack(self.worker.answer(pack(Message(Type.START, TOKEN, self.sequence, body))))
@@ -386,18 +393,21 @@ def test_an_op_that_no_name_stands_for(make_graph: MakeGraph, here: Path, tmp_pa
 
 
 def test_no_path_leaves_the_server(silo: Silo, here: Path) -> None:
-    own = {"method": f"{here}/near.py:NEAR", "model": f"{here}/net.py:Net"}
-    facts = start_facts(make_config(own), schema_of(silo.graph), {"near.py": "ab"})
+    own: dict[str, Any] = {"method": f"{here}/near.py:NEAR", "model": f"{here}/net.py:Net"}
+    schema = schema_of(silo.graph)
+    plain = resolve(make_config({}), schema).config
+    facts = start_facts(replace(plain, **own), schema, {"near.py": "ab"})
     assert (facts["config"]["method"], facts["config"]["model"]) == ("near.py:NEAR", "net.py:Net")
     assert facts["code"] == {"near.py": "ab"}
     assert str(here) not in json.dumps(facts)
-    assert "code" not in start_facts(make_config({}), schema_of(silo.graph))
+    assert "code" not in start_facts(plain, schema)
 
 
-def test_two_files_of_one_name_cannot_be_told_apart(here: Path) -> None:
+def test_two_files_of_one_name_cannot_be_told_apart(silo: Silo, here: Path) -> None:
     (here / "b").mkdir()
     (here / "b" / "near.py").write_text(NEAR + NET)
-    config = make_config({"method": f"{here}/near.py:NEAR", "model": f"{here}/b/near.py:Net"})
+    own: dict[str, Any] = {"method": f"{here}/near.py:NEAR", "model": f"{here}/b/near.py:Net"}
+    config = replace(resolve(make_config({}), schema_of(silo.graph)).config, **own)
     empty = Program((), lambda _: (), 1, {})
     with pytest.raises(
         ConfigError, match=r"files of different names, got two of the name near\.py"

@@ -17,8 +17,9 @@ from runs import outcome, rows_of, same_bits, weights_of
 from silo_folders import NORTH, SOUTH, folder
 from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
-from silograph.deploy.server import Meeting, Venue, serve
+from silograph.deploy.server import Meeting, serve
 from silograph.deploy.session_file import Known
+from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions
 from silograph.federation.session.events import Cause, Event, What
@@ -364,7 +365,7 @@ class Door:
 
 def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> Meeting:
     monkeypatch.setattr("silograph.federation.session.hub.Hub", door)
-    monkeypatch.setattr("silograph.deploy.server._credentials", lambda venue: None)
+    monkeypatch.setattr("silograph.deploy.server.credentials", lambda venue: None)
     watch: Any = SimpleNamespace(report=lambda event: None)
     return Meeting(config_of(2), Venue("x:1"), Known(bytes(16), {}), ("a", "b"), watch)
 

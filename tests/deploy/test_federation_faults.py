@@ -15,7 +15,8 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from runs import DiedError, rows_of, same_bits, weights_of
 from silograph.core.errors import CheckpointError, ConfigError, ProtocolError
-from silograph.deploy.server import Venue, serve, serve_again
+from silograph.deploy.server import serve, serve_again
+from silograph.deploy.venue import Venue
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import Judged, judge

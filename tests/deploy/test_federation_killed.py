@@ -15,9 +15,9 @@ pytest.importorskip("cryptography")
 from test_allowed_code import own_heads
 
 import silograph as sg
-from processes import Command, children, is_listened_to
+from processes import Command, begin_forks, children, is_listened_to
 from runs import files_of
-from silograph.core.config import write_toml
+from silograph.core.run_file import write_toml
 from silograph.federation.session.certificates import make_certificates
 from silograph.graph.graph import Graph
 from silos import ALLOW, config_of, folders
@@ -25,6 +25,11 @@ from victims import Victim
 
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8}
 MakeGraph = Callable[..., Graph]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forks() -> None:
+    begin_forks()
 
 
 class Place:
@@ -54,7 +59,7 @@ class Place:
         listen = ("--listen", self.address or "127.0.0.1:0")
         server = self._start("server", "server", *listen, *how, "--quiet", *words)
         while not self.address:
-            assert server.process.poll() is None, server.said()
+            assert server.poll() is None, server.said()
             for line in server.said().splitlines():
                 if "listening on " in line:
                     self.address = line.rpartition("listening on ")[2]
@@ -87,9 +92,8 @@ class Place:
 
     def end(self) -> None:
         for command in self.started:
-            if command.process.poll() is None:
-                command.process.kill()
-                command.process.wait()
+            if command.poll() is None:
+                command.kill()
         self.victim.end()
 
 
@@ -149,30 +153,41 @@ def test_a_server_that_is_killed_in_a_round(
     assert_as_if_nothing_had_been(here, graph, before)
 
 
-def test_a_server_that_is_told_to_stop_says_so_to_its_silos(
+def test_silos_wait_for_a_server_that_is_told_to_stop(
     make_graph: MakeGraph, place: Callable[..., Place]
 ) -> None:
-    graph = make_graph(60)
+    before, graph = children(), make_graph(60)
     here = place(graph, "scaffold", 2, tls=False)
     log = here.path / "log.jsonl"
     server, (member,) = here.begin("--log-file", log)
-    server.process.send_signal(signal.SIGTERM)
+    server.send(signal.SIGTERM)
     here.victim.signal(signal.SIGUSR1)  # it may go on
-    assert server.process.wait(timeout=60) == 130
-    assert member.process.wait(timeout=60) == 1
+    assert server.wait(60) == 130
     *_, why, how = server.said().splitlines()
     assert "did not hear" not in server.said()
     assert why == "interrupted"
-    assert json.loads(log.read_text().splitlines()[-1])["reason"] == "the server was interrupted"
+    assert json.loads(log.read_text().splitlines()[-1])["event"] == "stopped"
     assert how.startswith(f"to go on: silograph server --resume {here.path / 'out'} ")
-    assert member.said().splitlines()[-1] == "error: the run failed: the server was interrupted"
-    here.server("--resume", here.path / "out")
-    member = here.silo(0)
-    while member.said().count("is attached to") < 2:  # both have written to one log
-        assert member.process.poll() is None, member.said()
+    server = here.server("--resume", here.path / "out")
+    here.victim.hears("attached")
+    here.victim.hears("")
+    for each in (server, member):
+        each.ends_well()
+    waits = (
+        f"the server at {here.address} was stopped: client_00 waits for it for up to 60 s (until "
+    )
+    assert waits in member.said()
+    assert_as_if_nothing_had_been(here, graph, before)
+
+
+def test_a_silo_that_is_told_to_stop(make_graph: MakeGraph, place: Callable[..., Place]) -> None:
+    here = place(make_graph(60), "scaffold", 2, tls=False)
+    _, (member,) = here.begin()
+    while member.said().count("is attached to") < 1:
+        assert member.poll() is None, member.said()
         time.sleep(0.02)
-    member.process.send_signal(signal.SIGTERM)
-    assert member.process.wait(timeout=60) == 130
+    member.send(signal.SIGTERM)
+    assert member.wait(60) == 130
     assert member.said().splitlines()[-1] == "interrupted"
 
 
@@ -229,7 +244,7 @@ def test_code_that_has_changed_meanwhile_is_refused_at_both_ends(
         here.path / "again.log", "server", "--resume", here.path / "out", "--listen", here.address,
         "--insecure",
     )  # fmt: skip
-    assert again.process.wait(timeout=60) == 2
+    assert again.wait(60) == 2
     assert again.said().startswith("error: expected a run with method ")
     code.write_text(text)
     server = here.server("--resume", here.path / "out", "--wait", 60)
@@ -238,6 +253,6 @@ def test_code_that_has_changed_meanwhile_is_refused_at_both_ends(
     here.code[0].write_text(text + "# changed\n")
     members = [here.silo(number) for number in range(2)]
     for each in (server, *members):
-        assert each.process.wait(timeout=60) > 0
+        assert (each.wait(60) or 0) > 0
     assert "the server and this silo have different versions" in server.said()
     assert "refused: expected own_heads.py with digest " in members[0].said()

@@ -17,7 +17,8 @@ from proxy import Proxy
 from runs import rows_of, same_bits, weights_of
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Payload
-from silograph.deploy.server import Venue, serve
+from silograph.deploy.server import serve
+from silograph.deploy.venue import Venue
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.trackers import RunFacts

@@ -25,8 +25,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from silo_folders import folder  # noqa: E402
 from silograph.core.errors import ConfigError, DataError  # noqa: E402
 from silograph.deploy.logs import logging_to  # noqa: E402
-from silograph.deploy.server import Venue, serve  # noqa: E402
+from silograph.deploy.server import serve  # noqa: E402
 from silograph.deploy.silo import Attendance, attend  # noqa: E402
+from silograph.deploy.venue import Venue  # noqa: E402
 from silograph.experiment.result_files import Row  # noqa: E402
 from silograph.experiment.run.result import Result  # noqa: E402
 from silograph.experiment.run.trackers import RunFacts  # noqa: E402
@@ -263,7 +264,7 @@ def test_no_secret_is_in_a_log_or_a_figure(
         own = (path / "log").read_text() + (path / "said").read_text()
         assert leaked(own, hidden, OWN) == []  # nothing was wrong that it would have to explain
         lines = [json.loads(line) for line in (path / "log").read_text().splitlines()]
-        assert {"agreed", "attached", "asked", "answered", "ended"} == {
+        assert {"agreed", "attached", "asked", "answered", "kept", "ended"} == {
             line["event"] for line in lines
         }
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from sessions import TOKEN
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, FrameError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
 from silograph.exchange.stages import absorb, begin, contribute, lose
+from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import training_key
-from silograph.experiment.run.setup import DTYPES, choose_method, configure, write_out
 from silograph.federation.base import Op
-from silograph.federation.frame import Envelope, encode
+from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -51,12 +51,19 @@ class Hostile:
         silo: the silo's data.
         allow: what the silo allows.
         state: folder of its states.
+        results: where it writes down what a run has come to.
     """
 
-    def __init__(self, silo: Silo, allow: tuple[str, ...] = (), state: Path | None = None) -> None:
+    def __init__(
+        self,
+        silo: Silo,
+        allow: tuple[str, ...] = (),
+        state: Path | None = None,
+        results: Path | None = None,
+    ) -> None:
         self.silo = silo
         secrets = dict.fromkeys(silo.cross.silo, bytes(32))
-        holder = OwnData(silo, secrets, None, lambda _: None, allow)
+        holder = OwnData(silo, secrets, None, lambda _: None, allow, results=results)
         self.worker = Responder(TOKEN, own_ops(), holder, StateStore(state), lambda _: None)
         self.sequence = 0
 
@@ -69,17 +76,16 @@ class Hostile:
 
     def facts(self, **options: Any) -> dict[str, Any]:
         plain = {"dataset": "silos", "clients": 3, "hidden": HIDDEN, "rounds": 2}
-        config = resolve_seeds(make_config(plain | options))
-        method, _ = choose_method(config)
         schema = schema_of(self.silo.graph)
-        self.config, self.method_config = configure(write_out(config, method), schema, None)
+        found = resolve(make_config(plain | options), schema)
+        self.config, self.method_config = found.config, found.method_config
         return start_facts(self.config, schema)
 
     def call(
         self, op: Op, inbox: dict[str, Field], what: Kind, key: Key, t: int, *, rows: bool = False
     ) -> Message:
         frame = encode(Envelope(op.__name__, what, t, 1), inbox, 0)
-        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, True, rows, frame)))
+        return self.ask(Type.CALL, call_body(CallBody(qualified(op), key, rows, frame)))
 
     def weights(self) -> dict[str, Field]:
         dtype = DTYPES[self.config.dtype]
@@ -325,6 +331,71 @@ def test_nothing_is_answered_after_the_end(silo: Silo) -> None:
     assert server.ask(Type.END, facts_body({"reason": ""})).type is Type.DONE
     with pytest.raises(FrameError, match="expected nothing after the end of the run"):
         server.begin()
+
+
+def test_a_server_that_says_it_stops_gets_no_more_than_one_that_crashes(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Nothing is answered in that stream, and what was agreed holds in the next one."""
+    server = Hostile(silo, state=tmp_path / "state")
+    server.start(method="fedavg")
+    assert server.ask(Type.STOPPING).type is Type.DONE
+    with pytest.raises(FrameError, match="expected nothing after STOPPING, got another message"):
+        server.begin()
+    assert server.worker.ended is None
+    assert (tmp_path / "state" / "agreed.json").exists()
+    server.worker.attach()
+    server.sequence = 0
+    said = reason(server.start(method="fedavg", rounds=3))
+    assert said.startswith(
+        "expected the run that this silo has agreed to, got one of another round"
+    )
+    assert server.start(method="fedavg").type is Type.DONE
+    assert server.begin().type is Type.REPLY
+
+
+def result(server: Hostile, fields: dict[str, Field], number: int = 1) -> Message:
+    return server.ask(Type.RESULT, encode(Envelope(RESULT, Kind.WEIGHTS, number, 0), fields, 0))
+
+
+def test_the_result_of_a_run_is_held_to_what_was_agreed(silo: Silo, tmp_path: Path) -> None:
+    """Only weights of the agreed shapes are written down, and nothing is answered after them."""
+    server = Hostile(silo, results=tmp_path / "results")
+    assert reason(result(server, {})) == "expected START before RESULT, got none"
+    server.start(method="fedavg", eval_every=2)
+    fine = server.weights()
+    server.begin()
+    said = reason(result(server, fine))
+    assert said == "expected a round before the result of the run, got none"
+    server.train(fine)
+    wrong = {**fine, "weights/0.bias": Shared(torch.zeros(10**6))}
+    said = "expected shape (8), got (1000000) for 'weights/0.bias' in the result of the run"
+    assert reason(result(server, wrong)) == said
+    endless = {**fine, "weights/0.bias": Shared(torch.full((HIDDEN,), torch.inf))}
+    assert "expected finite numbers, got NaN or infinity" in reason(result(server, endless))
+    assert "expected no field 'z'" in reason(result(server, {**fine, "z": Shared(torch.ones(1))}))
+    for number in (0, 3, 2**31):
+        assert reason(result(server, fine, number)).startswith("expected a best round from 1 to 2,")
+    call = encode(Envelope("train", Kind.WEIGHTS, 1, 0), fine, 0)
+    assert reason(server.ask(Type.RESULT, call)) == "expected a frame of result, got one of train"
+    assert not (tmp_path / "results").exists()
+    assert result(server, fine, 2).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    about = json.loads((folder / "result.json").read_text())
+    assert (about["test"], about["model_of"]) == ({}, "server")  # it has no state of that round
+    assert reason(result(server, fine)) == "expected END after RESULT, got RESULT"
+    assert reason(server.train(fine, 2)) == "expected END after RESULT, got CALL"
+    assert server.ask(Type.END, facts_body({"reason": ""})).type is Type.DONE
+
+
+def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) -> None:
+    server = Hostile(silo, results=tmp_path / "results")
+    facts = server.facts(method="fedavg", eval_every=2)
+    assert server.ask(Type.START, facts_body({**facts, "hand_over": False})).type is Type.DONE
+    server.begin()
+    server.train(server.weights())
+    assert "expected no field 'weights/0.bias'" in reason(result(server, server.weights()))
+    assert result(server, {}).type is Type.DONE
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,12 @@ from silograph.deploy.openmetrics import (
     serving,
     single,
 )
+from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.run.trackers import RunFacts
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.session.events import Cause, Event, What
 from silograph.federation.session.status import Board, SiloState
+from silograph.graph.graph import Schema
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -92,7 +94,7 @@ def followed() -> tuple[Figures, Board, list[float], list[Ledger]]:
 
 def test_figures_of_what_happened() -> None:
     figures, board, now, ledgers = followed()
-    config = make_config({"rounds": 9})
+    config = resolve(make_config({"rounds": 9}), Schema(2, 2, "multiclass")).config
     figures.begin(config, RunFacts(3, None, "", {}))
     for name in "ab":
         board.take(Event(What.ATTACHED, name))

@@ -30,6 +30,7 @@ def test_a_line_counts_calls_and_bytes() -> None:
     ("what", "shown"),
     [
         (What.LOST, "north  tries to connect"),
+        (What.STOPPED, "north  waits for the server"),
         (What.ENDED, "north  the run is over"),
         (What.DECLINED, "north  connecting"),
     ],

@@ -11,7 +11,8 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State
-from silograph.exchange.rows import publish, pull, relay_sum
+from silograph.exchange.pull import pull
+from silograph.exchange.rows import publish, relay_sum
 from silograph.federation.base import Op
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock

@@ -133,19 +133,6 @@ def echo(
     return {"extra": Stacked(torch.zeros(block.num_clients))}, {}
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 5])
-def test_partial_calls_make_no_state(
-    make_graph: Callable[..., Graph],
-    cut_block: Callable[..., tuple[ClientBlock, Route]],
-    block_size: int,
-) -> None:
-    fed = InProcess(None, *cut_block(make_graph(40), 5), block_size)
-    with pytest.raises(ProtocolError, match="state fields are created by a call to all clients"):
-        fed.call(echo, {}, what=Kind.CONTROL, rows=True, key=KEY, to=fed.ids[:2])
-    fed.call(echo, {}, what=Kind.CONTROL, rows=True, key=KEY)
-    fed.call(echo, {}, what=Kind.CONTROL, rows=True, key=KEY, to=fed.ids[:2])
-
-
 def test_an_inbox_has_a_part_for_each_client(
     make_graph: Callable[..., Graph], cut_block: Callable[..., tuple[ClientBlock, Route]]
 ) -> None:

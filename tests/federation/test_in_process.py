@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import OpError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.federation.base import Sum, WeightedMean, positions_of
+from silograph.federation.check import HAS
 from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
 from silograph.federation.per_client import per_client
@@ -103,10 +104,14 @@ def test_wrong_clients_are_refused(to: list[str], message: str) -> None:
         positions_of(IDS, to)
 
 
-def test_state_fields_are_made_by_a_call_to_all(engine: Callable[[int], InProcess]) -> None:
+def test_a_call_to_some_drops_their_fields_only(engine: Callable[[int], InProcess]) -> None:
     fed = engine(5)
-    with pytest.raises(ProtocolError, match=r"after lose_state, got \[\]: state fields"):
-        fed.call(lose_state, {}, what=Kind.CONTROL, key=KEY, to=fed.ids[:1])
+    fed.call(lose_state, {}, what=Kind.CONTROL, key=KEY, to=fed.ids[:1])
+    (state,) = fed.states()
+    assert state[HAS + "calls"].t.tolist() == [False, True, True, True, True]
+    assert len(state["calls"].t) == 4
+    with pytest.raises(OpError, match="KeyError"):
+        fed.call(visit, {"add": Shared(torch.ones(()))}, what=Kind.CONTROL, key=KEY, rows=True)
 
 
 def test_weighted_mean_by_hand() -> None:

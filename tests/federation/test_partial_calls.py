@@ -28,7 +28,7 @@ def changed(part: State, by: float) -> State:
 
 
 def test_writing_in_place_is_putting() -> None:
-    state, expected = BlockState(fields()), dict(fields())
+    state, expected = BlockState(4, fields()), dict(fields())
     for number, at in enumerate([[0, 2], [1, 3], [0, 1, 2], [2]]):
         positions = torch.tensor(at)
         old = state.take(positions)
@@ -41,7 +41,7 @@ def test_writing_in_place_is_putting() -> None:
 def test_nobody_else_sees_what_is_written() -> None:
     given, at = fields(), torch.tensor([0, 2])
     saved = {name: f.t.clone() for name, f in given.items()}
-    state = BlockState(given)
+    state = BlockState(4, given)
     old = state.take(at)
     state.put(old, changed(old, 1), at)
     assert all(torch.equal(given[name].t, saved[name]) for name in saved)
@@ -53,7 +53,7 @@ def test_nobody_else_sees_what_is_written() -> None:
 
 
 def test_a_tensor_under_two_names_is_not_written_to() -> None:
-    state, at = BlockState({"a": Stacked(torch.zeros(4))}), torch.tensor([1])
+    state, at = BlockState(4, {"a": Stacked(torch.zeros(4))}), torch.tensor([1])
     old = state.take(at)
     state.put(old, {"a": Stacked(torch.ones(1))}, at)
     whole = state.all
@@ -65,7 +65,7 @@ def test_a_tensor_under_two_names_is_not_written_to() -> None:
 
 
 def test_a_field_that_did_not_change_keeps_its_memory() -> None:
-    state, at = BlockState(fields()), torch.tensor([1, 2])
+    state, at = BlockState(4, fields()), torch.tensor([1, 2])
     before = state.all["rows"]
     old = state.take(at)
     state.put(old, {**old, "slice": Stacked(old["slice"].t + 1)}, at)
@@ -81,7 +81,7 @@ def test_a_field_that_did_not_change_keeps_its_memory() -> None:
     ],
 )
 def test_fields_of_another_form_are_refused(new: Stacked | Ragged, message: str) -> None:
-    state, at = BlockState(fields()), torch.tensor([3])
+    state, at = BlockState(4, fields()), torch.tensor([3])
     old = state.take(at)
     with pytest.raises(ProtocolError, match=message):
         state.put(old, {"rows": changed(old, 1)["rows"], "slice": new}, at)
@@ -89,7 +89,7 @@ def test_fields_of_another_form_are_refused(new: Stacked | Ragged, message: str)
 
 
 def test_rows_may_become_more() -> None:
-    state, at = BlockState(fields()), torch.tensor([1])
+    state, at = BlockState(4, fields()), torch.tensor([1])
     old = state.take(at)
     more = Ragged(torch.tensor([7.0, 8.0]), torch.tensor([0, 2]))
     state.put(old, {**old, "rows": more}, at)

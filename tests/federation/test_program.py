@@ -11,7 +11,7 @@ import torch
 
 from runs import with_values
 from sessions import TOKEN, session, worker_of
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -37,6 +37,7 @@ from silograph.federation.program import (
     MOST_TIMES,
     Call,
     Course,
+    Either,
     Maybe,
     Program,
     Steps,
@@ -86,7 +87,7 @@ CASES: list[dict[str, Any]] = [
 
 def setup_of(graph: Graph, **options: Any) -> Setup:
     plain = {"clients": 3, "partition": "random", "hidden": 8, "rounds": 3, "block_size": 1}
-    return prepare(resolve_seeds(make_config({**plain, **options})), graph)
+    return prepare(make_config({**plain, **options}), graph)
 
 
 def program(setup: Setup) -> Program:
@@ -106,17 +107,10 @@ def record(setup: Setup) -> Recorded:
     fed = setup.federation
     assert isinstance(fed, InProcess)
     blocks = {name: block.all for name, block in zip(fed.ids, fed._blocks, strict=True)}
-    _, whole, _ = clients_of(setup.config, setup.cut.graph, torch.float32, uncut=False)
+    _, whole, _ = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     agreed = program(setup)
     remote, links = session(whole, fed.route, setup.method_config, own_ops(), program=agreed)
-    started = Setup(
-        setup.config,
-        setup.schema,
-        setup.method,
-        setup.method_config,
-        remote,
-        setup.device,
-    )
+    started = replace(setup, federation=remote, simulated=None, held=None)
     train(started, None, Silent(), first_snapshot(started), [], Watched(()))
 
     def fresh(name: str) -> Responder:
@@ -198,7 +192,7 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
             kind = rng.choice([k for k in Kind if k is not envelope.kind])
             envelope = Envelope(envelope.op, kind, envelope.round, envelope.step)
         case "key":
-            call = CallBody(call.op, Key(rng.getrandbits(64)), call.everyone, call.rows, call.frame)
+            call = CallBody(call.op, Key(rng.getrandbits(64)), call.rows, call.frame)
         case "round":
             number = rng.choice([0, envelope.round + 1, 2**31 - 1])
             envelope = Envelope(envelope.op, envelope.kind, number, envelope.step)
@@ -218,7 +212,7 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         case "missing":
             inbox.popitem() if inbox else None
     frame = encode(envelope, inbox, 0)
-    return call_body(CallBody(call.op, call.key, call.everyone, call.rows, frame))
+    return call_body(CallBody(call.op, call.key, call.rows, frame))
 
 
 @pytest.mark.parametrize("case", CASES[:8], ids=str)
@@ -305,6 +299,8 @@ def accepts(steps: Steps, word: str) -> bool:
         ((Maybe((A, B)), B), {"b", "abb"}),
         ((Maybe(A), Maybe(B)), {"", "a", "b", "ab"}),
         ((A, (), (Maybe(A), B)), {"ab", "aab"}),
+        (Either((A, B), B), {"ab", "b"}),
+        (Either((A, Maybe(B)), Maybe(B)), {"", "a", "ab", "b"}),
     ],
 )
 def test_the_words_of_a_program(steps: Steps, words: set[str]) -> None:
@@ -401,6 +397,8 @@ def ragged(t: torch.Tensor) -> Ragged:
         ),
         (FieldSpec(Ragged, (2,), rows="own/b"), ragged(torch.zeros(5, 2)), "2 rows, got 5"),
         (FieldSpec(Ragged, (2,), rows="inbox/c"), ragged(torch.zeros(5, 2)), "1 rows, got 5"),
+        (FieldSpec(Ragged, (2,), rows="marked/b"), ragged(torch.zeros(2, 2)), "0 rows, got 2"),
+        (FieldSpec(Ragged, (2,), rows="state/d"), ragged(torch.zeros(2, 2)), "'d' beside its rows"),
         (FieldSpec(Shared, (2,)), Shared(torch.tensor([0, torch.inf])), "finite numbers, got NaN"),
         (FieldSpec(Shared, (2,)), Shared(torch.tensor([torch.nan, 0])), "finite numbers, got NaN"),
         (exactly(3), Shared(torch.tensor(2, dtype=torch.int32)), "values from 3, got 2"),
@@ -421,7 +419,9 @@ def test_what_a_field_must_be(spec: FieldSpec, field: Any, message: str) -> None
     fields = {"a": field, "b": ragged(torch.zeros(2))}
     inbox = {"c": ragged(torch.zeros(1))}
     with pytest.raises(ProtocolError, match=rf"^expected {message}.* for 'a' in here$"):
-        check_against(fields, {"a": spec, "b": others}, EXTENT, "here", inbox=inbox, finite=True)
+        check_against(
+            fields, {"a": spec, "b": others}, EXTENT, "here", others={"inbox": inbox}, finite=True
+        )
 
 
 def test_large_finite_numbers_are_finite() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
+from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.run.run import given_config
-from silograph.experiment.run.setup import choose_method, with_optimizer
+from silograph.experiment.run.asked_run import asked_run
 from silograph.graph.datasets import DATASETS
-from silograph.study.tune.space import chosen_ranges, given_keys
+from silograph.study.tune.space import chosen_ranges, given_keys, part_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -89,18 +90,19 @@ def test_commands_are_understood(
 
     def merged(file: RunConfig, flags: dict[str, Any]) -> RunConfig:
         known = {f.name for f in fields(RunConfig)}
-        return given_config(None, file, {k: v for k, v in flags.items() if k in known})
+        return asked_run(None, file, {k: v for k, v in flags.items() if k in known})[0]
 
     def look(config: RunConfig, **flags: Any) -> None:
         config = merged(config, flags)
-        with_optimizer(config, choose_method(config)[0])
+        choose(config)
         seen.append(config)
 
     monkeypatch.chdir(tmp_path)
 
     def look_at_ranges(config: RunConfig, keys: list[str] | None, ranges: Any, **f: Any) -> None:
-        method, _ = choose_method(merged(config, f))
-        chosen_ranges(method, keys, ranges, given_keys(f))
+        base = merged(config, f)
+        method, own = choose(base).method.part, Own()
+        chosen_ranges(method, keys, ranges, given_keys(f, base, own), part_options(base, own))
         look(config, **f)
 
     def look_at_all(config: RunConfig, methods: list[str], **flags: Any) -> None:
@@ -108,7 +110,7 @@ def test_commands_are_understood(
         config = merged(config, flags)
         for method in methods:
             own = config.options if method == config.method else {}
-            choose_method(replace(config, method=method, options=own))
+            choose(replace(config, method=method, options=own))
         seen.append(config)
 
     monkeypatch.setattr("silograph.experiment.run.run.run", lambda **given: look(**given))
@@ -143,5 +145,5 @@ def toml_examples() -> list[str]:
 @pytest.mark.parametrize("example", toml_examples())
 def test_run_files_are_understood(example: str) -> None:
     config = make_config(tomllib.loads(example))
-    choose_method(config)
+    choose(config)
     assert config.dataset in DATASETS

@@ -26,7 +26,7 @@ ROOMS = [
     {"federation.joining"},
     {"federation.session"},
     {"exchange"},
-    {"sampling", "selection", "aggregation"},
+    {"sampling", "selection", "aggregation", "control"},
     {"evaluation"},
     {"methods"},
     {"experiment"},

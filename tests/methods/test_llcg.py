@@ -10,7 +10,7 @@ import torch
 
 import silograph as sg
 from runs import files_of, run_until
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.experiment.resolve.cutting import held_block
@@ -18,9 +18,10 @@ from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph, Split
 from silograph.methods.fedavg import FEDAVG
-from silograph.methods.llcg import LLCG, corrected
+from silograph.methods.llcg import LLCG, correct, corrected
 from silograph.nn.model import forward
 from silograph.nn.neighbors import Fanout
 from silograph.task.loss import node_loss
@@ -39,7 +40,7 @@ RUN: dict[str, Any] = {
 
 
 def setup_of(graph: Graph, **options: Any) -> Setup:
-    config = resolve_seeds(make_config({"dataset": "given", **RUN, "options": options}))
+    config = make_config({"dataset": "given", **RUN, "options": options})
     return prepare(config, graph)
 
 
@@ -52,8 +53,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
     graph = make_graph(60, sparse=sparse)
     options = {"server_share": share, "correction_steps": steps, "server_lr": lr}
     setup = setup_of(graph, **{k: v for k, v in options.items() if v is not None})
-    cfg, key = setup.method_config, training_key(setup.config)
-    held = cfg.held
+    cfg, key, held = setup.method_config, training_key(setup.config), setup.held
     assert held is not None
     assert len(held.row_key) == round(60 * share)
     state = first_snapshot(setup).state
@@ -73,6 +73,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
             loss.mean().backward()
             adam.step()
         state, report = LLCG.round(setup.federation, cfg, state, t, key)
+        state = correct(cfg, held, state, t, key)
         assert report.train_loss is not None
         assert state.weights is not None
         for name, w in leaves.items():
@@ -83,11 +84,12 @@ def test_a_fanout_is_not_the_servers(make_graph: MakeGraph) -> None:
     """Clients hear one neighbor; the server's step is that of clients that hear all."""
     setup = setup_of(make_graph(60))
     cfg, key = setup.method_config, training_key(setup.config)
-    state = first_snapshot(setup).state
+    state, held = first_snapshot(setup).state, setup.held
     assert state.weights is not None
+    assert held is not None
     few = replace(cfg, schedule=replace(cfg.schedule, neighbors=Fanout((1, 1))))
-    theirs, _ = corrected(few, state.weights, {}, key)
-    ours, _ = corrected(cfg, state.weights, {}, key)
+    theirs, _ = corrected(few, held, state.weights, {}, key)
+    ours, _ = corrected(cfg, held, state.weights, {}, key)
     assert all(torch.equal(theirs[name], w) for name, w in ours.items())
 
 
@@ -96,9 +98,10 @@ def test_clients_never_see_what_the_server_holds(
 ) -> None:
     sg.run(make_graph(40), **RUN)
     setup = setups[0]
-    assert setup.method_config.held is not None
+    assert setup.held is not None
     assert isinstance(setup.federation, InProcess)
-    assert setup.federation._cfg.held is None
+    assert setup.federation._cfg is setup.method_config
+    assert not any(isinstance(value, ClientBlock) for value in vars(setup.method_config).values())
 
 
 def test_the_held_nodes_are_those_drawn(make_graph: MakeGraph) -> None:

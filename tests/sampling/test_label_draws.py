@@ -15,7 +15,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, State
 from silograph.exchange.passes import forward, gradients, predict
-from silograph.exchange.rows import pull
+from silograph.exchange.pull import pull
 from silograph.exchange.stages import end, logits_of
 from silograph.federation.block_state import BlockState
 from silograph.federation.in_process import InProcess
@@ -174,7 +174,7 @@ def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
     for drawn, p in outcomes(fed, block):
         run(fed, Config(model, options, drawn), weights, announce=False)
         mean += p * logits_of(model, fed.states()[0])
-        fed._states = [BlockState(end(fed.states()[0]))]
+        fed._states = [BlockState(len(fed.ids), end(fed.states()[0]))]
     torch.testing.assert_close(mean, full(small, model, weights), rtol=0, atol=1e-10)
 
 
@@ -198,7 +198,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
         rows = local.t + torch.repeat_interleave(block.off[:-1], local.off.diff())
         total[rows] += p * logits_of(model, state)
         seen[rows] += p
-        fed._states = [BlockState(end(state))]
+        fed._states = [BlockState(len(fed.ids), end(state))]
     gap = float((total / seen - full(small, model, weights)).abs().max())
     assert (gap < 1e-10) == unbiased
 
@@ -233,7 +233,7 @@ def test_many_draws_agree_within_their_spread(
         seen[rows] += 1
         sums[rows] += logits
         squares[rows] += logits**2
-        fed._states = [BlockState(end(state))]
+        fed._states = [BlockState(len(fed.ids), end(state))]
     assert bool((seen == 300).all()) != drawn_only
     assert float(seen.min()) > 30
     mean = sums / seen

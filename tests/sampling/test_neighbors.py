@@ -22,7 +22,8 @@ from silograph.core.key import Key
 from silograph.core.payload import Stacked, State
 from silograph.core.ranges import lin
 from silograph.core.work import metered
-from silograph.experiment.resolve.neighbor_options import neighbors_of, sampler_fields
+from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.resolve.resolve import choose, neighbors_of
 from silograph.experiment.run.run import resume
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -46,7 +47,7 @@ from silograph.sampling.neighbors import (
     FullOptions,
     NeighborSampler,
 )
-from silograph.study.tune.space import chosen_ranges
+from silograph.study.tune.space import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -236,9 +237,17 @@ def shift_of(model: Model, clients: int) -> Shift:
     return Shift({k: scale.view(-1, *[1] * w.dim()) * w for k, w in weights.items()})
 
 
-@pytest.mark.parametrize("corrected", ["plain", "proximal", "shift"])
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize(
+    ("corrected", "keep", "sparse"),  # each pair of settings at least once
+    [
+        ("plain", True, True),
+        ("plain", False, False),
+        ("proximal", True, False),
+        ("proximal", False, True),
+        ("shift", True, True),
+        ("shift", False, False),
+    ],
+)
 @SAMPLER
 def test_a_block_is_its_clients_one_by_one(
     make_graph: MakeGraph, cut_block: CutBlock, name: str, sparse: bool, keep: bool, corrected: str
@@ -349,21 +358,21 @@ def test_the_plan_says_what_torch_draws(
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},
-            "expected fanout with neighbors=fanout only, got fanout=3 with neighbors=bernoulli: "
-            "leave one of them out",
+            "expected an option of the chosen parts (neighbors bernoulli), got fanout: neighbors "
+            "fanout has it; leave it out, or choose that part",
         ),
         (
-            {"fanout": "3", "options": {"neighbors.counts": "4"}},
-            "expected a fan-out either as fanout or as an option, got fanout=3 and "
-            "neighbors.counts: leave one of them out",
+            {"fanout": "3", "options": {"neighbors.fanout": "4"}},
+            "expected fanout once, got fanout and neighbors.fanout: leave one of them out",
         ),
         (
             {"options": {"neighbors.keep": 0.5}},
-            "expected no options in options of neighbors=full, got 'keep'",
+            "expected an option of the chosen parts (neighbors full), got neighbors.keep: "
+            "neighbors bernoulli has it; leave it out, or choose that part",
         ),
         (
             {"neighbors": "bernoulli", "options": {"neighbors.keep": 0}},
-            "keep: input should be greater than 0, got 0 (options of neighbors=bernoulli)",
+            "keep: input should be greater than 0, got 0 (options of bernoulli)",
         ),
         (
             {"neighbors": "bernoulli", "model": "gat"},
@@ -404,13 +413,12 @@ def test_compiled_kernels_refuse_what_they_do_not_draw(
 
 
 def test_options_of_a_sampler_can_be_tuned() -> None:
-    fields = sampler_fields(make_config({"neighbors": "bernoulli"}))
-    assert set(fields) == {"neighbors.keep", "neighbors.rescale"}
+    fields = part_options(make_config({"neighbors": "bernoulli"}), Own())
+    assert {"neighbors.keep", "neighbors.rescale"} < set(fields)
     found = chosen_ranges(METHODS["fedavg"], ["neighbors.keep"], {}, (), fields)
     assert found == {"neighbors.keep": lin(0.1, 1.0)}
     with pytest.raises(ConfigError, match=r"unknown key to tune 'neighbors\.keep'"):
         chosen_ranges(METHODS["fedavg"], ["neighbors.keep"], {})
-    assert sampler_fields(make_config({"fanout": "3"})) == {}
 
 
 def test_options_make_samplers() -> None:
@@ -419,7 +427,7 @@ def test_options_make_samplers() -> None:
         ({"neighbors": "full"}, FULL),
         ({"neighbors": "fanout"}, Fanout((10, 10))),
         ({"neighbors": "fanout", "fanout": "4,3"}, Fanout((4, 3))),
-        ({"neighbors": "fanout", "options": {"neighbors.counts": 7}}, Fanout((7, 7))),
+        ({"neighbors": "fanout", "options": {"neighbors.fanout": 7}}, Fanout((7, 7))),
         ({"neighbors": "bernoulli"}, Bernoulli(0.5)),
         (
             {"neighbors": "bernoulli", "options": {"neighbors.rescale": "degree"}},
@@ -427,5 +435,6 @@ def test_options_make_samplers() -> None:
         ),
     ]
     for given, expected in cases:
-        assert neighbors_of(make_config(given)) == expected
+        config = make_config(given)
+        assert neighbors_of(config, choose(config)) == expected
     assert NEIGHBORS["bernoulli"].make(NEIGHBORS["bernoulli"].options(), Depth(2, "layer"))

@@ -11,7 +11,7 @@ import torch
 import silograph as sg
 from runs import go, rows_of, same_bits, weights_of
 from sessions import session
-from silograph.core.config import make_config, resolve_seeds
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.experiment.resolve.client_data import clients_of
@@ -23,11 +23,15 @@ from silograph.federation.base import positions_of
 from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.session.names import own_ops
 from silograph.graph.graph import Graph
-from silograph.selection import SELECTORS, RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.registry import SELECTORS
 from silograph.selection.uniform import select_uniform
 
 IDS = tuple(f"silo {i}" for i in range(7))
-OPTIONS: dict[str, dict[str, Any]] = {"uniform": {"share": 0.4}, "round_robin": {"clients": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "uniform": {"participation": 0.4},
+    "round_robin": {"clients": 3},
+}
 MakeGraph = Callable[..., Graph]
 
 
@@ -149,10 +153,16 @@ def test_killed_and_resumed_it_chooses_the_same(
     ("options", "message"),
     [
         ({"selector": "uniform_"}, "selector"),
-        ({"selector": "round_robin", "participation": 0.5}, "expected participation 1 with"),
-        ({"selector": "round_robin", "options": {"selector.x": 1}}, "options of selector"),
+        (
+            {"selector": "round_robin", "participation": 0.5},
+            "selector uniform has it",
+        ),
+        (
+            {"selector": "round_robin", "options": {"selector.x": 1}},
+            "unknown option of the chosen",
+        ),
         ({"selector": "round_robin", "options": {"selector.clients": 0}}, "clients"),
-        ({"options": {"selector.share": 0.5}}, "its share is participation"),
+        ({"options": {"selector.share": 0.5}}, "unknown option of the chosen parts"),
         ({"selector": "all", "method": "cagnet"}, "all clients train in every round"),
         ({"selector": "round_robin", "method": "centralized"}, "all clients train in every"),
         ({"selector": "round_robin", "method": "graphsaint"}, "all clients train in every"),
@@ -203,7 +213,7 @@ def test_a_choice_that_breaks_the_rules_is_named(
 
 def test_nothing_is_kept_of_a_run_without_a_selector(make_graph: MakeGraph) -> None:
     config = make_config({"method": "fedavg", "clients": 4, "partition": "random", "hidden": 4})
-    setup = prepare(resolve_seeds(config), make_graph())
+    setup = prepare(config, make_graph())
     after, _ = _round(setup, first_snapshot(setup), 0.0)
     assert not after.state.memory
 
@@ -220,8 +230,8 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
         "options": options,
         "block_size": 1,
     }
-    setup = prepare(resolve_seeds(make_config(given)), make_graph())
-    _, whole, route = clients_of(setup.config, setup.cut.graph, torch.float32, uncut=False)
+    setup = prepare(make_config(given), make_graph())
+    _, whole, route = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     fed, links = session(whole, route, setup.method_config, own_ops(), least=1)
     run = replace(setup, federation=fed)
     snapshot, _ = _round(run, first_snapshot(run), 0.0)

@@ -13,7 +13,6 @@ import silograph as sg
 from commands import everything, save
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
-from silograph.study import datasets
 from silograph.study.reproduce.recipe import Page, Recipe, cell
 from silograph.study.reproduce.reproduce import reproduce
 
@@ -78,10 +77,10 @@ def test_a_graph_is_read_only_where_its_file_is_another(
     loads: list[str] = []
 
     def load(name: str, **options: Any) -> Any:
-        loads.append(name)
+        loads.append(Path(name).stem)
         return sg.load(name, **options)
 
-    monkeypatch.setattr(datasets, "load_data", load)
+    monkeypatch.setattr("silograph.experiment.resolve.source.load", load)
     run()
     assert loads == []
     with np.load(FILE) as arrays:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import silograph as sg
 from runs import FAST, MakeGraph, go, same_bits, weights_of, with_values
-from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.config import RunConfig
 from silograph.core.errors import DataError, ProtocolError
 from silograph.experiment.run.setup import prepare
 from silograph.graph.silos.export import write_silos
@@ -144,7 +144,7 @@ def test_kernels_are_not_for_numbers(make_graph: MakeGraph) -> None:
 
 def test_a_model_for_another_task_is_refused(make_graph: MakeGraph) -> None:
     graph = with_values(make_graph())
-    setup = prepare(resolve_seeds(RunConfig(clients=1, method="fedavg")), graph)
+    setup = prepare(RunConfig(clients=1, method="fedavg"), graph)
     block: Any = setup.federation
     block = block._blocks[0].all
     with pytest.raises(ProtocolError, match="expected 1 bits as labels"):

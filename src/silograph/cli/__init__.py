@@ -16,6 +16,7 @@ from silograph.cli import federation, reproduce  # noqa: F401 - registers their 
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.text import printable
 
@@ -36,12 +37,10 @@ if TYPE_CHECKING:
 )
 def run_command(given: Given, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
-    from silograph.experiment.resolve.cutting import check_cut_options
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
 
-    check_cut_options(given.flags, [given.config.partition])
     config = given.config
     out = default_folder(config) if config.out is None else config.out
     with resume_hint(out):
@@ -97,6 +96,30 @@ def report_command(
     typer.echo(f"written to {page}")
 
 
+@app.command("predict")
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="result folder of a run or silo, or a model's file")],
+    data: Annotated[
+        str, typer.Option("--data", help="a silo's folder, or name or path of a graph")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="CSV file to write; it must not exist")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="FILE.py:NAME, for a model that is a module of your own"),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", help="folder of data sets, for a graph's name")
+    ] = None,
+) -> None:
+    """Write what the model of a run predicts for each node, with probabilities."""
+    from silograph.experiment.resolve.model_options import own_module
+    from silograph.experiment.run.predictions import predict_to
+
+    make = None if model is None else own_module(make_config({"model": model}))
+    count = predict_to(run, data, out, model=make, data_dir=data_dir)
+    typer.echo(f"predictions of {count:,} nodes written to {out}")
+
+
 def _print(result: "Result", json: bool) -> None:
     if json:
         typer.echo(result.to_json())
@@ -125,9 +148,7 @@ def _print(result: "Result", json: bool) -> None:
 def partition_command(given: Given, json: bool, quick: bool) -> None:
     """Cut a graph and print what the cut did."""
     from silograph.cli.printing import print_cut
-    from silograph.experiment.resolve.cutting import check_cut_options
 
-    check_cut_options(given.flags, [given.config.partition])
     print_cut(given.config, as_json=json, quick=quick)
 
 
@@ -148,9 +169,7 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
 def export_command(given: Given, out: Path, format: str) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.export_silos import export_silos
-    from silograph.experiment.resolve.cutting import check_cut_options
 
-    check_cut_options(given.flags, [given.config.partition])
     folders = export_silos(given.config, out, format)
     typer.echo(f"{len(folders)} silos written to {out}")
 
@@ -182,6 +201,14 @@ def methods_command() -> None:
     from silograph.cli.printing import print_methods
 
     print_methods()
+
+
+@app.command("parts")
+def parts_command() -> None:
+    """List all parts that a run chooses by name, with their options."""
+    from silograph.cli.printing import print_parts
+
+    print_parts()
 
 
 @app.command("datasets")

@@ -11,8 +11,9 @@ import typer
 
 from silograph.cli.flags import FIELDS, Given, command
 from silograph.cli.hints import resume_hint
-from silograph.core.config import Scalar, parse_option
 from silograph.core.errors import ConfigError
+from silograph.core.ranges import Scalar
+from silograph.core.run_file import parse_option
 
 if TYPE_CHECKING:
     from silograph.study.compare.comparison import Comparison

@@ -87,6 +87,14 @@ def _option(*names: str, help: str, default: object = None) -> object:
             str | None,
             _option("--metrics", help="PORT or HOST:PORT where OpenMetrics text is read"),
         ),
+        "keep_model": (
+            bool,
+            _option(
+                "--keep-model",
+                help="silos do not get the model when the run is over",
+                default=False,
+            ),
+        ),
         "log_file": (Path | None, _option("--log-file", help=LOG_FILE)),
         "log_level": (str, _option("--log-level", help=LOG_LEVEL, default="info")),
         "json": (
@@ -109,6 +117,7 @@ def server_command(
     resume: Path | None,
     wait: float,
     metrics: str | None,
+    keep_model: bool,
     log_file: Path | None,
     log_level: str,
     json: bool,
@@ -117,7 +126,8 @@ def server_command(
     """Wait for silos, train with them, and write a result folder."""
     from silograph.cli.printing import print_result
     from silograph.deploy.logs import logging_to
-    from silograph.deploy.server import Venue, serve, serve_again
+    from silograph.deploy.server import serve, serve_again
+    from silograph.deploy.venue import Venue
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
 
@@ -140,6 +150,7 @@ def server_command(
         patience=wait,
         rejoin=rejoin_seconds,
         metrics=metrics,
+        hand_over=not keep_model,
     )
     mode = "none" if quiet else best_mode()
     folder = str(config.out if resume is None else resume)
@@ -215,8 +226,17 @@ def silo_command(
         str | None, typer.Option("--device", help="torch device (default: the server's config)")
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", help="seconds to try to reach the server")
+        float,
+        typer.Option(
+            "--wait", help="seconds to try to reach the server, also one that was stopped"
+        ),
     ] = 600.0,
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait", help="end with exit code 1 when the server is stopped, in place of waiting"
+        ),
+    ] = False,
     allow: Annotated[
         str | None,
         typer.Option(
@@ -233,6 +253,14 @@ def silo_command(
             "code runs here (repeatable; docs/federation.md)",
         ),
     ] = None,
+    result: Annotated[
+        Path | None,
+        typer.Option(
+            "--result",
+            help="new folder for the model, the silo's scores and a report (default: "
+            "DATA/results/METHOD-RUN)",
+        ),
+    ] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None,
     log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info",
 ) -> int:
@@ -242,6 +270,7 @@ def silo_command(
     from silograph.deploy.logs import logging_to
     from silograph.deploy.silo import Attendance, attend, read_allowed
     from silograph.deploy.silo_display import show_silo
+    from silograph.deploy.silo_result import RESULTS
     from silograph.experiment.run.progress import best_mode
     from silograph.graph.silos.read import read_silo
     from silograph.graph.silos.spec import SECRET
@@ -261,8 +290,11 @@ def silo_command(
         state=data / "state" if state is None else state,
         device=device,
         patience=wait,
+        waits=not no_wait,
         allow=read_allowed(allow, code),
         code=code,
+        out=result,
+        results=data / RESULTS,
     )
     with logging_to(log_file, log_level), show_silo(best_mode(), silo.name) as report:
         reason = attend(silo, how, report)

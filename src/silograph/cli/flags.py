@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic import BeforeValidator
 
-from silograph.core.config import RunConfig, make_config, parse_option, read_toml
+from silograph.core.config import RunConfig, changed_values, make_config
+from silograph.core.run_file import parse_option, read_toml
+from silograph.experiment.resolve.flat_options import HELP
 
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
 # What says which graph there is, and how it is cut.
@@ -62,7 +64,7 @@ def _plain_type(annotation: Any) -> type:
 def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
     """Return the command-line parameter of a config field."""
     name = "--" + field.name.replace("_", "-")
-    help_text = field.metadata["help"]
+    help_text = HELP[field.name]
     kind: Any = _plain_type(field.type)
     if get_origin(field.type) is Literal:
         help_text += f": {' or '.join(get_args(field.type))}"
@@ -117,13 +119,16 @@ def command(
         def called(**given: Any) -> Any:
             own = {key: given.pop(key) for key in extra}
             file = given.pop("config")
-            values = read_toml(file) if file is not None else {}
-            base = make_config(values, source=str(file))
             flags = {key: value for key, value in given.items() if value is not None}
-            if "options" in flags:
-                own_options = dict(parse_option(text) for text in flags["options"])
-                flags["options"] = {**base.options, **own_options}
-            return body(Given(make_config(values | flags), base, flags), **own)
+            # A command that runs several methods lets each choose its defaults.
+            method = flags.get("method") if "method" in fields else ""
+            values = read_toml(file, method=method) if file is not None else {}
+            base = make_config(values, source=str(file))
+            texts = flags.pop("options", None)
+            merged = changed_values(base, flags)
+            if texts is not None:
+                flags["options"] = merged["options"] | dict(parse_option(text) for text in texts)
+            return body(Given(make_config(merged | flags), base, flags), **own)
 
         parameters = [
             inspect.Parameter(

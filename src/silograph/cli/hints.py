@@ -1,6 +1,5 @@
 """What a command says when it is stopped, or was given an option of a method as a flag."""
 
-import dataclasses
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -57,13 +56,18 @@ def resume_hint(folder: str) -> AbstractContextManager[None]:
 
 
 def flag_error(error: click.NoSuchOption) -> str:
-    """Return what is wrong with a flag that does not exist: it may be an option of a method."""
+    """Return what is wrong with a flag that does not exist: it may be an option of a part."""
+    from silograph.experiment.resolve.parts import owners_of
     from silograph.methods import METHODS
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    for method in METHODS.values():
-        if name in (f.name for f in dataclasses.fields(method.options)):
-            several = error.ctx is not None and error.ctx.info_name == "compare"
-            flag = f"--options {method.name}.{name}" if several else f"--option {name}"
-            return f"expected an option of {method.name} as {flag}=VALUE, got {error.option_name}"
-    return error.format_message()
+    owners = owners_of(name)
+    if not owners:
+        return error.format_message()
+    kind, _, rest = owners.partition(" ")
+    flag = f"--option {name}"
+    if kind == "method":
+        method = rest.partition(",")[0].partition(" ")[0]
+        if error.ctx is not None and error.ctx.info_name == "compare" and method in METHODS:
+            flag = f"--options {method}.{name}"
+    return f"expected an option of {owners} as {flag}=VALUE, got {error.option_name}"

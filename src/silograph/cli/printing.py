@@ -2,21 +2,22 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
 
 from rich.console import Console
 
-from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.config import RunConfig
+from silograph.core.resolved_config import asked_again
 from silograph.evaluation.views import means_of
 from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.cutting import load_and_cut
+from silograph.experiment.resolve.parts import TABLES, NamedPart, choose_parts
 from silograph.experiment.run.progress import best_mode, generating
 from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.run.setup import choose_method
 from silograph.experiment.terminal_table import table_of
-from silograph.graph.datasets import DATASETS, load
+from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
 from silograph.methods.base import seen_by
@@ -50,7 +51,8 @@ def print_result(result: Result) -> None:
     title = f"{Path(config.dataset).stem}, {about}"
     console.print(table_of(columns, rows, title))
     console.print()
-    method, options = choose_method(config)
+    chosen_method = choose_parts(asked_again(config)).method
+    method, options = chosen_method.part, chosen_method.options
     means = means_of([seen_by(method, config)])
     for view in VIEWS:
         if getattr(result.test, view) is not None:
@@ -82,15 +84,7 @@ def print_result(result: Result) -> None:
 
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
-    config, report = resolve_seeds(config), generating(best_mode())
-    graph = load(
-        config.dataset,
-        data_dir=config.data_dir,
-        scale=config.scale,
-        columns=config.columns,
-        report=report,
-    )
-    cut = cut_graph(config, graph)
+    cut = load_and_cut(config, generating(best_mode()))
     statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()
@@ -120,11 +114,23 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
 
 def print_methods() -> None:
     """Print every method with its options and their defaults."""
+    _print_parts(METHODS.values())
+
+
+def print_parts() -> None:
+    """Print all parts that a run chooses by name, with their options."""
+    for kind, table in TABLES.items():
+        _print_hanging(_console(), f"--{kind} NAME", style="bold underline")
+        _print_parts(table.values())
+
+
+def _print_parts(parts: Iterable[NamedPart]) -> None:
     console = _console()
-    for method in METHODS.values():
-        _print_hanging(console, f"{method.name}: {method.title}", style="bold")
-        _print_hanging(console, f"  {method.reference}")
-        for f in dataclasses.fields(method.options):
+    for part in parts:
+        _print_hanging(console, f"{part.name}: {part.title}", style="bold")
+        if reference := getattr(part, "reference", ""):
+            _print_hanging(console, f"  {reference}")
+        for f in dataclasses.fields(part.options):
             default = str(f.default).lower()
             _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
 

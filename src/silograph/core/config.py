@@ -1,15 +1,14 @@
 """`RunConfig`: one frozen dataclass behind Python keywords, TOML keys and command-line flags.
 
 A field `local_epochs` is the keyword `local_epochs`, the TOML key `local_epochs` and the flag
-`--local-epochs`. Options that belong to one method stand under `[options]` in TOML, in
-`options={...}` in Python, and in `--option NAME=VALUE` on the command line.
+`--local-epochs`. Options of the chosen parts (method, partition, model, neighbor sampler, selector)
+stand under `[options]` in TOML, in `options={...}` in Python, and in `--option NAME=VALUE` on the
+command line, as `NAME` or `PART.NAME`.
 """
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -33,9 +32,18 @@ def option(help: str, group: str, *, off: str = "", tune: Range | None = None) -
     return {"help": help, "group": group, "off": off, "tune": tune}
 
 
+def of_part(slot: str, group: str) -> dict[str, Any]:
+    """Return the metadata of a field that is an option of the chosen part, which declares it."""
+    return {"help": "", "group": group, "off": "", "tune": None, "part": slot}
+
+
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class RunConfig:
-    """Everything that decides a run; the help texts are the documentation of the fields."""
+    """A run as it is asked for; None leaves the choice to silograph (see `ResolvedConfig`).
+
+    The help texts are the documentation of the fields. A field without one is an option of the
+    chosen partition, model, neighbor sampler or selector, which has text, default and range.
+    """
 
     dataset: str = field(
         default="digits", metadata=option("name of a dataset, or a path to its file", "Data")
@@ -46,8 +54,8 @@ class RunConfig:
     columns: str | None = field(
         default=None,
         metadata=option(
-            "columns of CSV tables by their names there: id=key,label=kind,silo=bank,source=from,"
-            "target=to; several labels: label=red+blue",
+            "names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, "
+            "source, target); several labels: label=red+blue",
             "Data",
         ),
     )
@@ -89,45 +97,23 @@ class RunConfig:
         default=None,
         metadata=option("number of clients (default: 10; silo: as many as silos)", "Clients"),
     )
-    alpha: Annotated[float, Field(gt=0)] = field(
-        default=0.5, metadata=option("Dirichlet concentration, smaller is more skewed", "Clients")
-    )
-    favored_classes: Count | None = field(
-        default=None,
-        metadata=option(
-            "class_biased: classes favored at each client (default: 2; 1 of two classes)", "Clients"
-        ),
-    )
-    favor: Annotated[float, Field(ge=1)] = field(
-        default=10.0, metadata=option("class_biased: how many times as likely they are", "Clients")
-    )
-    clients_per_part: Count = field(
-        default=5, metadata=option("metis_overlapping: clients drawn from each part", "Clients")
-    )
-    part_share: Annotated[float, Field(gt=0, le=1)] = field(
-        default=0.5,
-        metadata=option("metis_overlapping: share of a part's nodes that each gets", "Clients"),
-    )
-    share_mean: Annotated[float, Field(gt=0, le=1)] = field(
-        default=0.8, metadata=option("shares: mean share of all nodes at a client", "Clients")
-    )
-    share_variance: Annotated[float, Field(ge=0)] = field(
-        default=0.1, metadata=option("shares: variance of that share", "Clients")
-    )
+    alpha: float | None = field(default=None, metadata=of_part("partition", "Clients"))
+    favored_classes: int | None = field(default=None, metadata=of_part("partition", "Clients"))
+    favor: float | None = field(default=None, metadata=of_part("partition", "Clients"))
+    clients_per_part: int | None = field(default=None, metadata=of_part("partition", "Clients"))
+    part_share: float | None = field(default=None, metadata=of_part("partition", "Clients"))
+    share_mean: float | None = field(default=None, metadata=of_part("partition", "Clients"))
+    share_variance: float | None = field(default=None, metadata=of_part("partition", "Clients"))
     drop_edges: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.0,
         metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),
     )
-    participation: Annotated[float, Field(gt=0, le=1)] = field(
-        default=1.0,
-        metadata=option("uniform: share of clients that train in a round", "Clients"),
-    )
+    participation: float | None = field(default=None, metadata=of_part("selector", "Clients"))
     selector: str = field(
         default="uniform",
         metadata=option(
             "which clients train in a round: all, uniform (a share of them, see participation) or "
-            "round_robin (in turn; --option selector.clients=N); its own options are "
-            "selector.NAME",
+            "round_robin (in turn, --option selector.clients=N); or FILE.py:NAME",
             "Clients",
         ),
     )
@@ -148,20 +134,10 @@ class RunConfig:
         default=0.5,
         metadata=option("share of hidden activations dropped", "Model", tune=lin(0.0, 0.8)),
     )
-    residual: bool = field(
-        default=False,
-        metadata=option("add a hidden layer's input to its output (from 3 layers on)", "Model"),
-    )
-    heads: Count | None = field(
-        default=None, metadata=option("attention heads of gat (default: 8)", "Model")
-    )
-    hops: Count | None = field(
-        default=None, metadata=option("propagation steps of appnp (default: 10)", "Model")
-    )
-    teleport: Annotated[float, Field(ge=0, le=1)] | None = field(
-        default=None,
-        metadata=option("share of the prediction kept in a step of appnp (default: 0.1)", "Model"),
-    )
+    residual: bool | None = field(default=None, metadata=of_part("model", "Model"))
+    heads: int | None = field(default=None, metadata=of_part("model", "Model"))
+    hops: int | None = field(default=None, metadata=of_part("model", "Model"))
+    teleport: float | None = field(default=None, metadata=of_part("model", "Model"))
     method: str = field(
         default="fedopt",
         metadata=option(
@@ -173,8 +149,8 @@ class RunConfig:
     options: Mapping[str, Scalar] = field(
         default_factory=dict,
         metadata=option(
-            "an option of the method, NAME=VALUE, of the neighbor sampler, "
-            "neighbors.NAME=VALUE, or of the selector, selector.NAME=VALUE (repeatable)",
+            "an option of the method or another chosen part, NAME=VALUE or PART.NAME=VALUE; parts: "
+            "method, partition, model, neighbors, selector (repeatable; see silograph parts)",
             "Training",
         ),
     )
@@ -197,10 +173,7 @@ class RunConfig:
         default=None,
         metadata=option("training nodes in a local step (default: all of a client)", "Training"),
     )
-    fanout: str | None = field(
-        default=None,
-        metadata=option("neighbors drawn of a node, hop by hop: 10,5 (default: all)", "Training"),
-    )
+    fanout: str | None = field(default=None, metadata=of_part("neighbors", "Training"))
     neighbors: str | None = field(
         default=None,
         metadata=option(
@@ -320,8 +293,23 @@ def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunCon
     Raises:
         ConfigError: an unknown key (names the nearest), or a value out of range.
     """
-    hint = "; options of a method stand under options"
+    hint = "; options of a method or another part stand under options"
     return checked(RunConfig, values, source, hint)
+
+
+def changed_values(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config with changes over them.
+
+    Options of a part that is replaced by another one go with it.
+    """
+    gone = {kind for kind in changes if changes[kind] != getattr(config, kind, None)}
+    kept = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(config)
+        if f.metadata.get("part") not in gone and getattr(config, f.name) is not None
+    }
+    options = {n: v for n, v in config.options.items() if n.partition(".")[0] not in gone}
+    return kept | {"options": options} | dict(changes)
 
 
 def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "") -> T:
@@ -349,72 +337,3 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
         raise ConfigError(f"{where}: {reason}, got {shown(first['input'])} ({source})") from None
-
-
-def resolve_seeds(config: RunConfig) -> RunConfig:
-    """Return the config with every seed written out."""
-    seed = config.seed
-    return dataclasses.replace(
-        config,
-        partition_seed=seed if config.partition_seed is None else config.partition_seed,
-        split_seed=seed if config.split_seed is None else config.split_seed,
-        init_seed=seed if config.init_seed is None else config.init_seed,
-    )
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the keys of a run file.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML.
-    """
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"expected a run file at {path}, got: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected TOML in {path}, got: {error}") from None
-
-
-def write_toml(config: RunConfig) -> str:
-    """Return the run file that reads back as this config; keys left to their default stand too."""
-    lines = []
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if f.name != "options" and value is not None:
-            lines.append(f"{f.name} = {toml_value(value)}")
-    lines += [
-        "",
-        "[options]",
-        *(f"{toml_value(k)} = {toml_value(v)}" for k, v in config.options.items()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def toml_value(value: Scalar) -> str:
-    """Return a value as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-
-
-def parse_option(text: str) -> tuple[str, Scalar]:
-    """Return name and value of `NAME=VALUE`; the value is read as TOML, else as a string.
-
-    >>> parse_option("server_lr=0.5"), parse_option("server_optimizer=adam")
-    (('server_lr', 0.5), ('server_optimizer', 'adam'))
-
-    Raises:
-        ConfigError: there is no `=`.
-    """
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"expected --option NAME=VALUE, got {text!r}")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    return name.strip().replace("-", "_"), parsed if isinstance(parsed, Scalar) else value

@@ -252,6 +252,47 @@ def join(parts: Sequence[Mapping[str, Field]]) -> dict[str, Field]:
     return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def join_in_order(parts: Sequence[Mapping[str, Field]], order: Tensor) -> dict[str, Field]:
+    """Join payloads of groups of clients, and put the clients in another order.
+
+    Unlike `join` it keeps `Patched` fields as they are.
+
+    Args:
+        parts: of the groups; all must have the same fields.
+        order: (C,) int64; client c of the result is client order[c] of the groups one by one.
+
+    Raises:
+        ProtocolError: the groups disagree on the fields.
+    """
+    patched = {name for name, f in parts[0].items() if isinstance(f, Patched)}
+    found: dict[str, Field] = {}
+    for name in patched:
+        fields = [field for part in parts if isinstance(field := part.get(name), Patched)]
+        if len(fields) == len(parts):
+            found[name] = _patched_in_order(fields, order)
+    rest = [
+        {n: f.stacked() if isinstance(f, Patched) else f for n, f in p.items() if n not in found}
+        for p in parts
+    ]
+    return take_all(join(rest), order) | found
+
+
+def _patched_in_order(fields: Sequence[Patched], order: Tensor) -> Patched:
+    """Return fields with bases of one shape as one field; see `join_in_order`."""
+    shift = offsets(torch.tensor([len(field.base) for field in fields]))[:-1].tolist()
+    which = torch.cat([field.which + by for field, by in zip(fields, shift, strict=True)])
+    lengths = torch.cat([field.off.diff() for field in fields])
+    t, index = torch.cat([f.t for f in fields]), torch.cat([f.index for f in fields])
+    off = offsets(lengths)
+    return Patched(
+        base=torch.cat([field.base for field in fields]),
+        which=which[order],
+        t=runs_at(t, off, order),
+        index=runs_at(index, off, order),
+        off=offsets(lengths[order]),
+    )
+
+
 def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
     """Return the payload as state; raise `ProtocolError` where a field is `Shared`."""
     state: dict[str, Stacked | Ragged] = {}

@@ -13,8 +13,10 @@ from types import ModuleType
 
 from torch import nn
 
-from silograph.core.config import RunConfig, make_config, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
 from silograph.experiment.resolve.user_code import (
     absolute_source,
@@ -24,7 +26,6 @@ from silograph.experiment.resolve.user_code import (
     module_of,
     source_name,
 )
-from silograph.experiment.run.setup import configure, write_out
 from silograph.federation.base import Op
 from silograph.federation.program import Program
 from silograph.federation.session.names import (
@@ -254,10 +255,10 @@ def _ability(spec: str, method: Method, schema: Schema) -> str:
     if method.calls is None:
         return f"cannot run at silos: {NO_CALLS}"
     try:
-        given = write_out(resolve_seeds(make_config({"method": spec})), method)
-        config, method_config = configure(given, schema, None)
-        program = program_of(config, schema, method, method_config)
-        needs = beyond_weights(config, method, method_config)
+        asked = make_config({"method": spec})
+        found = resolve(asked, schema, choose(asked, method))
+        program = program_of(found.config, schema, method, found.method_config)
+        needs = beyond_weights(found.config, method, found.method_config)
     except SilographError as error:
         return f"depends on the run's options: {error}"
     except Exception as error:
@@ -284,7 +285,7 @@ def portable(spec: str) -> str:
     return f"{source_name(source)}{colon}{name}"
 
 
-def told_of_code(config: RunConfig, program: Program) -> dict[str, str]:
+def told_of_code(config: ResolvedConfig, program: Program) -> dict[str, str]:
     """Return digests of all code of users that a run needs at silos, by name.
 
     Raises:

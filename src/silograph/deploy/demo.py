@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from silograph.core.config import RunConfig, write_toml
+from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
+from silograph.core.run_file import write_toml
 from silograph.deploy.allowed_code import portable
 from silograph.deploy.export_silos import export_silos
 from silograph.deploy.server import check_run, with_absolute_code

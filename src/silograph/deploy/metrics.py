@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from silograph.core.config import RunConfig
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.deploy.openmetrics import Family, Sample, counter, exposition, single
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import VIEWS, Result
@@ -56,7 +56,7 @@ class Figures:
             if event.what in (What.ROUND, What.RESUMED):
                 self._rounds = event.round or 0
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         """Remember how many rounds there will be at most."""
         self._planned, self._rounds = config.rounds, facts.done
 

@@ -34,7 +34,7 @@ class Watch:
 
     def report(self, event: Event) -> None:
         """Pass an event on; what all frames so far have cost is added where it belongs."""
-        if event.what in (What.ROUND, What.ENDED) and self._ledger is not None:
+        if event.what in (What.ROUND, What.ENDED, What.STOPPED) and self._ledger is not None:
             event = replace(event, bytes=self._ledger().bytes)
         self._board.take(event)
 

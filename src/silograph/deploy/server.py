@@ -1,29 +1,31 @@
 """The server of a real federation: waits for its silos, and runs the loop of every run on them."""
 
-import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.run_file import read_toml
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
     server_table,
     told_of_code,
 )
+from silograph.deploy.joined_silos import check_versions, natural
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import Known, read_known, write_known
-from silograph.deploy.silo import check_deployable, read_file, read_versions, start_facts
+from silograph.deploy.silo import check_deployable, start_facts
+from silograph.deploy.venue import Venue, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.run.loop import first_snapshot
@@ -31,64 +33,22 @@ from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
-from silograph.experiment.run.setup import (
-    DTYPES,
-    Setup,
-    choose_method,
-    configure,
-    versions,
-    write_out,
-)
-from silograph.experiment.run.snapshot import NUMERIC, check_code, check_identity, identity
+from silograph.experiment.run.setup import Setup
+from silograph.experiment.run.snapshot import check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
-from silograph.federation.session.engine import Session, say_goodbye
+from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
+from silograph.federation.session.parting import say_goodbye, say_stopping
 from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.status import Board
 from silograph.federation.session.wire import need_packages
-from silograph.graph.features import with_width
 from silograph.graph.graph import Schema
 
 if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
-
-LOG = logging.getLogger("silograph")
-
-
-@dataclass(frozen=True)
-class Venue:
-    """How a server meets its silos; nothing of it decides a number.
-
-    Attributes:
-        listen: HOST:PORT; port 0 takes a free one.
-        silos: their names, in the order of every sum; None: as many as `clients` of the config,
-            in the order of their names.
-        certificate: files of the server's certificate chain and key; None with `insecure`.
-        insecure: without TLS, on this machine only.
-        keys: folder of the silos' public keys, NAME.pub; None: the first key that takes a name
-            keeps it for the run.
-        least: silos without which a round fails; None: all of them.
-        seconds: how long a silo may take over its answers of a round, and over each before the
-            first; None: as long as its stream is there.
-        patience: seconds for which the server waits for its silos.
-        rejoin: seconds for which a round that cannot go on without silos waits until they attach
-            again; it is then done again.
-        metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
-    """
-
-    listen: str
-    silos: tuple[str, ...] | None = None
-    certificate: tuple[Path, Path] | None = None
-    insecure: bool = False
-    keys: Path | None = None
-    least: int | None = None
-    seconds: float | None = None
-    patience: float = 600.0
-    rejoin: float = 60.0
-    metrics: str | None = None
 
 
 def serve(
@@ -128,6 +88,7 @@ def serve(
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
             write_known(folder.path, meeting.known)
+            meeting.folder = folder
         with closing(folder) if folder is not None else nullcontext():
             watch.start(start.round)
             return go_on(setup, folder, watch, start, [], watched, watch.say)
@@ -171,6 +132,7 @@ def serve_again(
         watched = watched_by(config, (figures, *trackers))
         venue = replace(venue, silos=tuple(known.keys))
         with _met(config, venue, known, progress, figures, report) as (meeting, watch):
+            meeting.folder = folder
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
@@ -187,17 +149,17 @@ def _met(
     figures: Figures,
     report: EventCallback,
 ) -> Iterator[tuple["Meeting", Watch]]:
-    """Open the place where silos attach; when it closes, silos hear whether the run failed."""
+    """Open the place where silos attach; when it closes, silos hear how the run ended."""
     names, room = expected_silos(config, venue)
     board = Board(names or tuple(known.keys), room, both(figures.take, report))
     shown = watching(config.rounds, board, progress, figures, venue.metrics)
     with torch_threads(config.threads), shown as watch:
-        config = replace(resolve_seeds(config), clients=room, partition=CUT)
+        config = replace(config, clients=room, partition=CUT)
         meeting = Meeting(config, venue, known, names, watch)
         try:
             yield meeting, watch
         except BaseException as error:
-            meeting.close(reason_of(error))
+            meeting.leave(error)
             raise
         meeting.close("")
 
@@ -210,29 +172,10 @@ def with_absolute_code(config: RunConfig) -> RunConfig:
 
 def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a run that silos cannot take part in, before any is waited for."""
-    method, _ = choose_method(config)
+    method = choose(config).method.part
     check_deployable(config, method)
     check_declared(config, method)
     check_model(config)
-
-
-def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
-    """Return the silos' names, if they are known, and their number.
-
-    Raises:
-        ConfigError: neither is known, or the venue cannot be used with them.
-    """
-    from silograph.federation.session.identity import check_name
-
-    names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
-    if names is not None and len(set(names)) < len(names):
-        raise ConfigError(f"expected every silo once, got {', '.join(names)}")
-    room = config.clients if names is None else len(names)
-    if room is None:
-        raise ConfigError("expected the silos' names or their number, got neither: --silos")
-    if venue.least is not None and not 1 <= venue.least <= room:
-        raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
-    return names, room
 
 
 def reason_of(error: BaseException) -> str:
@@ -275,10 +218,11 @@ class Meeting:
         self._room = room
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
-        self._start: Mapping[str, object] = {}
+        self._start: Mapping[str, object] = {}  # what silos were told of the run, once they were
+        self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, room, keys)
         self._hub: Hub = Hub(
-            venue.listen, self._register, self._token, _credentials(venue), room, self._report
+            venue.listen, self._register, self._token, credentials(venue), room, self._report
         )
         self._report(Event(What.LISTENING, address=self._hub.address))
 
@@ -288,7 +232,7 @@ class Meeting:
         Raises:
             ConfigError: silos are missing or do not fit.
         """
-        config, venue = self._config, self._venue
+        venue = self._venue
         joined = self._all()
         ids = venue.silos or tuple(sorted(joined, key=natural))
         for name in ids:
@@ -297,14 +241,13 @@ class Meeting:
         agreed, route = agree(peers, venue.seconds)
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
-        method, _ = choose_method(config)
-        given = write_out(replace(config, device="cpu"), method)  # where the server adds up
-        schema = with_width(schema, config.features, "the federation")
-        config, method_config = configure(given, schema, None)
-        config = replace(config, device=self._config.device)
-        program = program_of(config, schema, method, method_config)
+        found = resolve(self._config, schema, device="cpu")  # where the server adds up
+        config, method_config = replace(found.config, block_size=1), found.method_config
+        method, schema = found.parts.method.part, found.schema
+        program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
         ops = server_table(program)
-        self._start = start_facts(config, schema, told_of_code(config, program))
+        code = told_of_code(config, program)
+        self._start = start_facts(config, schema, code, hand_over=venue.hand_over)
         for peer in peers.values():
             peer.send(Type.START, facts_body(self._start))
         for name, peer in peers.items():
@@ -328,7 +271,7 @@ class Meeting:
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)
-        return Setup(config, schema, method, method_config, self._session, given.device)
+        return Setup(config, found.parts, schema, method_config, self._session, found.device)
 
     @property
     def known(self) -> Known:
@@ -339,12 +282,34 @@ class Meeting:
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
-        peers = dict(self._peers if self._session is None else self._session.peers)
-        for joined in self._hub.returned():  # back, but not in a round yet
-            peers[joined.name] = Peer(joined.name, joined.link, self._token)
-        say_goodbye(peers, reason, self._report)
+        say_goodbye(self._there(), reason, self._report)
         self._hub.close()
         self._report(Event(What.ENDED, reason=reason or None))
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the silos what an error means for them, and stop listening.
+
+        They wait for a server that was interrupted if they can take part in what it does next: in
+        this run once it has a folder, in any as long as they have agreed to none.
+        """
+        if self.folder is not None and self.folder.is_complete:
+            self.close("")
+        elif isinstance(error, KeyboardInterrupt) and (self.folder is not None or not self._start):
+            self._stop()
+        else:
+            self.close(reason_of(error))
+
+    def _stop(self) -> None:
+        say_stopping(self._there(), self._report)
+        self._hub.close()
+        self._report(Event(What.STOPPED))
+
+    def _there(self) -> dict[str, Peer]:
+        """Return all silos that are attached, also those that are in no round yet."""
+        peers = dict(self._peers if self._session is None else self._session.peers)
+        for joined in self._hub.returned():
+            peers[joined.name] = Peer(joined.name, joined.link, self._token)
+        return peers
 
     def _all(self) -> dict[str, "Joined"]:
         """Return all silos once they are there."""
@@ -378,44 +343,3 @@ class Meeting:
                 continue
             found[joined.name] = peer
         return found
-
-
-def check_versions(silo: "Joined") -> None:
-    """Raise `ConfigError` unless a silo has the server's silograph; warn of other differences."""
-    theirs, ours = read_versions(silo.name, silo.facts), versions()
-    if theirs.get("silograph") != ours["silograph"]:
-        raise ConfigError(
-            f"expected silograph {ours['silograph']} at {silo.name}, as at the server, got "
-            f"{theirs.get('silograph')}: install the same version"
-        )
-    for name in NUMERIC:
-        if theirs.get(name) != ours.get(name):
-            LOG.warning(
-                "%s has %s %s, the server %s: numbers may differ in the last bits",
-                silo.name,
-                name,
-                theirs.get(name),
-                ours.get(name),
-            )
-
-
-def _credentials(venue: Venue) -> tuple[bytes, bytes] | None:
-    if venue.insecure:
-        return None
-    if venue.certificate is None:
-        raise ConfigError(
-            "expected the server's certificate and key, got none: give --certs DIR (silograph "
-            "certs makes one to try with), or --insecure on this machine"
-        )
-    chain, key = venue.certificate
-    return read_file(chain), read_file(key)
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return what names are sorted by: numbers in them by their value.
-
-    >>> sorted(["silo_10", "silo_9"], key=natural)
-    ['silo_9', 'silo_10']
-    """
-    parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

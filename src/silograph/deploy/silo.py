@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,16 +16,21 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
+from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
+from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.parts import Parts, choose_parts, own_code
+from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
-from silograph.experiment.run.setup import DTYPES, configure, versions, write_out
+from silograph.experiment.run.setup import versions
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.holder import Outcome, Prepared
 from silograph.federation.session.own_folder import held
 from silograph.federation.session.peer import one_line
-from silograph.federation.session.responder import Prepared, Responder
+from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of
@@ -35,7 +41,8 @@ from silograph.methods.base import Method, MethodConfig
 NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 # What a server may ask a silo for, so that no config can hold it up or fill its memory.
-MOST = {"threads": 256, "layers": 1000, "hops": 1000, "heads": 1000, "local_epochs": 10_000}
+MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000}
+MOST_OF_PARTS = {"model.hops": 1000, "model.heads": 1000}
 MOST_WEIGHTS = 2**28
 PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
 
@@ -61,6 +68,12 @@ def check_deployable(config: RunConfig, method: Method) -> None:
             f"expected a method that trains at silos alone, got {config.method}, whose server "
             f"needs {needs}"
         )
+    for kind, spec in own_code(config).items():
+        if kind not in ("method", "model"):
+            raise ConfigError(
+                f"expected one of silograph's own {kind} parts at silos, got {spec}: only methods "
+                "and models may be users' code there"
+            )
     for f in dataclasses.fields(config):
         if f.name in UNCUT_ONLY and getattr(config, f.name) != f.default:
             raise ConfigError(
@@ -70,7 +83,11 @@ def check_deployable(config: RunConfig, method: Method) -> None:
 
 
 def start_facts(
-    config: RunConfig, schema: Schema, code: Mapping[str, str] = NONE
+    config: ResolvedConfig,
+    schema: Schema,
+    code: Mapping[str, str] = NONE,
+    *,
+    hand_over: bool = True,
 ) -> dict[str, Any]:
     """Return what the server sends to silos before the first call.
 
@@ -78,11 +95,12 @@ def start_facts(
         config: of the run.
         schema: of all silos' data.
         code: digests of users' code that the run needs, by name; see `told_of_code`.
+        hand_over: whether silos get the server's model when the run is over.
     """
     named = {name: portable(getattr(config, name)) for name in ("method", "model")}
-    values = dataclasses.asdict(config) | named
-    told = {k: v for k, v in values.items() if k not in PRIVATE and v is not None}
-    facts = {"config": told, "schema": dataclasses.asdict(schema)}
+    values = resolved_values(config) | named
+    told = {k: v for k, v in values.items() if k not in PRIVATE}
+    facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
     return facts | ({"code": dict(code)} if code else {})
 
 
@@ -98,6 +116,8 @@ class OwnData:
         allow: methods that the silo agrees to besides those that send weights and counts only, and
             `collect`.
         code: code of users that the silo allowed.
+        out: folder for what a run has come to.
+        results: where it gets a folder of its own, if `out` is None; None keeps nothing.
     """
 
     silo: Silo
@@ -106,6 +126,8 @@ class OwnData:
     report: EventCallback
     allow: tuple[str, ...] = ()
     code: AllowedCode = field(default_factory=AllowedCode)
+    out: Path | None = None
+    results: Path | None = None
 
     def hello(self, run: bytes) -> Hello:
         """Return what the silo shows of itself; see `Holder`."""
@@ -135,37 +157,70 @@ class OwnData:
         make = self.code.model(config.model, facts.get("code"))
         check_deployable(config, method)
         silo = featured(self.silo, config.features)
-        check_size(config, silo)
+        check_size(config, choose_parts(config, method), silo)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
         elif re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
             raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
-        given, schema = write_out(config, method), schema_of(silo.graph)
-        dtype = DTYPES[config.dtype]
-        written, method_config = configure(given, schema, make)
-        program = program_of(written, schema, method, method_config)
+        schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
+        found = resolve(config, schema, choose(config, method), make)
+        written, method_config = found.config, found.method_config
+        check_whole(told, written)
+        gives = facts.get("hand_over") is True
+        program = program_of(written, schema, method, method_config, hand_over=gives)
         self.code.check_ops(program)
         check_allowed(self.allow, written, method, method_config)
-        block = client_block(silo, config, dtype)
+        block = client_block(silo, written, dtype)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = (
             f"agreed to {method.name}, {written.rounds} rounds: answers have "
-            f"{', '.join(kinds_sent(program))}"
+            f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
         )
-        block = block.to(given.device, dtype)
-        return Prepared(method_config, block, given.device, Course(program), note)
+        block = block.to(found.device, dtype)
+        run = SiloRun(silo, written, method, method_config, block)
+        keep = partial(self.keep, run)
+        return Prepared(method_config, block, found.device, Course(program), note, keep)
+
+    def keep(self, run: SiloRun, outcome: Outcome) -> None:
+        """Write down what a run has come to; see `Prepared`."""
+        folder = self.out
+        if folder is None and self.results is not None:
+            folder = folder_of(self.results, run, outcome)
+        if folder is None:
+            return
+        try:
+            write_result(folder, run, outcome)
+        except OSError as error:
+            raise ConfigError(f"expected to write {folder}, got: {error.strerror}") from None
+        self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
 
 
-def check_size(config: RunConfig, silo: Silo) -> None:
+def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
+    """Raise `ConfigError` for a server's config that leaves a default to the silo.
+
+    Both ends, and whoever reads what a silo agreed to, must mean the same by it.
+    """
+    mine = resolved_values(config)
+    missing = [name for name in mine if name not in (*told, *PRIVATE, "block_size")]
+    missing += [name for name in mine["options"] if name not in told.get("options", {})]
+    if missing:
+        raise ConfigError(
+            f"expected a server's config with every default written out, got none of {missing[0]}"
+        )
+
+
+def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
     """Raise `ConfigError` for a run that is larger than a silo does for a server."""
-    for name, most in MOST.items():
-        found = getattr(config, name)
-        if found is not None and found > most:
-            raise ConfigError(f"expected {name} of at most {most} at a silo, got {found}")
+    options, fields = parts.options, vars(config)
+    for name, most in (MOST | MOST_OF_PARTS).items():
+        found = options.get(name, fields.get(name))
+        if isinstance(found, int) and found > most:
+            shown = name.rpartition(".")[2]
+            raise ConfigError(f"expected {shown} of at most {most} at a silo, got {found}")
     outputs = silo.num_classes
     size = config.hidden * (silo.graph.num_features + (config.layers - 1) * config.hidden + outputs)
-    if size * (config.heads or 1) > MOST_WEIGHTS:
+    if size * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "
             "take a smaller hidden width, or fewer layers"
@@ -173,7 +228,7 @@ def check_size(config: RunConfig, silo: Silo) -> None:
 
 
 def check_allowed(
-    allow: Sequence[str], config: RunConfig, method: Method, method_config: MethodConfig
+    allow: Sequence[str], config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> None:
     """Raise `ConfigError` for a run that a silo has not allowed by name."""
     for name in beyond_weights(config, method, method_config):
@@ -215,9 +270,12 @@ class Attendance:
         insecure: without TLS, to this machine only.
         state: folder for the silo's state of the last two rounds; None keeps it in memory.
         device: where it computes; None is what the server's config says.
-        patience: seconds for which it tries to reach the server.
+        patience: seconds for which it tries to reach the server, also one that was stopped.
+        waits: whether it waits for a server that was stopped; else the run fails then.
         allow: see `OwnData`.
         code: see `OwnData`.
+        out: see `OwnData`.
+        results: see `OwnData`.
     """
 
     server: str
@@ -228,8 +286,11 @@ class Attendance:
     state: Path | None = None
     device: str | None = None
     patience: float = 600.0
+    waits: bool = True
     allow: tuple[str, ...] = ()
     code: AllowedCode = field(default_factory=AllowedCode)
+    out: Path | None = None
+    results: Path | None = None
 
 
 def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
@@ -249,7 +310,9 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     from silograph.federation.session.identity import SiloKey, check_name
 
     secrets = read_secrets(data, how.secret)
-    holder = OwnData(data, secrets, how.device, report, how.allow, how.code)
+    if how.out is not None:
+        check_new(how.out)
+    holder = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
     shown = data if data.graph.num_features else featured(data, "constant")
     for line in how.code.lines(schema_of(shown.graph)):
         report(Event(What.NOTE, data.name, note=line))
@@ -268,6 +331,7 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
         make_worker=make_worker,
         patience=how.patience,
         report=report,
+        waits=how.waits,
     )
     try:
         with nullcontext() if how.state is None else held(how.state):

@@ -18,6 +18,7 @@ WORDS = {
     What.ANSWERED: "connected",
     What.DISMISSED: "dropped",
     What.LOST: "tries to connect",
+    What.STOPPED: "waits for the server",
     What.ENDED: "the run is over",
 }
 

@@ -191,6 +191,11 @@ def counts_here(
     return counts_of(rows)
 
 
+def counts_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> dict[str, Tensor]:
+    """Return the counts of `server` or `own` from the logits that a round has left in a state."""
+    return counts_of(_rows(cfg, block, state, whose))
+
+
 def counts_of(rows: JudgedRows) -> dict[str, Tensor]:
     """Return the counts of rows in this process, with the histograms of tasks that have them."""
     fields = task_of(rows.task).tally(rows)

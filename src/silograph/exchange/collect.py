@@ -19,7 +19,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, offsets, owners
-from silograph.exchange.rows import pull, pull_steps
+from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import SLOTS, FieldSpec, FieldSpecs, places
 from silograph.federation.program import Steps
@@ -46,7 +46,9 @@ def collect_steps(share: float, features: int, key: Key) -> Steps:
     """Return the calls of `collect`."""
     told = {"share": FieldSpec(Shared, (), torch.float64, low=share, high=share)}
     what = Kind.FEATURES
-    return pull_steps(choose, serve, keep, what=what, key=key, width=features, inbox=told)
+    return pull_steps(
+        choose, serve, keep, what=what, key=key, inbox=told, form=rows_of_width(features)
+    )
 
 
 def collected_specs(features: int) -> FieldSpecs:

@@ -1,9 +1,9 @@
 """Rows across clients: the only ways in which what belongs to single nodes may leave a client.
 
-`relay_sum` carries sums over neighbors to the nodes' owners, `pull` fetches boundary rows into halo
-slots, `broadcast` shows all rows to all, `publish` one client's rows to the others. The server
-forwards by `Route` and adds in client order; it never learns a node's name, only its place among
-its owner's boundary rows.
+`relay_sum` carries sums over neighbors to the nodes' owners, `pull` (in a module of its own)
+fetches boundary rows into halo slots, `broadcast` shows all rows to all, `publish` one client's
+rows to the others. The server forwards by `Route` and adds in client order; it never learns a
+node's name, only its place among its owner's boundary rows.
 
 C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, offsets, owners
+from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.exchange.places import all_places, by_owner, places_in, rows_in
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
 from silograph.federation.program import Call, Steps
@@ -47,17 +48,17 @@ def relay_sum(
     """
     given: dict[str, Field] = dict(inbox or {})
     reply = fed.call(contribute, given, what=what, key=key, to=to, rows=True)
-    rows = _rows(reply, "rows", contribute)
+    rows = rows_in(reply, "rows", contribute)
     members = positions_of(fed.ids, to)
     named = "slot" in reply
-    slots = _places(reply, "slot", fed.route.slot_off, members, contribute) if named else None
-    target = fed.route.target[_all_places(fed.route.slot_off, members) if slots is None else slots]
+    slots = places_in(reply, "slot", fed.route.slot_off, members, contribute) if named else None
+    target = fed.route.target[all_places(fed.route.slot_off, members) if slots is None else slots]
     if len(target) != len(rows.t):
         raise ProtocolError(
             f"expected a row for each slot from {contribute.__name__}, got {len(rows.t)} rows for "
             f"{len(target)} slots"
         )
-    wanted = _all_places(fed.route.boundary_off, members)
+    wanted = all_places(fed.route.boundary_off, members)
     if to is not None:
         here = torch.isin(target, wanted)
         target, values = target[here], rows.t[here.to(rows.t.device)]
@@ -68,7 +69,7 @@ def relay_sum(
     total = values.new_zeros(len(heard), values.shape[1])
     # One row after the other, in client order: a sum has the same bits on every engine.
     total.index_add_(0, torch.searchsorted(heard, target).to(device), values)
-    places, off = _by_owner(heard, fed.route.boundary_off, members)
+    places, off = by_owner(heard, fed.route.boundary_off, members)
     given["sum"] = Ragged(total, off)
     if named:
         given["row"] = Ragged(places, off)
@@ -108,89 +109,6 @@ def relay_steps(
     return Call(contribute, what, key, given, reply), Call(absorb, what, key, given | total)
 
 
-def pull(
-    fed: Federation,
-    ask: Op | None,
-    serve: Op,
-    store: Op,
-    *,
-    what: Kind,
-    key: Key,
-    inbox: Mapping[str, Shared] | None = None,
-    to: Sequence[str] | None = None,
-) -> None:
-    """Fetch boundary rows into the halo slots that want them.
-
-    Args:
-        fed: the federation.
-        ask: replies `slot` (k,) int32, the slots it wants; None: every slot is wanted.
-        serve: gets `row` (k,) int32, the boundary rows that are wanted, ascending, each once, or
-            nothing if all are; replies `rows` (k, D).
-        store: gets `rows` (k, D) in the order in which it asked.
-        what: kind of the rows; places are of kind `halo_keys`.
-        key: key of the ops' draws.
-        inbox: what all ops get besides.
-        to: clients that take part; slots of other owners must not be asked for.
-    """
-    route, members = fed.route, positions_of(fed.ids, to)
-    given: dict[str, Field] = dict(inbox or {})
-    if ask is None:
-        slots = _all_places(route.slot_off, members)
-        slots_off = offsets(route.slot_off.diff()[members])
-    else:
-        reply = fed.call(ask, given, what=Kind.HALO_KEYS, key=key, to=to, rows=True)
-        slots = _places(reply, "slot", route.slot_off, members, ask)
-        slots_off = _rows(reply, "slot", ask).off.cpu()
-    target = route.target[slots]
-    wanted = _all_places(route.boundary_off, members)
-    if to is not None and not bool(torch.isin(target, wanted).all()):
-        raise ProtocolError("expected slots of clients that take part, got some of others")
-    if ask is not None:
-        wanted = torch.unique(target)
-    places, off = _by_owner(wanted, route.boundary_off, members)
-    asked: Payload = given if ask is None else {**given, "row": Ragged(places, off)}
-    served = _rows(fed.call(serve, asked, what=what, key=key, to=to, rows=True), "rows", serve)
-    for member, count, got in zip(members, off.diff(), served.off.diff(), strict=True):
-        if count != got:
-            raise ProtocolError(
-                f"expected {int(count)} rows from {serve.__name__} of {fed.ids[int(member)]}, got "
-                f"{int(got)}"
-            )
-    fetched = served.t[torch.searchsorted(wanted, target).to(served.t.device)]
-    given["rows"] = Ragged(fetched, slots_off)
-    fed.call(store, given, what=what, key=key, to=to)
-
-
-def pull_steps(
-    ask: Op | None,
-    serve: Op,
-    store: Op,
-    *,
-    what: Kind,
-    key: Key,
-    width: int,
-    dtype: torch.dtype | None = None,
-    inbox: FieldSpecs | None = None,
-) -> Steps:
-    """Return the calls of `pull`; the arguments are those of `pull` and `relay_steps`."""
-    given = dict(inbox or {})
-    if ask is None:
-        served = FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)
-        stored = FieldSpec(Ragged, (width,), dtype, rows=SLOTS)
-        return (
-            Call(serve, what, key, given, {"rows": served}),
-            Call(store, what, key, {**given, "rows": stored}),
-        )
-    wanted = {**given, "row": places(BOUNDARY)}
-    served = FieldSpec(Ragged, (width,), dtype, rows="inbox/row")
-    stored = FieldSpec(Ragged, (width,), dtype, rows=SLOTS, fewer=True)
-    return (
-        Call(ask, Kind.HALO_KEYS, key, given, {"slot": places(SLOTS)}),
-        Call(serve, what, key, wanted, {"rows": served}),
-        Call(store, what, key, {**given, "rows": stored}),
-    )
-
-
 def broadcast(
     fed: Federation,
     send: Op,
@@ -212,7 +130,7 @@ def broadcast(
     """
     given: dict[str, Field] = dict(inbox or {})
     reply = fed.call(send, given, what=what, key=key, rows=True)
-    given["all"] = Shared(_rows(reply, "rows", send).t)
+    given["all"] = Shared(rows_in(reply, "rows", send).t)
     fed.call(take, given, what=what, key=key)
 
 
@@ -262,40 +180,31 @@ def publish(
         fed.call(take, own, what=what, key=key, to=[name])
 
 
+def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
+    """Return which rows of a tensor clients use, (k,) numbers with a run for every client.
+
+    It shows the server what occurs at a client: features, for first weights. See
+    `silograph.federation.known_rows` for what it is good for.
+
+    Args:
+        fed: the federation.
+        tell: replies `used` (k,) int32, ascending, and keeps them in its state.
+        key: key of the op's draws.
+    """
+    reply = fed.call(tell, {}, what=Kind.STATISTICS, key=key, rows=True)
+    return rows_in(reply, "used", tell)
+
+
+def learn_rows_steps(tell: Op, *, key: Key, size: int) -> Steps:
+    """Return the calls of `learn_rows`; `size` is the number of rows that the tensor has."""
+    return Call(tell, Kind.STATISTICS, key, {}, {"used": row_numbers(size)})
+
+
+def row_numbers(size: int) -> FieldSpec:
+    """Return the spec of row numbers (k,) int32 of a tensor with this number of rows."""
+    return FieldSpec(Ragged, (), torch.int32, low=0, high=size - 1, ascending=True)
+
+
 def _whole(field: Field) -> Tensor:
     """Return what one client sent: its slice, or all its rows."""
     return field.t if isinstance(field, Ragged) else field.t[0]
-
-
-def _rows(reply: Payload, name: str, op: Op) -> Ragged:
-    found = reply.get(name)
-    if not isinstance(found, Ragged):
-        raise ProtocolError(
-            f"expected a Ragged field {name!r} in the reply of {op.__name__}, got {sorted(reply)}"
-        )
-    return found
-
-
-def _all_places(off: Tensor, members: Tensor) -> Tensor:
-    """Return the places of all that belongs to the clients `members`, ascending."""
-    keep = torch.zeros(len(off) - 1, dtype=torch.bool)
-    keep[members] = True
-    return keep[owners(off)].nonzero()[:, 0]
-
-
-def _places(reply: Payload, name: str, off: Tensor, members: Tensor, op: Op) -> Tensor:
-    """Return places in the federation's order of places (k,) that clients name in their own."""
-    field = _rows(reply, name, op)
-    own, runs = field.t.long().cpu(), field.off.diff().cpu()
-    client = torch.repeat_interleave(members, runs)
-    if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
-        raise ProtocolError(f"expected slots that exist from {op.__name__}, got others")
-    return off[client] + own
-
-
-def _by_owner(places: Tensor, off: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places (k,) int32 as their owners count, and (C + 1,) how many each has."""
-    owner = torch.searchsorted(off, places, right=True) - 1
-    # A client without places has the offset of the next one, so the last match is the owner.
-    runs = torch.bincount(owner, minlength=len(off) - 1)[members]
-    return (places - off[owner]).int(), offsets(runs)

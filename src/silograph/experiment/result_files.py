@@ -15,7 +15,8 @@ CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "repor
 ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
 DIVERGED = "diverged.txt"
-FORMAT = 2  # of result folders: goes up where files mean something else than before
+MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
+FORMAT = 3  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 

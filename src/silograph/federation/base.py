@@ -19,7 +19,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, State
+from silograph.core.payload import Payload, Ragged, State
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
@@ -53,10 +53,14 @@ class WeightedMean:
         by: the field with the weights.
         around: tensors that most rows of a field equal: the mean is that of the differences from
             them, so rows that do not differ cost nothing. They change no more than rounding.
+        known: row numbers (k,), a run for every client of the federation, of fields in `around`
+            of which replies hold these rows only, as `Ragged` fields; the others are those of
+            `around` (see `silograph.federation.known_rows`).
     """
 
     by: str
     around: Mapping[str, Tensor] = field(default_factory=dict)
+    known: Mapping[str, Ragged] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,12 @@ class Gather:
 Reduce = WeightedMean | Sum | Gather
 
 
+def known_of(reduce: Reduce | None) -> Mapping[str, Ragged]:
+    """Return the fields of replies that hold rows of what both ends know."""
+    fold = fold_of(reduce)
+    return fold.known if isinstance(fold, WeightedMean) else {}
+
+
 def fold_of(reduce: Reduce | None) -> WeightedMean | Sum | None:
     """Return how replies are folded, None if they are not."""
     return reduce.fold if isinstance(reduce, Gather) else reduce
@@ -137,6 +147,7 @@ class Federation(Protocol):
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to` (all by default, in client order) and return the replies.
 
@@ -150,7 +161,10 @@ class Federation(Protocol):
             reduce: how the replies are folded, to `Shared` fields, or what is kept of them by
                 client (`Gather`).
             rows: whether replies may be `Ragged`. What has a row for each node crosses clients
-                through `silograph.exchange.rows` only, which says so here.
+                through `silograph.exchange` only, which says so here.
+            lacking: whether the call goes on without clients that are away or fail, as many as
+                they are; they are in `away` then, and have no rows in the replies. If nobody
+                answers, no field comes back.
 
         Raises:
             ProtocolError: unknown, repeated or unordered ids, or a reply that breaks the rules.
@@ -171,6 +185,20 @@ class Engine(Federation, Protocol):
         Args:
             number: of the round.
             committed: rounds that the server may go on from, if it is started again.
+        """
+
+    def hand_over(self, number: int, weights: Payload) -> int:
+        """Tell all clients that are there which round was the best, with the server's weights then.
+
+        This is no call and not in the ledger: what a method costs does not depend on who keeps its
+        model.
+
+        Args:
+            number: of the best round.
+            weights: `weights/*` shared; nothing where the server has none.
+
+        Returns:
+            Bytes of all frames; in one process those that silos of their own would get.
         """
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:

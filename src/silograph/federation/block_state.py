@@ -5,10 +5,12 @@ C: clients of the block. k: clients of a call.
 
 from collections import Counter
 
+import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
-from silograph.core.payload import Ragged, Stacked, State, put, rows_of, state_of, take_all
+from silograph.core.payload import Ragged, Stacked, State, rows_of, state_of, take_all
+from silograph.federation.check import HAS, check_alike
+from silograph.federation.partial_field import PartialField
 
 
 class BlockState:
@@ -17,25 +19,74 @@ class BlockState:
     A call to some of them copies their part only, and writes back the fields that it changed. It
     writes into memory that nobody else has: a field that came from outside (from an op, which may
     hold the same tensor elsewhere, or from a checkpoint) is copied before it is first written to.
+
+    A call to some clients may create fields and drop them. An op never sees clients of which only
+    some have a field: `groups` keeps them apart, as if each were a block of its own.
+
+    Args:
+        clients: C.
+        fields: as `for_others` returned them; none at first.
     """
 
-    def __init__(self, fields: State | None = None) -> None:
-        self._fields: dict[str, Stacked | Ragged] = dict(fields or {})
+    def __init__(self, clients: int, fields: State | None = None) -> None:
+        self._clients = clients
+        given = fields or {}
+        self._partial: dict[str, PartialField] = {}
+        for name, mask in given.items():
+            if name.startswith(HAS):
+                own = name.removeprefix(HAS)
+                self._partial[own] = found = PartialField(clients, given[own])
+                found.put(given[own], mask.t.nonzero()[:, 0])
+        self._fields = {
+            name: f
+            for name, f in given.items()
+            if name not in self._partial and not name.startswith(HAS)
+        }
         self._own: set[str] = set()  # fields whose memory nobody else has
 
     @property
     def all(self) -> State:
-        """The state of all clients, for a call to all; what it returns goes to `replace`."""
+        """The state of all clients, for a call to all; what it returns goes to `replace`.
+
+        All of them must have the same fields (see `groups`).
+        """
+        for name in list(self._partial):
+            found = self._partial.pop(name)
+            if bool(found.has.any()):
+                self._fields[name] = found.whole()
+                self._own.add(name)
         return dict(self._fields)
 
     def for_others(self) -> State:
-        """Return the state of all clients for good: later calls leave it as it is."""
+        """Return the state of all clients for good: later calls leave it as it is.
+
+        A field that only k clients have has their k slices or runs, and beside it stands a (C,)
+        bool field, `HAS` and its name, that says who they are.
+        """
         self._own.clear()
-        return self.all
+        shown: dict[str, Stacked | Ragged] = dict(self._fields)
+        for name, found in self._partial.items():
+            if bool(found.has.any()):
+                shown[name] = found.whole()
+                if not bool(found.has.all()):
+                    shown[HAS + name] = Stacked(found.has.clone())
+        return shown
+
+    def groups(self, positions: Tensor) -> list[Tensor]:
+        """Return the clients at `positions` (k,) int64 in groups that have the same fields."""
+        groups = [positions]
+        for found in self._partial.values():
+            parts = ((found.has[g], g) for g in groups)
+            groups = [g[mask] for has, g in parts for mask in (has, ~has) if bool(mask.any())]
+        return groups
 
     def take(self, positions: Tensor) -> State:
-        """Return a copy of the state of the clients at `positions` (k,) int64."""
-        return state_of(take_all(self._fields, positions))
+        """Return a copy of the state of the clients at `positions` (k,) int64, one group."""
+        taken = state_of(take_all(self._fields, positions))
+        for name, found in self._partial.items():
+            if bool(found.has[positions[0]]):
+                taken[name] = found.take(positions)
+        return taken
 
     def replace(self, new: State) -> None:
         """Keep what a call to all has returned."""
@@ -54,28 +105,33 @@ class BlockState:
 
         Args:
             old: what `take` gave it.
-            new: the same fields.
+            new: the same fields, but for those that the call has created or dropped.
             positions: of the clients.
 
         Raises:
             ProtocolError: a field is of another type or dtype, or has slices or rows of another
-                shape; then nothing is changed.
+                shape, than the call was given or other clients have; then nothing is changed.
         """
-        changed = [name for name in self._fields if new[name] is not old[name]]
+        changed = [name for name in new if new[name] is not old.get(name)]
         for name in changed:
-            _check_alike(name, old[name], new[name])
+            known = self._partial[name].empty if name in self._partial else self._fields.get(name)
+            if known is not None:
+                check_alike(name, known, new[name])
         for name in changed:
             self._put(name, new[name], positions)
+        for name in old.keys() - new.keys():
+            self._as_partial(name, old[name]).drop(positions)
 
     def _put(self, name: str, part: Stacked | Ragged, positions: Tensor) -> None:
-        whole = self._fields[name]
+        whole = self._fields.get(name)
         places = positions
         if isinstance(whole, Ragged) and isinstance(part, Ragged):
-            if not bool((whole.off.diff()[positions] == part.off.diff()).all()):
-                self._fields[name] = put(whole, part, positions)
-                self._own.add(name)
-                return
+            alike = bool((whole.off.diff()[positions] == part.off.diff()).all())
             places = rows_of(whole.off, positions)
+            whole = whole if alike else None
+        if whole is None:
+            self._as_partial(name, part).put(part, positions)
+            return
         if name not in self._own:
             t = whole.t.clone()
             whole = Ragged(t, whole.off) if isinstance(whole, Ragged) else Stacked(t)
@@ -83,17 +139,13 @@ class BlockState:
             self._own.add(name)
         whole.t.index_copy_(0, places, part.t)
 
-
-def _check_alike(name: str, old: Stacked | Ragged, new: Stacked | Ragged) -> None:
-    """Raise `ProtocolError` unless one field can take the place of the other."""
-    if type(old) is not type(new):
-        raise ProtocolError(
-            f"expected state of type {type(old).__name__}, got {type(new).__name__}: "
-            "an op must keep the type of a state field"
-        )
-    if old.t.dtype != new.t.dtype or old.t.shape[1:] != new.t.shape[1:]:
-        raise ProtocolError(
-            f"expected state {name!r} of {old.t.dtype} and shape {tuple(old.t.shape[1:])} a client "
-            f"or row, got {new.t.dtype} and {tuple(new.t.shape[1:])}: a call to some clients must "
-            "keep both"
-        )
+    def _as_partial(self, name: str, like: Stacked | Ragged) -> PartialField:
+        """Return a field as one that some clients may lack, or whose runs may change."""
+        if name not in self._partial:
+            self._partial[name] = PartialField(self._clients, like)
+            whole = self._fields.pop(name, None)
+            self._own.discard(name)
+            if whole is not None:
+                everyone = torch.arange(self._clients, device=like.t.device)
+                self._partial[name].put(whole, everyone)
+        return self._partial[name]

@@ -24,6 +24,9 @@ from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_N
 from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
 
+# Begins the names of (C,) bool fields beside state fields that only some clients of a block have.
+HAS = "has?/"
+
 
 def check_fields(
     fields: Mapping[str, Field],
@@ -60,7 +63,6 @@ def run_op(
     inbox: Payload,
     key: Key,
     *,
-    everyone: bool,
     rows: bool,
     number: int = 0,
     private: bool = False,
@@ -74,7 +76,6 @@ def run_op(
         state: theirs.
         inbox: theirs.
         key: of its draws.
-        everyone: whether all clients of the federation were called.
         rows: whether replies may be `Ragged`.
         number: of the round.
         private: whether nobody else may read what the op says where it fails.
@@ -93,12 +94,28 @@ def run_op(
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
     check_fields(new, clients, f"state after {op.__name__}")
-    if not everyone and new.keys() != state.keys():
-        raise ProtocolError(
-            f"expected state fields {sorted(state)} after {op.__name__}, got {sorted(new)}: "
-            "state fields are created by a call to all clients"
-        )
+    for name in new:
+        if name.startswith(HAS):
+            raise ProtocolError(
+                f"expected names of state fields that do not begin with {HAS!r} after "
+                f"{op.__name__}, got {name!r}"
+            )
     return new, reply
+
+
+def check_alike(name: str, old: Field, new: Field) -> None:
+    """Raise `ProtocolError` unless one client's state field can stand beside another's."""
+    if type(old) is not type(new):
+        raise ProtocolError(
+            f"expected state {name!r} of type {type(old).__name__}, got {type(new).__name__}: "
+            "an op must keep the type of a state field"
+        )
+    if old.t.dtype != new.t.dtype or old.t.shape[1:] != new.t.shape[1:]:
+        raise ProtocolError(
+            f"expected state {name!r} of {old.t.dtype} and shape {tuple(old.t.shape[1:])} a client "
+            f"or row, got {new.t.dtype} and {tuple(new.t.shape[1:])}: a call to some clients must "
+            "keep both"
+        )
 
 
 def _problem(

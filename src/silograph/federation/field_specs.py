@@ -30,11 +30,14 @@ class FieldSpec:
         shape: of the tensor if shared, of a client's slice, or of one row; None is any length.
         dtype: None is the run's floating point dtype.
         rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS or BOUNDARY of the
-            client, or as many as the field `own/NAME` of the same message, or `inbox/NAME`.
+            client; as many as the field `own/NAME` of the same message has; as many as it marks as
+            true, `marked/NAME`; or as many as `inbox/NAME` has, or `state/NAME` of the client.
         fewer: whether there may be fewer rows.
         low: least value; None is any.
         high: largest value; None is any.
         below: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
+        ascending: whether each client's values ascend, each once: numbers of rows, say.
+        optional: of a state: whether clients may lack the field, as a call to some creates it.
     """
 
     form: type[Shared] | type[Stacked] | type[Ragged]
@@ -45,6 +48,8 @@ class FieldSpec:
     low: float | None = None
     high: float | None = None
     below: str = ""
+    ascending: bool = False
+    optional: bool = False
 
 
 FieldSpecs = Mapping[str, FieldSpec]
@@ -104,7 +109,7 @@ def check_against(
     extent: Extent,
     where: str,
     *,
-    inbox: Mapping[str, Field] | None = None,
+    others: Mapping[str, Mapping[str, Field]] | None = None,
     finite: bool = False,
     values: bool = True,
 ) -> None:
@@ -115,16 +120,20 @@ def check_against(
         specs: by the same names.
         extent: of the clients that they belong to.
         where: what they are, for the message: `inbox of train`.
-        inbox: what a reply answers, if that is what they are.
+        others: what rows may be counted by besides: the `inbox` that a reply answers, the `state`
+            of who gets a message.
         finite: whether NaN and infinity are refused.
         values: whether values are looked at; else shapes only.
     """
-    if fields.keys() != specs.keys():
-        missing, odd = specs.keys() - fields.keys(), fields.keys() - specs.keys()
+    missing = {n for n in specs.keys() - fields.keys() if not specs[n].optional}
+    odd = fields.keys() - specs.keys()
+    if missing or odd:
         what = f"{min(missing)!r}, got none" if missing else f"no field {min(odd)!r}"
         raise ProtocolError(f"expected {what} in {where}")
-    others = {"own": fields, "inbox": inbox or {}}
+    others = {"own": fields, "marked": fields, **(others or {})}
     for name, spec in specs.items():
+        if name not in fields:
+            continue
         found = fields[name]
         problem = _shape_problem(found, spec, extent, others)
         if problem is None and values:
@@ -171,13 +180,23 @@ def _rows_problem(
     wanted = extent.rows.get(group)
     if name:
         other = others.get(group, {}).get(name)
-        wanted = other.off.diff().tolist() if isinstance(other, Ragged) else None
+        if other is None:
+            return f"{name!r} beside its rows, got none"
+        wanted = _runs(other, marked=group == "marked") if isinstance(other, Ragged) else None
     if wanted is None:  # the server does not know how many nodes a silo has
         return None
     for most, count in zip(wanted, runs, strict=True):
         if count > most or (count < most and not spec.fewer):
             return f"{'at most ' * spec.fewer}{most} rows, got {count}"
     return None
+
+
+def _runs(found: Ragged, *, marked: bool) -> list[int]:
+    """Return how many rows each client has, or how many of them are true."""
+    ends = found.off.tolist()
+    if not marked:
+        return [b - a for a, b in itertools.pairwise(ends)]
+    return [int(found.t[a:b].bool().sum()) for a, b in itertools.pairwise(ends)]
 
 
 def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: bool) -> str | None:
@@ -193,10 +212,18 @@ def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: boo
         return f"values from {spec.low:g}, got {float(t.min()):g}"
     if spec.high is not None and float(t.max()) > spec.high:
         return f"values up to {spec.high:g}, got {float(t.max()):g}"
+    if spec.ascending and isinstance(found, Ragged) and not _ascend(found):
+        return "ascending numbers, each once, got others"
     if spec.below and spec.below in extent.rows:
         assert isinstance(found, Ragged)  # places are rows
         return _places_problem(found, extent.rows[spec.below])
     return None
+
+
+def _ascend(found: Ragged) -> bool:
+    """Whether the values of every client ascend, each once."""
+    ends = itertools.pairwise(found.off.tolist())
+    return all(bool((found.t[a:b].diff() > 0).all()) for a, b in ends)
 
 
 def _places_problem(found: Ragged, sizes: Sequence[int]) -> str | None:

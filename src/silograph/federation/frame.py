@@ -30,6 +30,7 @@ HEADER = struct.Struct("<4sBHHII")
 FIELD = struct.Struct("<BBBH")
 DIMENSION = struct.Struct("<Q")
 KINDS = tuple(Kind)
+RESULT = "result"  # what a frame with a run's result has in place of an op's name
 FORMS: tuple[type[Field], ...] = (Shared, Stacked, Ragged)
 DTYPES = {
     torch.float32: "<f4",

@@ -17,16 +17,17 @@ from silograph.core.payload import (
     State,
     concatenate,
     join,
+    join_in_order,
     moved,
     take_all,
 )
-from silograph.core.work import Meter, metered
+from silograph.core.work import Meter, metered, work_of
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
-from silograph.federation.frame import Envelope, decode, encode, frame_sizes
+from silograph.federation.frame import RESULT, Envelope, decode, encode, frame_sizes
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.per_client import per_client
@@ -71,7 +72,7 @@ class InProcess:
         blocks = [clients] if whole else [clients.take(part) for part in self._members]
         self._device = clients.off.device
         self._blocks = [CalledBlocks(block) for block in blocks]
-        self._states = [BlockState() for _ in blocks]
+        self._states = [BlockState(block.num_clients) for block in blocks]
         self._account = Account(clients.num_clients)
 
     @property
@@ -105,10 +106,16 @@ class InProcess:
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint holds all states."""
 
+    def hand_over(self, number: int, weights: Payload) -> int:
+        """Return the bytes that silos of their own would get."""
+        del number
+        return int(frame_sizes(RESULT, weights, len(self._ids)).sum())
+
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Go on from the states of a checkpoint and the records up to it."""
         del number  # the first call of a round says which it is
-        self._states = [BlockState(state) for state in states]
+        blocks = zip(self._blocks, states, strict=True)
+        self._states = [BlockState(block.all.num_clients, state) for block, state in blocks]
         self._account = Account(len(self._ids), records)
 
     def rejoin(self, away: AwayError) -> None:
@@ -125,15 +132,17 @@ class InProcess:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
+        del lacking  # nobody is away
+        rows = rows or bool(known_of(reduce))
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
         self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, len(positions)))
-        everyone = len(positions) == len(self._ids)
         device = self._device
         inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
         fold = None
@@ -150,8 +159,8 @@ class InProcess:
             mine = called.nonzero()[:, 0].to(device)
             part = self._carried(envelope, take_all(inbox, mine), len(local))
             with metered(len(local)) as meter:
-                reply = self._run(
-                    index, op, part, local, key, everyone=everyone, rows=rows, number=envelope.round
+                reply = self._run_block(
+                    index, op, part, local, key, rows=rows, number=envelope.round
                 )
             sizes.append(frame_sizes(op.__name__, reply, len(local)))
             meters.append(meter)
@@ -173,6 +182,29 @@ class InProcess:
         joined = {name: concatenate([part[name] for part in arrived]) for name in arrived[0]}
         return {name: moved(_as_sent(payload[name], f), device) for name, f in joined.items()}
 
+    def _run_block(
+        self,
+        index: int,
+        op: Op,
+        inbox: Payload,
+        local: Tensor,
+        key: Key,
+        *,
+        rows: bool,
+        number: int,
+    ) -> Payload:
+        """Run `op` at the clients `local` (k,) of one block: all, or those with the same state."""
+        groups = self._states[index].groups(local)
+        if len(groups) == 1:
+            return self._run(index, op, inbox, local, key, rows=rows, number=number)
+        replies = []
+        for group in groups:
+            place = torch.searchsorted(local, group)
+            with work_of(place):
+                part = take_all(inbox, place)
+                replies.append(self._run(index, op, part, group, key, rows=rows, number=number))
+        return join_in_order(replies, torch.cat(groups).argsort())
+
     def _run(
         self,
         index: int,
@@ -181,7 +213,6 @@ class InProcess:
         local: Tensor,
         key: Key,
         *,
-        everyone: bool,
         rows: bool,
         number: int,
     ) -> Payload:
@@ -189,9 +220,7 @@ class InProcess:
         block, state = self._blocks[index].take(local), self._states[index]
         whole = block is self._blocks[index].all
         old = state.all if whole else state.take(local)
-        new, reply = run_op(
-            op, self._cfg, block, old, inbox, key, everyone=everyone, rows=rows, number=number
-        )
+        new, reply = run_op(op, self._cfg, block, old, inbox, key, rows=rows, number=number)
         if whole:
             state.replace(new)
         else:

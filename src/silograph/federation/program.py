@@ -45,9 +45,16 @@ class Call:
         """Whether the reply has rows of single nodes."""
         return any(spec.form is Ragged for spec in self.gives.values())
 
-    def check_inbox(self, inbox: Payload, extent: Extent) -> None:
-        """Raise `ProtocolError` unless an inbox is what the call takes, in finite numbers."""
-        check_against(inbox, self.takes, extent, f"inbox of {self.op.__name__}", finite=True)
+    def check_inbox(self, inbox: Payload, extent: Extent, state: State) -> None:
+        """Raise `ProtocolError` unless an inbox is what the call takes, in finite numbers.
+
+        Args:
+            inbox: what came.
+            extent: of the clients.
+            state: theirs.
+        """
+        where = f"inbox of {self.op.__name__}"
+        check_against(inbox, self.takes, extent, where, others={"state": state}, finite=True)
 
     def check_reply(
         self, inbox: Payload, reply: Payload, extent: Extent, *, own: bool = False
@@ -64,7 +71,7 @@ class Call:
             own: whether this end has made the reply: then its shapes are checked, no values.
         """
         where = f"reply of {self.op.__name__}"
-        check_against(reply, self.gives, extent, where, inbox=inbox, values=not own)
+        check_against(reply, self.gives, extent, where, others={"inbox": inbox}, values=not own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,33 @@ class Maybe:
     steps: "Steps"
 
 
-Steps = Call | Maybe | tuple["Steps", ...]
+@dataclass(frozen=True, eq=False, init=False)
+class Either:
+    """One of several ways to go on: that of clients that ask, say, or that of who only answers.
+
+    No two of them may begin with the same call: then nobody could tell which it is.
+    """
+
+    ways: "tuple[Steps, ...]"
+
+    def __init__(self, *ways: "Steps") -> None:
+        object.__setattr__(self, "ways", ways)
+
+
+Steps = Call | Maybe | Either | tuple["Steps", ...]
+
+
+def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
+    """Return steps that are made again as often as a knob says: 0 to `most` times, in order.
+
+    Args:
+        most: by the knob's declared range.
+        steps: of one time, by its number from 0; keys or ops must tell them apart.
+    """
+    found: Steps = ()
+    for number in reversed(range(most)):
+        found = Maybe((steps(number), found))
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,12 +144,14 @@ class Program:
         round: steps of a round by its number, from 1.
         rounds: how many there are.
         state: what a client's state holds between rounds.
+        result: what clients get when the run is over; it is no call, and not in the ledger.
     """
 
     setup: Steps
     round: Callable[[int], Steps]
     rounds: int
     state: FieldSpecs
+    result: FieldSpecs = field(default_factory=dict)
 
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where there is no such round."""
@@ -142,6 +177,8 @@ def calls_of(steps: Steps) -> Iterator[Call]:
             yield steps
         case Maybe(inner):
             yield from calls_of(inner)
+        case Either():
+            yield from calls_of(steps.ways)
         case _:
             for step in steps:
                 yield from calls_of(step)
@@ -154,6 +191,8 @@ def can_end(steps: Steps) -> bool:
             return False
         case Maybe():
             return True
+        case Either():
+            return any(map(can_end, steps.ways))
         case _:
             return all(map(can_end, steps))
 
@@ -165,6 +204,9 @@ def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
             yield steps, ()
         case Maybe(inner):
             yield from possible(inner)
+        case Either():
+            for way in steps.ways:
+                yield from possible(way)
         case _:
             for place, step in enumerate(steps):
                 for call, rest in possible(step):
@@ -231,6 +273,21 @@ class Course:
         """
         where = "the state of a round"
         check_against(state, self._program.state, extent, where, finite=not own, values=not own)
+
+    def result_of(self, fields: Payload) -> Payload:
+        """Return what clients get of the server's weights, as agreed."""
+        return {name: fields[name] for name in self._program.result}
+
+    def check_result(self, number: int, fields: Payload, extent: Extent) -> None:
+        """Raise `ProtocolError` unless the server may send this as the result of the run."""
+        self.check_whole()
+        if self._round < 1:
+            raise ProtocolError("expected a round before the result of the run, got none")
+        if not 0 < number <= self._program.rounds:
+            raise ProtocolError(
+                f"expected a best round from 1 to {self._program.rounds}, got {number}"
+            )
+        check_against(fields, self._program.result, extent, "the result of the run", finite=True)
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         """Return the next call as the program has it, and what follows it; see `go_on`.

@@ -4,6 +4,7 @@ n: nodes. F: features a node. T: label bits of a multi-label task.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,6 +26,10 @@ class Split:
     train: Tensor
     val: Tensor
     test: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Split":
+        """Return the split of the masks that `change` makes of these."""
+        return Split(change(self.train), change(self.val), change(self.test))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,7 +151,7 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
         x=x,
         y=graph.y[nodes],
         node_id=graph.node_id[nodes.numpy()],
-        split=split and Split(split.train[nodes], split.val[nodes], split.test[nodes]),
+        split=split and split.map(lambda mask: mask[nodes]),
         silo=None if graph.silo is None else graph.silo[nodes],
     )
 

@@ -1,15 +1,19 @@
 """The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
 
 from silograph.aggregation.server_step import ServerAdam, ServerMomentum
+from silograph.control import Controller, RunStanding, knob_fields, knob_specs
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
+from silograph.exchange.pull import PullForm, pull, pull_steps
+from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
+from silograph.federation.known_rows import onto, rows_for, rows_from
 from silograph.federation.per_client import per_client
-from silograph.federation.program import Call, Calls, Maybe
+from silograph.federation.program import Call, Calls, Either, Maybe, up_to
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
@@ -93,7 +97,9 @@ __all__ = [
     "Call",
     "Calls",
     "ClientBlock",
+    "Controller",
     "Correction",
+    "Either",
     "Federation",
     "FieldSpec",
     "Fitted",
@@ -110,8 +116,10 @@ __all__ = [
     "Params",
     "Payload",
     "Proximal",
+    "PullForm",
     "Ragged",
     "RoundReport",
+    "RunStanding",
     "ServerAdam",
     "ServerHolds",
     "ServerMomentum",
@@ -127,12 +135,22 @@ __all__ = [
     "WeightedMean",
     "bases",
     "begin",
+    "knob_fields",
+    "knob_specs",
+    "learn_rows",
+    "learn_rows_steps",
     "local_round",
     "local_steps",
     "named",
+    "onto",
     "per_client",
     "personal",
+    "pull",
+    "pull_steps",
     "rests",
+    "row_numbers",
+    "rows_for",
+    "rows_from",
     "shared",
     "stacked",
     "stacked_copies",
@@ -142,6 +160,7 @@ __all__ = [
     "train_from",
     "trained",
     "under",
+    "up_to",
     "weight_specs",
     "zero_weights",
 ]

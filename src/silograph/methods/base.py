@@ -4,15 +4,17 @@ What differs between methods is a value with its own answers (`Setting`, `Evalua
 that nobody has to know the methods to ask them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from silograph.control import FIXED, Controller
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -44,7 +46,8 @@ class MethodConfig(Generic[Options]):
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector is told by client how the round went.
-        held: what the server holds itself, for a method that says so; clients never see it.
+        knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
+            reach clients by messages (`silograph.control.knob_fields`).
     """
 
     model: AnyModel
@@ -58,7 +61,7 @@ class MethodConfig(Generic[Options]):
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
     observed: bool = False
-    held: ClientBlock | None = None
+    knobs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def everyone_trains(self) -> bool:
@@ -110,10 +113,20 @@ class RoundReport:
     trained: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+def fixed_knobs(options: Any) -> Controller:
+    """Knobs stay what the options say."""
+    del options
+    return FIXED
+
+
 def no_corrections(options: Any) -> tuple[Correction, ...]:
     """Local steps follow the gradient of the data."""
     del options
     return ()
+
+
+StepsOnHeld = Callable[[MethodConfig[Any], ClientBlock, ServerState, int, Key], ServerState]
+"""(cfg, nodes that the server holds, state after the round, its number, key) to the next state."""
 
 
 class Setting(Protocol):
@@ -130,6 +143,10 @@ class Setting(Protocol):
     def held(self, options: Any) -> float | None:
         """Return the share of all nodes that the server holds itself; None is no node."""
 
+    @property
+    def on_held(self) -> StepsOnHeld | None:
+        """What the server does after each round on the nodes that it holds."""
+
 
 @dataclass(frozen=True)
 class AtSilos:
@@ -137,6 +154,7 @@ class AtSilos:
 
     uncut = False
     at_server = None
+    on_held = None
 
     def held(self, options: Any) -> float | None:
         """The server holds no node."""
@@ -150,6 +168,7 @@ class Uncut:
 
     uncut = True
     at_server = "the uncut graph"
+    on_held = None
 
     def held(self, options: Any) -> float | None:
         """The server holds no node besides."""
@@ -161,11 +180,15 @@ class Uncut:
 class ServerHolds:
     """The server holds features, labels and edges of some nodes itself, in simulation only.
 
+    The nodes are an argument of `on_held` and of nothing else, so no op can read them.
+
     Attributes:
         share: of all nodes, by the method's options.
+        on_held: what the server does after each round on these nodes.
     """
 
     share: Callable[[Any], float]
+    on_held: StepsOnHeld
     uncut = False
     at_server = "nodes of its own"
 
@@ -187,6 +210,7 @@ class Needs:
             out anew for every call stands here too, without its values, for the plan of the run.
         score_first: whether the first weights are scored before round 1, and the last scores kept
             for whatever decides by them.
+        controller: what sets the knobs that the options declare, by those options.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -194,8 +218,10 @@ class Needs:
     plain_sgd: bool = False
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
     score_first: bool = False
+    controller: Callable[[Any], Controller] = fixed_knobs
 
 
+OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
 Round = Callable[
     [Federation, MethodConfig[Options], ServerState, int, Key], tuple[ServerState, RoundReport]
@@ -217,6 +243,9 @@ class Method(Generic[Options]):
         evaluate: how its models are scored, and which view picks the round.
         needs: of the clients' training.
         calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
+        own_weights: the weights that each client predicts with when the run is over, (C, ...) or
+            the same for all, from the server's (none where it has no model) and the tensors of
+            the clients' state; None: those of the server.
     """
 
     name: str
@@ -229,11 +258,19 @@ class Method(Generic[Options]):
     evaluate: Evaluation = field(default_factory=OwnGraph)
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
+    own_weights: OwnWeights[Options] | None = None
 
 
 AnyMethod = Method[Any]
 
 
-def seen_by(method: AnyMethod, config: RunConfig) -> str:
+def client_weights(
+    shapes: Mapping[str, Sequence[int]], weights: Mapping[str, Tensor], client: int
+) -> Params:
+    """Return one client's weights, from those that all have and those (C, ...) of each."""
+    return {n: w if tuple(w.shape) == shapes[n] else w[client] for n, w in weights.items()}
+
+
+def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
     """Return how a node is seen in the `server` view of a run."""
     return UNCUT if method.setting.uncut else method.evaluate.seen(config.collect)

@@ -35,7 +35,7 @@ from silograph.exchange.passes import (
     gradients,
     share_cotangents,
 )
-from silograph.exchange.rows import pull, pull_steps
+from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.exchange.stages import finish, inputs_of, reach_of, stage_of
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
@@ -127,7 +127,7 @@ def store(
 def fetch_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
     """Return the calls of `fetch`."""
     what = Kind.EMBEDDINGS
-    return pull_steps(ask, serve, store, what=what, key=key, width=width, inbox=told)
+    return pull_steps(ask, serve, store, what=what, key=key, inbox=told, form=rows_of_width(width))
 
 
 BY_ROWS = Crossing(fetch, share_cotangents, fetch_steps, partial(cotangents_steps, named=True))

@@ -27,7 +27,8 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
 from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import Crossing, divisible, gradient_steps, gradients
-from silograph.exchange.rows import broadcast, broadcast_steps, pull, pull_steps
+from silograph.exchange.pull import pull, pull_steps, rows_of_width
+from silograph.exchange.rows import broadcast, broadcast_steps
 from silograph.exchange.stages import back_to_sum, finish, finish_back, inputs_of, stage_of
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
@@ -198,7 +199,7 @@ def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
     return (
         Call(tell_size, Kind.STATISTICS, key, {}, {"nodes": COUNT}),
         Call(learn_place, Kind.CONTROL, key, first),
-        pull_steps(None, tell_place, hear_place, what=what, key=key, width=1, dtype=dtype),
+        pull_steps(None, tell_place, hear_place, what=what, key=key, form=rows_of_width(1, dtype)),
     )
 
 

@@ -39,6 +39,8 @@ from silograph.methods.base import (
 from silograph.methods.local_training import TRAIN_CALLS, begin, local_round, rests, shared, train
 from silograph.nn.conv import Params
 
+SERVER_RATES = {"momentum": 1.0, "adam": 0.005}  # for Adam: benchmarks/defaults/sweep.md
+
 
 @dataclass(frozen=True, config=STRICT)
 class FedOptOptions:
@@ -50,7 +52,7 @@ class FedOptOptions:
     server_lr: Annotated[float, Field(gt=0)] | None = field(
         default=None,
         metadata={
-            "help": "step size; none: 1 for momentum, 0.005 for adam",
+            "help": "step size (default: 1 for momentum, 0.005 for adam)",
             "tune": log(1e-3, 1.0),
         },
     )
@@ -71,17 +73,22 @@ class FedOptOptions:
         },
     )
 
+    def __post_init__(self) -> None:
+        """Write out the step size, so that what was resolved says it."""
+        if self.server_lr is None:
+            object.__setattr__(self, "server_lr", SERVER_RATES[self.server_optimizer])
+
 
 def server_step(options: object) -> ServerStep:
     """Return what the server does with the mean; without options of FedOpt, it takes it."""
     match options:
         case FedOptOptions(server_optimizer="momentum"):
-            lr = 1.0 if options.server_lr is None else options.server_lr
-            return ServerMomentum(lr, options.server_momentum)
+            assert options.server_lr is not None  # written out
+            return ServerMomentum(options.server_lr, options.server_momentum)
         case FedOptOptions():
-            lr = 0.005 if options.server_lr is None else options.server_lr
+            assert options.server_lr is not None  # written out
             betas = options.server_beta1, options.server_beta2
-            return ServerAdam(lr, *betas, options.server_tau)
+            return ServerAdam(options.server_lr, *betas, options.server_tau)
     return replace
 
 

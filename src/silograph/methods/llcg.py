@@ -23,12 +23,10 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.core.kinds import Kind
-from silograph.core.payload import state_of, under
-from silograph.federation.base import Federation
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerHolds, ServerState
-from silograph.methods.fedavg import init
-from silograph.methods.local_training import local_round, rests, shared, train
+from silograph.core.payload import state_of
+from silograph.graph.block.block import ClientBlock
+from silograph.methods.base import Method, MethodConfig, ServerHolds, ServerState
+from silograph.methods.fedavg import fit_round, init
 from silograph.nn.backends import fit
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
@@ -57,30 +55,26 @@ def held_share(options: LLCGOptions) -> float:
     return options.server_share
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
-    """Train at the selected clients, average, correct."""
+def correct(
+    cfg: MethodConfig, held: ClientBlock, state: ServerState, t: int, key: Key
+) -> ServerState:
+    """Take the server's own steps from the mean of a round."""
     assert state.weights is not None  # set by init
-    inbox, around = shared("weights", state.weights), rests(cfg, state.weights)
-    reply, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key, around)
-    mean = state.weights if reply is None else under("weights", reply)
-    weights, memory = corrected(cfg, mean, state.memory, key.fold("correct", t))
-    return ServerState(weights, memory), report
+    return ServerState(*corrected(cfg, held, state.weights, state.memory, key.fold("correct", t)))
 
 
 def corrected(
-    cfg: MethodConfig, weights: Params, memory: Params, key: Key
+    cfg: MethodConfig, held: ClientBlock, weights: Params, memory: Params, key: Key
 ) -> tuple[Params, Params]:
     """Return weights and optimizer state after the server's own steps.
 
     Args:
-        cfg: has what the server holds.
+        cfg: of the run.
+        held: what the server holds.
         weights: the mean.
         memory: of the server's optimizer; empty before its first step.
         key: of the draws.
     """
-    assert cfg.held is not None  # the method asks for it
     options = cfg.options
     optimizer = cfg.optimizer
     if options.server_lr is not None:
@@ -91,7 +85,7 @@ def corrected(
     own = {name: m[None] for name, m in memory.items()}
     if not own:
         own = optimizer.init(stacked_copies(weights, 1))
-    fitted = fit(cfg.kernels, training, cfg.held, weights, own, key)
+    fitted = fit(cfg.kernels, training, held, weights, own, key)
     after = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
     return {n: w.t[0] for n, w in after.items()}, {n: m[0] for n, m in fitted.memory.items()}
 
@@ -104,5 +98,5 @@ LLCG = Method(
     options=LLCGOptions,
     init=init,
     round=fit_round,
-    setting=ServerHolds(held_share),
+    setting=ServerHolds(held_share, correct),
 )

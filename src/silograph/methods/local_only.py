@@ -4,6 +4,10 @@ All clients start from the same initial weights. In a round each selected client
 `local_epochs` passes over its training nodes and keeps weights and, by default, optimizer state.
 """
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
@@ -36,6 +40,7 @@ from silograph.methods.local_training import (
 from silograph.nn.backends import predict
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
+from silograph.nn.model import weight_shapes
 
 
 def begin_own(
@@ -85,6 +90,12 @@ def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
     return local_steps(cfg, train_own, {}, {}, Kind.CONTROL, t, key)
 
 
+def own_weights(cfg: MethodConfig, server: Params, state: Mapping[str, Tensor]) -> Params:
+    """Return what each client has trained by itself, (C, ...)."""
+    del server
+    return {name: state[f"weights/{name}"] for name in weight_shapes(cfg.model)}
+
+
 CALLS = Calls(
     setup=setup_steps,
     round=round_steps,
@@ -102,4 +113,5 @@ LOCAL = Method(
     evaluate=personal(),
     needs=Needs(keep_optimizer=True),
     calls=CALLS,
+    own_weights=own_weights,
 )

@@ -30,7 +30,7 @@ from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
-from silograph.exchange.rows import pull, pull_steps
+from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import COUNT, NODES, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
@@ -142,7 +142,9 @@ def draw_steps(how: Weighing, key: Key) -> Steps:
     if how.rows != "drawn":
         return drawn
     what, dtype = Kind.HALO_KEYS, torch.bool
-    told = pull_steps(None, tell_drawn, hear_drawn, what=what, key=key, width=1, dtype=dtype)
+    told = pull_steps(
+        None, tell_drawn, hear_drawn, what=what, key=key, form=rows_of_width(1, dtype)
+    )
     return drawn, told
 
 

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
@@ -31,6 +31,7 @@ from silograph.nn.neighbors import (
     edge_words,
     edges_of,
 )
+from silograph.sampling.options import FanoutOptions
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,6 @@ class NeighborSampler:
 @dataclass(frozen=True, config=STRICT)
 class FullOptions:
     """Nothing to choose."""
-
-
-@dataclass(frozen=True, config=STRICT)
-class FanoutOptions:
-    """The help text is the documentation of the field."""
-
-    counts: Annotated[str, BeforeValidator(str)] = field(
-        default="10", metadata={"help": "neighbors drawn of a node, hop by hop, as --fanout"}
-    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -169,7 +161,7 @@ def _full(options: FullOptions, depth: Depth) -> Full:
 
 
 def _fanout(options: FanoutOptions, depth: Depth) -> Fanout:
-    return Fanout(parse_fanout(options.counts, depth))
+    return Fanout(parse_fanout(options.fanout, depth))
 
 
 def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:

@@ -2,23 +2,13 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from silograph.core.config import STRICT
 from silograph.core.key import Key, hash_text, signed
 from silograph.selection.base import NoSelectorOptions, Selector, SelectorState
-
-
-@dataclass(frozen=True, config=STRICT)
-class UniformOptions:
-    """`share` is the run's `participation`."""
-
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+from silograph.selection.options import UniformOptions
 
 
 def select_uniform(ids: Sequence[str], share: float, key: Key) -> list[str]:
@@ -44,7 +34,7 @@ def draw_uniform(
 ) -> list[str]:
     """Return a share of the clients; see `select_uniform`."""
     del state, t
-    return select_uniform(ids, options.share, key)
+    return select_uniform(ids, options.participation, key)
 
 
 def draw_all(

@@ -8,25 +8,33 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import RunConfig, Scalar, resolve_seeds
+from silograph.core.config import RunConfig, checked, make_config
 from silograph.core.errors import DataError, SilographError
-from silograph.experiment.resolve.cutting import DEFAULT_CLIENTS
+from silograph.core.ranges import Scalar
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.in_memory_parts import source_hash
-from silograph.experiment.resolve.model_options import with_model_options
-from silograph.experiment.resolve.neighbor_options import written_out
-from silograph.experiment.resolve.own_partition import names_clients
+from silograph.experiment.resolve.parts import (
+    FLAT,
+    TABLES,
+    NamedPart,
+    find_method,
+    named_parts,
+    options_of,
+)
+from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.run.run import resume, run, with_absolute_paths
-from silograph.experiment.run.setup import choose_method, versions, with_optimizer
+from silograph.experiment.run.run import resume, run
+from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.partition.options import FAVORED
@@ -120,14 +128,9 @@ def deciding(
     Raises:
         ConfigError: unknown method, model or option (names the nearest).
     """
-    method, options = choose_method(config, given)
     config = with_absolute_paths(config, in_memory=in_memory)
-    config = with_optimizer(resolve_seeds(config), method)
-    if config.clients is None and not names_clients(config.partition):
-        config = replace(config, clients=DEFAULT_CLIENTS)
-    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in MACHINE}
-    drawing = written_out(with_model_options(config))
-    return values | {"options": asdict(options) | drawing}  # type: ignore[call-overload]
+    values = known_values(config, choose(config, given))
+    return {name: value for name, value in values.items() if name not in MACHINE}
 
 
 def file_hash(path: Path) -> str | None:
@@ -143,7 +146,7 @@ def file_hash(path: Path) -> str | None:
     return digest.hexdigest()
 
 
-def named_file_hash(config: RunConfig) -> str | None:
+def named_file_hash(config: RunConfig | ResolvedConfig) -> str | None:
     """Return the hash of the file that a dataset by name is in, None if it is in none."""
     with contextlib.suppress(DataError):  # the folder is gone
         path = locate(config.dataset, data_dir=config.data_dir)
@@ -163,19 +166,55 @@ def digest_of(start: Line) -> str:
     A key that a line does not have did not exist when it was written: its default says how things
     were then.
     """
-    config = dict(start["config"])
+    config = with_options(start["config"])
     for f in fields(RunConfig):
-        if f.name not in (*MACHINE, "options"):
+        if f.name not in (*MACHINE, *FLAT, "options"):
             config.setdefault(f.name, f.default)
-    if config["favored_classes"] is None:  # lines of old have the number that is meant
-        config["favored_classes"] = FAVORED
-    with contextlib.suppress(SilographError):  # of a method that is gone: nothing to fill in
-        method, _ = choose_method(RunConfig(method=config["method"]))
-        config["options"] = asdict(method.options()) | config["options"]
+    favored = "partition.favored_classes"
+    if config["options"].get(favored, FAVORED) is None:  # lines of old have the number itself
+        config["options"] |= {favored: FAVORED}
     parts = [config, start.get("graph"), start["results"]]
     parts += [start["sources"]] if "sources" in start else []  # of what users wrote
     text = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def with_options(config: Mapping[str, Any]) -> Line:
+    """Return the config of a line with the options of all its parts; old lines have them as keys.
+
+    An option that a line does not have is at the default of its part.
+    """
+    plain = {name: value for name, value in config.items() if name not in FLAT}
+    if plain.get("neighbors") is None:
+        plain["neighbors"] = "full" if config.get("fanout") is None else "fanout"
+    old = {f"{kind}.{name}": config[name] for name, kind in FLAT.items() if name in config}
+    old |= {n if "." in n else f"method.{n}": v for n, v in config["options"].items()}
+    known = dict(plain["options"]) if not any(name in config for name in FLAT) else old
+    with contextlib.suppress(SilographError):  # of a part that is gone: nothing to fill in
+        known = filled_options(tuple(plain.get(kind) for kind in TABLES), known)
+    return plain | {"options": known}
+
+
+def filled_options(names: tuple[str | None, ...], given: Mapping[str, Any]) -> Line:
+    """Return the options of parts (names in the order of `TABLES`), defaults written out.
+
+    Raises:
+        ConfigError: there is no part of such a name, or an option out of range.
+    """
+    found: Line = {}
+    for kind, part in parts_named(names).items():
+        full = {name: given.get(f"{kind}.{name}") for name in options_of(part)}
+        values = {name: value for name, value in full.items() if value is not None}
+        options: object = checked(part.options, values, f"options of {part.name}")
+        found |= {f"{kind}.{name}": value for name, value in vars(options).items()}
+    return found
+
+
+@lru_cache
+def parts_named(names: tuple[str | None, ...]) -> Mapping[str, NamedPart]:
+    """Return parts by kind: files of users are imported once for all lines of a study."""
+    found = zip(TABLES, names, strict=True)
+    return named_parts(make_config({kind: name for kind, name in found if name is not None}))
 
 
 def lasts(line: Line) -> bool:
@@ -224,7 +263,7 @@ def one_line(error: BaseException) -> str:
 
 def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
     config, last = result.config, result.rounds[-1]
-    judge = choose_method(config, cell.method)[0].evaluate.view
+    judge = find_method(cell.config, cell.method).evaluate.view
     parts = ("val", "test") if test else ("val",)
     curves = {part: f"{part}_{judge}_{result.metric.name}" for part in parts}
     data = {}

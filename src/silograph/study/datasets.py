@@ -10,14 +10,13 @@ from pathlib import Path
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.client_data import load_data
 from silograph.experiment.resolve.cutting import as_used
+from silograph.experiment.resolve.source import find_source
 from silograph.graph.datasets import is_path
 from silograph.graph.graph import Graph, fingerprint
 from silograph.study.cells import Cell, Line, digest_of, lasts, named_file_hash
 
 Done = Sequence[tuple[RunConfig, Line]]
-Source = tuple[str, str | None, float, str | None]  # what `load` finds a graph by
 
 
 def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> None:
@@ -35,15 +34,15 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
         SilographError: a graph cannot be read, or is not that of the lines.
     """
     known = {digest_of(line): line for line in lines if lasts(line)}
-    groups: dict[Source, list[Cell]] = defaultdict(list)
+    groups: dict[tuple[str, str | None, str | None, float], list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.graph is None:
             given = cell.config
-            groups[given.dataset, given.data_dir, given.scale, given.columns].append(cell)
-    for (dataset, data_dir, scale, columns), group in groups.items():
+            groups[given.dataset, given.data_dir, given.columns, given.scale].append(cell)
+    for (dataset, data_dir, columns, scale), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]
         if len(done) < len(group) or _changed(done):
-            graph = load_data(dataset, data_dir=data_dir, scale=scale, columns=columns)
+            graph = find_source(dataset, data_dir=data_dir, columns=columns).read(scale)
             if isinstance(graph, Graph) and not is_path(dataset):
                 _check(graph, done, path)
 

@@ -112,5 +112,8 @@ class Task(Protocol):
     def decide(self, logits: Tensor) -> Tensor:
         """Return what logits (n, K) predict, in the form of labels; on the CPU."""
 
+    def probabilities(self, logits: Tensor) -> Tensor | None:
+        """Return how likely each class or bit is, (n, K) float64; None where nothing is counted."""
+
     def constant_logits(self, y: Tensor, outputs: int) -> Tensor:
         """Return the logits (K,) float64 that are best for all of these training labels at once."""

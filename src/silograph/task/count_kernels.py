@@ -114,9 +114,23 @@ def tally(
             loss[part, g] += bits / max(known, 1)
         else:
             loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
-    for i in range(logits.shape[0]):
+    spread(odds, y, val, group, multilabel, hits, score)
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def spread(
+    odds: NDArray,
+    y: NDArray,
+    val: NDArray,
+    group: NDArray,
+    multilabel: bool,
+    hits: NDArray,
+    score: NDArray,
+) -> None:
+    """Add up squared distances of known test scores, `odds` (j, K), from their client's mean."""
+    for i in range(odds.shape[0]):
         if not val[i]:
-            for c in range(classes):
+            for c in range(odds.shape[1]):
                 if not multilabel or y[i, c] >= 0:
                     g = group[i]
                     away = odds[i, c] - score[0, g, c] / max(hits[1, 0, g, c], 1)

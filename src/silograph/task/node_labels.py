@@ -106,6 +106,11 @@ class LabelTask:
         """Return (n,) int64 classes, or (n, K) int64 bits."""
         return (logits > 0).long() if self.wide else logits.argmax(dim=1)
 
+    def probabilities(self, logits: Tensor) -> Tensor | None:
+        """Return how likely each class is, rows that add up to 1, or each bit by itself."""
+        wide = logits.double()
+        return wide.sigmoid() if self.wide else wide.softmax(dim=1)
+
     def constant_logits(self, y: Tensor, outputs: int) -> Tensor:
         """Return logits (K,) that predict the commonest class, or the bits that most nodes have."""
         if self.wide:

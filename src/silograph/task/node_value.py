@@ -116,6 +116,10 @@ class ValueTask:
         """Return the predicted numbers, (n,) where a node has one target, else (n, K)."""
         return logits[:, 0] if logits.shape[1] == 1 else logits
 
+    def probabilities(self, logits: Tensor) -> None:
+        """Return None: a number has no classes."""
+        del logits
+
     def constant_logits(self, y: Tensor, outputs: int) -> Tensor:
         """Return the mean (K,) float64 of each target, 0 where none is known."""
         del outputs

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from commands import save
 from pages import read_page
 from runs import FAST, MakeGraph, go, run_until
 from silograph.cli import run_app
-from silograph.core.config import RunConfig, make_config, read_toml
+from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.kinds import Kind
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import reading, write_comparison, write_report
 from silograph.experiment.report.figures import quantile, thinned, ticks
 from silograph.experiment.report.reading import read_run, read_traffic
+from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.result_files import read_csv, read_rounds
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import resume, run
@@ -162,7 +164,8 @@ def test_clients_and_cut_hold_together(done: Result, out: Path) -> None:
 def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
     page = read_page(out / "report.html")
     table = {row["key"]: row["value"] for row in page.table("key", "value", "meaning")}
-    assert set(table) == {f.name for f in fields(RunConfig)} - {"out"}
+    plain = {f.name for f in fields(ResolvedConfig)} - {"out", "options"}
+    assert set(table) == plain | done.config.options.keys()
     assert (table["method"], table["lr"], table["init_seed"]) == ("fedavg", "0.05", "0")
     given = {**FAST, "rounds": 6}
     default = RunConfig()
@@ -193,7 +196,8 @@ def test_the_command_runs_the_same_again(
     given: dict[str, Any],
 ) -> None:
     save(tmp_path / "a graph.npz", make_graph(150))
-    run(str(tmp_path / "a graph.npz"), **given, out=str(out))
+    first = run(str(tmp_path / "a graph.npz"), **given, out=str(out)).config
+    graph = make_graph(150)
     page = read_page(out / "report.html")
     seen: list[RunConfig] = []
     monkeypatch.setattr("silograph.experiment.run.run.run", lambda **kw: seen.append(kw["config"]))
@@ -203,7 +207,8 @@ def test_the_command_runs_the_same_again(
     assert commands[2] == shlex.join(["silograph", "resume", str(out)])
     for command in commands[:2]:
         assert run_app([*shlex.split(command)[1:], "--out", "y"]) == 0
-        assert vars(seen[-1]) == vars(make_config(read_toml(out / "config.toml"))) | {"out": "y"}
+        again = resolve(seen[-1], graph).config
+        assert again == replace(first, out="y", block_size=again.block_size)
 
 
 def test_a_graph_in_memory_runs_again_in_python(done: Result, out: Path) -> None:
@@ -485,7 +490,6 @@ def test_a_result_without_a_folder_has_no_page(make_graph: MakeGraph) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (shutil.rmtree, "got run.json: No such file"),
     "no run.json": (lambda p: (p / "run.json").unlink(), "got run.json: No such file"),
-    "no config": (lambda p: (p / "config.toml").unlink(), "expected a run file at"),
     "a comparison": (
         lambda p: shutil.copytree(p, p / "runs") and (p / "run.json").rename(p / "x"),
         r"got run.json: No such file or directory; there are runs in .*/runs$",

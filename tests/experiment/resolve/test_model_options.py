@@ -14,9 +14,7 @@ from layers import MODELS_WITH_SKIPS
 from runs import FAST, MakeGraph, files_of, go, of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.model_options import with_model_options
-from silograph.experiment.resolve.neighbor_options import neighbors_of
-from silograph.experiment.run.setup import choose_method
+from silograph.experiment.resolve.resolve import choose, neighbors_of
 from silograph.graph.graph import largest_component
 from silograph.nn.model import MODELS, Model
 from silograph.nn.neighbors import Fanout
@@ -25,17 +23,17 @@ from silograph.nn.neighbors import Fanout
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ({"model": "gcn"}, (None, None, None)),
-        ({"model": "gat"}, (8, None, None)),
-        ({"model": "gat", "heads": 4}, (4, None, None)),
-        ({"model": "appnp"}, (None, 10, 0.1)),
-        ({"model": "appnp", "hops": 3, "teleport": 0.0}, (None, 3, 0.0)),
+        ({"model": "gcn"}, {}),
+        ({"model": "gat"}, {"heads": 8}),
+        ({"model": "gat", "heads": 4}, {"heads": 4}),
+        ({"model": "gat", "options": {"model.heads": 4}}, {"heads": 4}),
+        ({"model": "appnp"}, {"hops": 10, "teleport": 0.1}),
+        ({"model": "appnp", "hops": 3, "teleport": 0.0}, {"hops": 3, "teleport": 0.0}),
     ],
 )
-def test_options_of_a_model_are_written_out(given: dict[str, Any], options: object) -> None:
-    config = with_model_options(make_config(given))
-    assert (config.heads, config.hops, config.teleport) == options
-    assert with_model_options(config) == config
+def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict[str, Any]) -> None:
+    found = vars(choose(make_config(given)).model.options)
+    assert found == {"residual": False, **options}
 
 
 @pytest.mark.parametrize(
@@ -43,16 +41,18 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: obje
     [
         (
             {"model": "gcn", "heads": 4},
-            "expected heads with model gat only, got heads=4 with model gcn: leave it out",
+            "expected an option of the chosen parts (model gcn), got heads: model gat has it; "
+            "leave it out, or choose that part",
         ),
         (
             {"model": "gat", "hops": 2},
-            "expected hops with model appnp only, got hops=2 with model gat: leave it out",
+            "expected an option of the chosen parts (model gat), got hops: model appnp has it; "
+            "leave it out, or choose that part",
         ),
         (
             {"model": "mlp", "teleport": 0.0},
-            "expected teleport with model appnp only, got teleport=0.0 with model mlp: leave it "
-            "out",
+            "expected an option of the chosen parts (model mlp), got teleport: model appnp has it; "
+            "leave it out, or choose that part",
         ),
         (
             {"residual": True},
@@ -73,17 +73,18 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: obje
 )
 def test_options_that_do_nothing_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose_method(make_config(given))
+        choose(make_config(given))
     assert str(caught.value) == message
 
 
 def test_one_layer_of_heads_has_no_hidden_width() -> None:
-    assert with_model_options(make_config({"model": "gat", "hidden": 3, "layers": 1})).heads == 8
+    config = make_config({"model": "gat", "hidden": 3, "layers": 1})
+    assert choose(config).model.options.heads == 8
 
 
 def test_drawn_neighbors_are_counted_by_hops_of_appnp(make_graph: MakeGraph) -> None:
-    config = with_model_options(make_config({"model": "appnp", "hops": 3, "fanout": "4"}))
-    assert neighbors_of(config) == Fanout((4, 4, 4))
+    config = make_config({"model": "appnp", "hops": 3, "fanout": "4"})
+    assert neighbors_of(config, choose(config)) == Fanout((4, 4, 4))
     with pytest.raises(ConfigError) as caught:
         go(make_graph(), model="appnp", hops=3, fanout="4,4")
     assert str(caught.value) == (

@@ -16,17 +16,18 @@ import torch
 from runs import MakeGraph, go
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.neighbor_options import neighbors_of
 from silograph.experiment.resolve.plan import (
     COPIES,
     choose_block_size,
     choose_kernels,
     client_bytes,
-    plan,
+    with_block_size,
 )
+from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
 from silograph.experiment.run.run import run
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.block.halo import Route
+from silograph.graph.graph import Schema
 from silograph.nn.backends import Kernels
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Schedule, Training
@@ -163,10 +164,11 @@ def test_blocks_fill_their_memory(
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
         given = config(kernels=kernels, keep_optimizer=keep)
-        planned = plan(given, training(), block, CPU)
-        assert planned == replace(given, kernels=kernels, block_size=size)
-        asked = replace(given, block_size=7)
-        assert plan(asked, training(), block, CPU).block_size == 7
+        asked = resolve(given, Schema(12, 3, "multiclass")).config
+        assert with_block_size(asked, training(), block) == replace(asked, block_size=size)
+        assert asked.kernels == kernels
+        fixed = replace(asked, block_size=7)
+        assert with_block_size(fixed, training(), block) == fixed
 
 
 QUIET = """
@@ -204,21 +206,22 @@ def test_torch_runs_do_not_import_numba() -> None:
 def test_fanout_is_one_number_for_each_hop(
     fanout: str | None, layers: int, expected: tuple[int, ...] | None
 ) -> None:
-    made = neighbors_of(config(fanout=fanout, layers=layers))
+    given = config(fanout=fanout, layers=layers)
+    made = neighbors_of(given, choose(given))
     assert made == (FULL if expected is None else Fanout(expected))
 
 
 @pytest.mark.parametrize("fanout", ["10,x", "", "10,", ",", "-1", "1.5", "10;5", "²"])
 def test_a_fanout_that_is_no_list_of_numbers_is_refused(fanout: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        neighbors_of(config(fanout=fanout))
+        choose(config(fanout=fanout))
     assert str(caught.value) == f"expected a fanout of numbers like 10,5, got {fanout!r}"
 
 
 @pytest.mark.parametrize("fanout", ["1,2,3", "1,2"])
 def test_a_fanout_of_another_depth_is_refused(fanout: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        neighbors_of(config(fanout=fanout, layers=4))
+        choose(config(fanout=fanout, layers=4))
     assert str(caught.value) == (
         f"expected a fanout of one number or 4 (one for each layer), got {fanout!r}"
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runs import FAST, MakeGraph, go, same_bits, weights_of
-from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.config import RunConfig
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import is_better, judged
@@ -19,7 +19,7 @@ NO_VALIDATION = "0.5/0/0.5"
 
 
 def config_of(**options: Any) -> RunConfig:
-    return resolve_seeds(RunConfig(**(FAST | options)))
+    return RunConfig(**(FAST | options))
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph, outcome, rows_of, same_bits, weights_of
 from silograph.aggregation.server_step import ServerAdam, ServerMomentum, replace
-from silograph.core.config import RunConfig, read_toml
+from silograph.core.config import RunConfig
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.run_file import read_toml
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup
 from silograph.graph.graph import Graph
@@ -47,7 +49,7 @@ def small(graph: Graph, **options: Any) -> Result:
     return sg.run(graph, **SMALL | options)
 
 
-def training(config: RunConfig) -> tuple[Any, ...]:
+def training(config: RunConfig | ResolvedConfig) -> tuple[Any, ...]:
     """What of a config was written out for its method."""
     return tuple(getattr(config, name) for name in NAMES)
 
@@ -62,6 +64,18 @@ def assert_same(a: Result, b: Result) -> None:
 # --- from Python ----------------------------------------------------------------------------------
 
 
+OPTIONS = {
+    "method.server_optimizer": "adam",
+    "method.server_lr": 0.005,
+    "method.server_momentum": 0.9,
+    "method.server_beta1": 0.9,
+    "method.server_beta2": 0.99,
+    "method.server_tau": TAU,
+    "model.residual": False,
+    "selector.participation": 1.0,
+}
+
+
 def test_every_method_has_its_defaults() -> None:
     assert set(WRITTEN_OUT) == set(METHODS)
     assert (RunConfig().method, training(RunConfig())) == ("fedopt", (None, None, None))
@@ -70,12 +84,12 @@ def test_every_method_has_its_defaults() -> None:
 def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: list[Setup]) -> None:
     result = small(make_graph())
     config = result.config
-    assert (config.method, config.options, config.local_epochs) == ("fedopt", {}, 1)
+    assert (config.method, config.options, config.local_epochs) == ("fedopt", OPTIONS, 1)
     assert training(config) == WRITTEN_OUT["fedopt"]
     assert setups[0].method is METHODS["fedopt"]
     assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
     options = setups[0].method_config.options
-    assert options == FedOptOptions("adam", None, 0.9, 0.9, 0.99, TAU)
+    assert options == FedOptOptions("adam", 0.005, 0.9, 0.9, 0.99, TAU)
     assert_same(result, small(make_graph(), method="fedopt"))
 
 
@@ -146,7 +160,8 @@ COMMAND = ["run", "g.npz", "--clients", "4", "--partition", "random", "--rounds"
 def resolved(folder: str) -> dict[str, str]:
     """The config of a run folder with every default written out."""
     same = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))["same"]
-    return {k.removeprefix("config "): v for k, v in same.items() if k.startswith("config ")}
+    kinds = ("config ", "option ")
+    return {k.removeprefix("config "): v for k, v in same.items() if k.startswith(kinds)}
 
 
 @pytest.mark.usefixtures("work")
@@ -157,15 +172,15 @@ def test_what_a_folder_says_of_a_run_without_further_flags(
     method = flags[-1] if flags else "fedopt"
     values = json.loads(printed(capsys, *COMMAND, *flags, "--out", "x"))
     assert values["method"] == method
-    given = read_toml("x/config.toml")
+    given = read_toml("x/config.toml", method="another")
     assert given["method"] == method
     assert not given.keys() & set(NAMES)  # not given, so that another method has its own
+    assert read_toml("x/config.toml").keys() >= set(NAMES)  # but what they were stands there
     optimizer, lr, keep = WRITTEN_OUT[method]
     config = resolved("x")
     assert config["method"] == repr(method)
-    assert config["options"] == "{}"
     assert [config[name] for name in NAMES] == [repr(optimizer), repr(lr), repr(keep)]
-    others = ("momentum", "weight_decay", "local_epochs", "participation")
+    others = ("momentum", "weight_decay", "local_epochs", "option selector.participation")
     assert [config[name] for name in others] == ["0.0", "0.0005", "1", "1.0"]
 
 

@@ -10,7 +10,7 @@ import torch
 
 import silograph as sg
 from runs import FAST, MakeGraph, go, same_bits, weights_of
-from silograph.core.config import RunConfig, resolve_seeds
+from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.run.round_scores import Judged, is_better
 from silograph.experiment.run.setup import prepare
@@ -73,7 +73,7 @@ def test_an_unknown_metric_names_the_nearest() -> None:
 def test_the_better_round_is_picked_and_ties_go_by_loss(
     make_graph: MakeGraph, metric: Metric
 ) -> None:
-    setup = prepare(resolve_seeds(RunConfig(**FAST)), make_graph(40))
+    setup = prepare(RunConfig(**FAST), make_graph(40))
     setup = replace(setup, config=replace(setup.config, metric=metric.name))
     good, bad = GOOD_AND_BAD[metric.higher]
     assert is_better(setup, at(1, metric, bad), None)

@@ -20,7 +20,6 @@ from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import describe
-from silograph.graph.partition.options import CutOptions
 from silograph.graph.partition.partition import OVERLAPPING, make_partition
 from silograph.nn.backends import predict
 
@@ -132,9 +131,9 @@ def test_a_folder_holds_the_cut_and_goes_on_with_it(work: Path) -> None:
     with open("one/clients.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     key = Key.of(0).fold("partition")
-    chosen = CutOptions(clients_per_part=3, drop_edges=0.3)
+    chosen: dict[str, Any] = {"clients_per_part": 3, "drop_edges": 0.3}
     graph = load("g.npz")
-    cut = make_partition(graph, "metis_overlapping", clients=6, key=key, options=chosen)
+    cut = make_partition(graph, "metis_overlapping", clients=6, key=key, **chosen)
     assert whole.partition_hash == cut.hash
     assert [int(row["nodes"]) for row in rows] == [len(part) for part in cut.nodes]
     internal = describe(graph, cut).internal_edges.tolist()

@@ -112,8 +112,10 @@ def test_a_module_written_as_gcn_is_gcn(
             torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", ALONE)
-@pytest.mark.parametrize("module", [Dropping, Constant])
+@pytest.mark.parametrize(
+    ("module", "method"),
+    [*((Dropping, method) for method in ALONE), (Constant, "local"), (Constant, "fedavg")],
+)
 def test_grouping_changes_no_bit(
     make_graph: MakeGraph, module: type[nn.Module], method: str
 ) -> None:

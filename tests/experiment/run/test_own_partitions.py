@@ -117,7 +117,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"partition": lambda g: None}, r"as partition, got shape \(\): give one number"),
     ({"partition": "nope.csv"}, r"nope\.csv: expected a CSV file, got No such file"),
     ({"partition": big(), "clients": 7}, "expected 3 clients, one for each silo, got 7"),
-    ({"partition": big(), "alpha": 1.0}, "expected alpha with partition dirichlet only, got"),
+    ({"partition": big(), "alpha": 1.0}, "got alpha: partition dirichlet has it"),
     ({"partition": "given:0123456789abcdef"}, "expected the partition given:0123.* in memory; use"),
 ]
 

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from silograph.core.config import RunConfig, make_config, read_toml
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.result import Result
@@ -117,7 +119,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert set(about) == {
         *("versions", "source", "same", "model", "config", "method", "partition_hash", "dataset"),
-        *("simulated", "format", "metrics"),
+        *("simulated", "format", "metrics", "given", "help"),
     }
     assert {**about["config"], "out": "done"} == vars(result.config)
     fedavg = METHODS["fedavg"]
@@ -146,10 +148,15 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
 def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result]) -> None:
     folder, result = done
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    names = [f.name for f in fields(RunConfig) if f.name not in ("out", "tracker")]
-    same = about["same"]
+    apart = ("out", "tracker", "options")
+    names = [f.name for f in fields(ResolvedConfig) if f.name not in apart]
+    same, options = about["same"], result.config.options
     assert same.keys() == {f"config {name}" for name in names} | {
-        *("graph", "partition", "silograph", "torch", "numpy", "scipy", "numba")
+        *(f"option {name}" for name in options),
+        *("graph", "partition", "silograph", "torch", "numpy", "scipy", "numba"),
+    }
+    assert {name: same[f"option {name}"] for name in options} == {
+        name: repr(value) for name, value in options.items()
     }
     assert {name: same[f"config {name}"] for name in names} == {
         name: repr(getattr(result.config, name)) for name in names
@@ -197,16 +204,15 @@ def test_the_config_runs_again(make_graph: MakeGraph, work: Path, options: dict[
     first = run(path, **FAST | options, out="first")
     values = read_toml(work / "first" / "config.toml")
     config = make_config(values)
-    assert config == make_config({**FAST, **options, "dataset": str(path)})  # as it was given
-    left_out = {"partition_seed", "split_seed", "init_seed", "keep_optimizer", "block_size"}
-    left_out |= {"optimizer", "lr"}
-    assert not values.keys() & (left_out - options.keys())
+    assert config == asked_again(replace(first.config, out=None))  # every default written out
     second = run(config=config, out="second")
     assert final("first") == final("second")
     without = [{k: v for k, v in row.items() if k != "seconds"} for row in second.rounds]
     assert without == [{k: v for k, v in r.items() if k != "seconds"} for r in first.rounds]
-    for name in ("config.toml", "clients.csv", "run.json"):
-        assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
+    assert read_toml("second/config.toml") == values
+    assert Path("first", "clients.csv").read_bytes() == Path("second", "clients.csv").read_bytes()
+    one, other = (json.loads(Path(name, "run.json").read_text()) for name in ("first", "second"))
+    assert {**one, "given": None} == {**other, "given": None}  # what was given is more
 
 
 def test_the_config_of_a_named_dataset_runs_again() -> None:
@@ -357,7 +363,7 @@ def test_a_folder_of_another_version_says_which(
     del about["format"]
     about["versions"]["silograph"] = "0.0.9"
     (done[0] / "run.json").write_text(json.dumps(about), encoding="utf-8")
-    line = r"expected a result folder of format 2 in done, got format 1, as silograph 0\.0\.9 wrote"
+    line = r"expected a result folder of format 3 in done, got format 1, as silograph 0\.0\.9 wrote"
     with pytest.raises(CheckpointError, match=line):
         resume("done", graph=make_graph())
     with pytest.raises(CheckpointError, match=r"got format 1, as silograph 0\.0\.9"):

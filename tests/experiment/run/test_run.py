@@ -18,11 +18,12 @@ from runs import FAST, MakeGraph, assert_close, go, outcome, rows_of, same_bits,
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
 from silograph.core.key import Key
+from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph, Split
-from silograph.methods import METHODS, Method
+from silograph.methods import METHODS
 from silograph.nn import model as model_module
 from silograph.nn.conv import Params
 from silograph.nn.own_module import Make
@@ -184,9 +185,9 @@ def test_torch_threads_are_those_of_the_run_and_then_as_before(
 ) -> None:
     threads: list[int] = []
 
-    def spy(config: RunConfig, graph: Graph, make: Make | None, method: Method | None) -> Setup:
+    def spy(config: RunConfig, graph: Graph, parts: Parts, make: Make | None) -> Setup:
         threads.append(torch.get_num_threads())
-        return prepare(config, graph, make, method)
+        return prepare(config, graph, parts, make)
 
     monkeypatch.setattr("silograph.experiment.run.run.prepare", spy)
     torch.set_num_threads(3)
@@ -295,7 +296,7 @@ def test_a_wrong_name_costs_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Graph:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("silograph.experiment.run.run.load_data", load)
+    monkeypatch.setattr("silograph.experiment.resolve.source.load", load)
     wrong: list[dict[str, Any]] = [{"method": "nosuch"}, {"model": "x"}, {"progress": "x"}]
     for options in wrong:
         with pytest.raises(ConfigError):
@@ -399,11 +400,13 @@ def test_no_graph_is_no_digits() -> None:
 
 
 def test_an_option_that_the_cut_does_not_read(make_graph: MakeGraph) -> None:
-    """Given on purpose it is refused; in the config of a run it stands beside the others."""
-    with pytest.raises(ConfigError, match="expected favor with partition class_biased only, got"):
+    """Given on purpose it is refused; where another cut goes over a config, it goes."""
+    with pytest.raises(ConfigError, match="got favor: partition class_biased has it"):
         go(make_graph(), favor=10.0)
     other = go(make_graph(), partition="dirichlet", alpha=0.4, rounds=1)
-    assert sg.run(make_graph(), config=other.config, partition="random").config.alpha == 0.4
+    assert other.config.options["partition.alpha"] == 0.4
+    again = sg.run(make_graph(), config=other.config, partition="random")
+    assert "partition.alpha" not in again.config.options
 
 
 def test_the_graph_goes_over_the_dataset_of_config_and_options(

@@ -8,7 +8,8 @@ import pytest
 import silograph as sg
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.experiment.run.stopping import parse_target, reason_to_stop
+from silograph.experiment.resolve.run_metric import parse_target
+from silograph.experiment.run.stopping import reason_to_stop
 from silograph.graph.graph import Graph
 from silograph.task.scores import Scores
 

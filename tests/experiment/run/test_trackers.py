@@ -13,8 +13,8 @@ import pytest
 from commands import QUICK
 from runs import FAST, MakeGraph, go, outcome, rows_of, run_until
 from silograph.cli import run_app
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row, read_rounds
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import resume, run
@@ -28,11 +28,11 @@ MISSING = {name: f"{name} is not installed" for name in HERE}
 class Recording:
     """Keeps what it is told."""
 
-    begun: list[tuple[RunConfig, RunFacts]] = field(default_factory=list)
+    begun: list[tuple[ResolvedConfig, RunFacts]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     ended: list[Result] = field(default_factory=list)
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         self.begun.append((config, facts))
 
     def round(self, row: Row) -> None:
@@ -55,7 +55,7 @@ class Failing(Recording):
         if moment == self.moment:
             raise ConnectionError("no route\nto host")
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         super().begin(config, facts)
         self._call("begin")
 

@@ -11,9 +11,15 @@ import safetensors.torch
 import torch
 
 import silograph as sg
+from silo_folders import NORTH, folder
 from silograph.core.errors import DataError
+from silograph.core.key import Key
+from silograph.core.resolved_config import asked_again
+from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.graph.graph import Graph
+from silograph.nn.model import init_weights
 
 
 def trained(graph: Graph, **options: object) -> TrainedModel:
@@ -48,10 +54,8 @@ def test_predictions_are_those_of_the_uncut_view(make_graph: Callable[..., Graph
     assert result.model is not None
     right = torch.from_numpy(result.model.predict(graph)) == graph.y
     # The split is drawn from the seed alone, so it can be drawn again.
-    from silograph.core.config import resolve_seeds
-    from silograph.experiment.resolve.cutting import cut_graph
-
-    test = cut_graph(resolve_seeds(result.config), graph).split.test
+    partition = choose_parts(asked_again(result.config)).partition
+    test = cut_graph(result.config, graph, partition).split.test
     assert result.test.uncut is not None
     assert result.test.uncut.accuracy == float(right[test].double().mean())
 
@@ -84,3 +88,56 @@ def test_files_that_are_no_models(make_graph: Callable[..., Graph], tmp_path: Pa
     safetensors.torch.save_file({"w": torch.zeros(2)}, path, about)
     with pytest.raises(DataError, match=r"expected a model's shape in .*, got none"):
         sg.load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"hidden": 10**9}, "expected weights of Model"),
+        ({"layers": 10**9}, "expected weights of Model"),
+        ({"features": -1}, "expected weights of Model"),
+        ({"hops": 10**9}, "expected weights of Model"),
+        ({"conv": "exec"}, "expected weights of Model"),
+    ],
+)
+def test_sizes_of_a_hostile_file_are_refused_before_memory_is_taken(
+    make_graph: Callable[..., Graph], tmp_path: Path, change: dict[str, Any], line: str
+) -> None:
+    model, path = trained(make_graph()), tmp_path / "m.safetensors"
+    replace(model, shape=replace(model.shape, **change)).save(path)
+    with pytest.raises(DataError, match=line):
+        sg.load_model(path)
+
+
+def test_values_and_names_of_a_hostile_file_are_refused(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    model, path = trained(make_graph()), tmp_path / "m.safetensors"
+    name = next(iter(model.weights))
+    for change, line in (
+        ({"weights": {**model.weights, name: model.weights[name] * torch.nan}}, "finite weights"),
+        ({"weights": {n: w.half() for n, w in model.weights.items()}}, "float32 or float64"),
+        ({"class_names": ("a",)}, "names of 3 classes in .*, got 1"),
+        ({"feature_names": ("a",)}, "names of 7 features in .*, got 1"),
+    ):
+        replace(model, **change).save(path)
+        with pytest.raises(DataError, match=line):
+            sg.load_model(path)
+
+
+def test_features_and_classes_of_a_silo_must_mean_the_same(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    """As many of other names are refused; a model that knows no names takes them as they are."""
+    north = sg.read_silo(folder(tmp_path / "north", NORTH))
+    shape = replace(trained(make_graph()).shape, features=2, outputs=2)
+    weights = init_weights(shape, Key.of(0), torch.float32)
+    model = TrainedModel(shape, weights, ("cat", "dog"), "none", ("size", "age"))
+    assert model.predict(north).shape == (3,)
+    assert replace(model, class_names=(), feature_names=()).predict(north).shape == (3,)
+    model.save(tmp_path / "m.safetensors")
+    assert sg.load_model(tmp_path / "m.safetensors").feature_names == ("size", "age")
+    with pytest.raises(DataError, match="features of the model in north, age, size, got size"):
+        replace(model, feature_names=("age", "size")).predict(north)
+    with pytest.raises(DataError, match="classes of the model in north, dog, cat, got cat, dog"):
+        replace(model, class_names=("dog", "cat")).predict(north)

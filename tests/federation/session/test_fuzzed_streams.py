@@ -19,7 +19,7 @@ from silograph.core.payload import Payload, Shared, Stacked, State  # noqa: E402
 from silograph.federation.base import Sum  # noqa: E402
 from silograph.federation.frame import Envelope, decode, encode  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
-from silograph.federation.session.engine import Session, say_goodbye  # noqa: E402
+from silograph.federation.session.engine import Session  # noqa: E402
 from silograph.federation.session.events import Cause, log_event  # noqa: E402
 from silograph.federation.session.hub import Hub, StreamLink  # noqa: E402
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
@@ -32,6 +32,7 @@ from silograph.federation.session.message import (  # noqa: E402
     unpack,
 )
 from silograph.federation.session.names import qualified  # noqa: E402
+from silograph.federation.session.parting import say_goodbye  # noqa: E402
 from silograph.federation.session.peer import Arrived, LostError, Peer, one_line  # noqa: E402
 from silograph.federation.session.responder import Responder  # noqa: E402
 from silograph.graph.block.block import ClientBlock  # noqa: E402
@@ -232,7 +233,7 @@ class Spoiling:
 
 def call_of(op: str, t: int) -> bytes:
     frame = encode(Envelope("count", Kind.CONTROL, t, 1), SCALE, 0)
-    return call_body(CallBody(op, Key(1), True, False, frame))
+    return call_body(CallBody(op, Key(1), False, frame))
 
 
 def test_a_server_that_sends_garbage_is_refused_and_the_silo_stays_as_it_was(

@@ -69,7 +69,7 @@ def message(kind: Type, sequence: int, body: bytes = b"{}", token: bytes = TOKEN
 
 def call(sequence: int, op: str = qualified(count), frame_op: str = "count", t: int = 1) -> bytes:
     frame = encode(Envelope(frame_op, Kind.CONTROL, t, 1), {"a": Shared(torch.tensor(3))}, 0)
-    return message(Type.CALL, sequence, call_body(CallBody(op, Key(1), True, False, frame)))
+    return message(Type.CALL, sequence, call_body(CallBody(op, Key(1), False, frame)))
 
 
 def answered(worker: Responder, data: bytes) -> Message:

@@ -140,6 +140,18 @@ def test_every_event_is_one_line_and_one_record(
         (Event(What.ENDED, reason="x"), "the run failed: x"),
         (Event(What.ROUND, round=1, rounds=2), "round 1 of 2 is over: not judged"),
         (Event(What.FAILED), "an op failed"),
+        (
+            Event(What.LOST, "a", address="h:1", reason="x"),
+            "a has no stream to h:1, tries again: x",
+        ),
+        (
+            Event(What.STOPPED, "a", address="h:1", seconds=9.0, note="until then"),
+            "the server at h:1 was stopped: a waits for it for up to 9 s (until then)",
+        ),
+        (
+            Event(What.STOPPED),
+            "the server was stopped: its silos wait until the run is continued",
+        ),
         (Event(What.RETURNED, "a", -1), "a is back, before it had any state"),
         (Event(What.NOTE, note="a\nb\x1b[31m\x9b"), "a?b?[31m?"),  # no line and no color of its own
     ],

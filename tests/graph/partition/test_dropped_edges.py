@@ -1,7 +1,8 @@
 """Laws of dropped edges: a share of each client's internal ones, and nothing else."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,7 @@ from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.graph.measure.statistics import describe
-from silograph.graph.partition.options import CutOptions
-from silograph.graph.partition.partition import PARTITIONERS, make_partition
+from silograph.graph.partition.partition import PARTITIONERS, Partition, make_partition
 
 MakeGraph = Callable[..., Graph]
 Edges = list[set[tuple[int, int]]]
@@ -24,9 +24,15 @@ def with_silos(graph: Graph) -> Graph:
     return replace(graph, silo=silo, silo_names=tuple("abcde"))
 
 
+def cut_of(graph: Graph, method: str, share: float, seed: int) -> Partition:
+    given = {"part_share": 0.6, "share_mean": 0.5, "favored_classes": 1}
+    names = [f.name for f in fields(PARTITIONERS[method].options)]
+    own: dict[str, Any] = {name: given[name] for name in names if name in given}
+    return make_partition(graph, method, clients=5, key=Key.of(seed), drop_edges=share, **own)
+
+
 def block_of(graph: Graph, method: str, share: float, seed: int = 0) -> ClientBlock:
-    options = CutOptions(drop_edges=share, part_share=0.6, share_mean=0.5, favored_classes=1)
-    cut = make_partition(graph, method, clients=5, key=Key.of(seed), options=options)
+    cut = cut_of(graph, method, share, seed)
     train = torch.ones(graph.num_nodes, dtype=torch.bool)
     return make_block(graph, cut, Split(train, ~train, ~train))[0]
 
@@ -34,8 +40,7 @@ def block_of(graph: Graph, method: str, share: float, seed: int = 0) -> ClientBl
 def internal(graph: Graph, method: str, share: float, seed: int = 0) -> Edges:
     """Return each client's internal edges as ordered pairs of node ids."""
     block = block_of(graph, method, share, seed)
-    options = CutOptions(part_share=0.6, share_mean=0.5, favored_classes=1)
-    cut = make_partition(graph, method, clients=5, key=Key.of(seed), options=options)
+    cut = cut_of(graph, method, 0.0, seed)
     name = graph.node_id[cut.copies.numpy()]
     found: Edges = [set() for _ in cut.ids]
     for a, b in zip(block.adj.row.tolist(), block.adj.indices.tolist(), strict=True):
@@ -78,8 +83,8 @@ def test_renumbering_drops_the_same_edges(make_graph: MakeGraph, method: str) ->
 
 def test_clients_lose_their_copies_of_an_edge_each_for_themselves(make_graph: MakeGraph) -> None:
     graph = make_graph(60)
-    options = CutOptions(part_share=1.0, drop_edges=0.5)
-    cut = make_partition(graph, "metis_overlapping", clients=5, key=Key.of(0), options=options)
+    how: dict[str, Any] = {"part_share": 1.0, "drop_edges": 0.5}
+    cut = make_partition(graph, "metis_overlapping", clients=5, key=Key.of(0), **how)
     figures = describe(graph, cut)  # five copies of the whole graph
     half = graph.num_edges - int(0.5 * graph.num_edges + 0.5)
     assert figures.internal_edges.tolist() == [half] * 5
@@ -92,7 +97,7 @@ def test_clients_lose_their_copies_of_an_edge_each_for_themselves(make_graph: Ma
 def test_dropped_edges_are_part_of_the_hash(make_graph: MakeGraph) -> None:
     graph = make_graph(60)
     cuts = [
-        make_partition(graph, "random", clients=3, key=Key.of(0), options=CutOptions(drop_edges=s))
+        make_partition(graph, "random", clients=3, key=Key.of(0), drop_edges=s)
         for s in (0.0, 0.2, 0.5)
     ]
     plain = make_partition(graph, "random", clients=3, key=Key.of(0))
@@ -105,25 +110,19 @@ def test_a_graph_without_edges_loses_none(make_graph: MakeGraph) -> None:
     graph = make_graph(8)
     none = subgraph(graph, torch.tensor([0]))
     assert none.num_edges == 0
-    cut = make_partition(
-        none, "random", clients=1, key=Key.of(0), options=CutOptions(drop_edges=0.5)
-    )
+    cut = make_partition(none, "random", clients=1, key=Key.of(0), drop_edges=0.5)
     assert describe(none, cut).internal_edges.tolist() == [0]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_out_of_range_is_refused(make_graph: MakeGraph, share: float) -> None:
     with pytest.raises(PartitionError, match="expected 0 <= drop_edges <= 1, got"):
-        make_partition(
-            make_graph(8), "random", clients=2, key=Key.of(0), options=CutOptions(drop_edges=share)
-        )
+        make_partition(make_graph(8), "random", clients=2, key=Key.of(0), drop_edges=share)
 
 
 def test_dropped_edges_of_another_graph_are_refused(make_graph: MakeGraph) -> None:
     graph, other = make_graph(60, seed=0), make_graph(60, seed=1)
-    cut = make_partition(
-        graph, "random", clients=3, key=Key.of(0), options=CutOptions(drop_edges=0.5)
-    )
+    cut = make_partition(graph, "random", clients=3, key=Key.of(0), drop_edges=0.5)
     train = torch.from_numpy(np.ones(60, bool))
     with pytest.raises(PartitionError, match=r"clients hold \d+ ends of edges, got \d+: cut this"):
         make_block(other, cut, Split(train, ~train, ~train))

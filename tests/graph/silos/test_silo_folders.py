@@ -21,7 +21,6 @@ from silograph.graph.block.block import ClientBlock, SparseRows, make_block
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, row_normalize
-from silograph.graph.partition.options import CutOptions
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split, public_split
 from silograph.graph.read.tables import read_arrays
@@ -48,8 +47,7 @@ def format(request: pytest.FixtureRequest) -> str:
 
 
 def cut_of(graph: Graph, clients: int = 4, **options: Any) -> Partition:
-    chosen = CutOptions(**options)
-    return make_partition(graph, "random", clients=clients, key=Key.of(3), options=chosen)
+    return make_partition(graph, "random", clients=clients, key=Key.of(3), **options)
 
 
 def back(

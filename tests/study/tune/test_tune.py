@@ -13,9 +13,10 @@ from commands import Capture, printed
 from runs import MakeGraph
 from silograph.cli import run_app
 from silograph.cli.compare_tune import ranges_of
-from silograph.core.config import make_config, read_toml
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.ranges import choice, lin, log
+from silograph.core.run_file import read_toml
 from silograph.study.study import read_lines
 from silograph.study.tune.proposals import Trial, propose
 from silograph.study.tune.tune import best_of, resume_search

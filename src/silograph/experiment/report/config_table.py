@@ -14,6 +14,7 @@ from silograph.experiment.result_files import CONFIG
 
 FIELDS = {f.name: f for f in dataclasses.fields(RunConfig) if f.name != "out"}
 FIRST = ("method", "model")
+OPTIONS = "Options of the parts"
 SEEDS = ("seed", "partition_seed", "split_seed", "init_seed")
 
 
@@ -55,28 +56,37 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given and is not the default."""
-    return {
-        name: given[name]
-        for name in FIELDS
-        if given[name] is not None and given[name] != default_of(name)
-    }
+def used_values(run: RunRecord) -> dict[str, Any]:
+    """Return every key of a run with the value that was used; options of parts as PART.NAME."""
+    used, options = run.about["config"], run.about["config"]["options"]
+    return {**{k: v for k, v in used.items() if k in FIELDS and k != "options"}, **options}
+
+
+def given_of(run: RunRecord) -> dict[str, Any]:
+    """Return the keys that were given and are not the default, likewise."""
+    return {**{k: v for k, v in run.given.items() if k != "options"}, **run.given["options"]}
+
+
+def help_of(run: RunRecord, name: str) -> str:
+    """Return what a key means."""
+    text: str = FIELDS[name].metadata["help"] if name in FIELDS else run.about["help"].get(name, "")
+    return text
 
 
 def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
     """Return the rows of the config's table by group, groups in their first order."""
-    used, changed = run.about["config"], changes(run.given)
+    changed = given_of(run)
     table: dict[str, list[ConfigRow]] = {}
-    for name, field in FIELDS.items():
+    for name, value in used_values(run).items():
+        field = FIELDS.get(name)
         row = ConfigRow(
             name=name,
-            value=text_of(used.get(name)),
-            help=field.metadata["help"],
+            value=text_of(value),
+            help=help_of(run, name),
             changed=name in changed,
-            filled=name not in changed and used.get(name) != default_of(name),
+            filled=field is not None and name not in changed and value != default_of(name),
         )
-        table.setdefault(field.metadata["group"], []).append(row)
+        table.setdefault(OPTIONS if field is None else field.metadata["group"], []).append(row)
     return table
 
 
@@ -84,26 +94,40 @@ def flags(changed: Mapping[str, Any]) -> list[str]:
     """Return the command-line flags that say these values."""
     words: list[str] = []
     for name, value in changed.items():
-        flag = "--" + name.replace("_", "-")
-        if name == "options":
-            for key, entry in value.items():
-                plain = entry if isinstance(entry, str) else json.dumps(entry)
-                words += ["--option", f"{key}={plain}"]
+        key = short_of(name)
+        flag = "--" + key.replace("_", "-")
+        if key not in FIELDS:
+            plain = value if isinstance(value, str) else json.dumps(value)
+            words += ["--option", f"{name}={plain}"]
         elif isinstance(value, bool):
-            words.append(flag if value else FIELDS[name].metadata["off"] or f"--no-{flag[2:]}")
+            words.append(flag if value else FIELDS[key].metadata["off"] or f"--no-{flag[2:]}")
         else:
             words += [flag, str(value)]
     return words
 
 
+def short_of(name: str) -> str:
+    """Return the key of `RunConfig` that says an option, if there is one; else the whole name."""
+    kind, _, own = name.partition(".")
+    return own if own in FIELDS and FIELDS[own].metadata.get("part") == kind else name
+
+
+def keywords(changed: Mapping[str, Any]) -> str:
+    """Return the keywords in Python that say these values, each behind a comma."""
+    short = {short_of(name): value for name, value in changed.items()}
+    plain = {name: value for name, value in short.items() if name in FIELDS}
+    options = {name: value for name, value in short.items() if name not in FIELDS}
+    plain |= {"options": options} if options else {}
+    return "".join(f", {name}={value!r}" for name, value in plain.items())
+
+
 def commands(run: RunRecord) -> dict[str, str]:
     """Return how to run it again and how to go on, by what it is for."""
-    changed = changes(run.given)
+    changed = given_of(run)
     if run.about.get("source") is None:  # a graph in memory: only Python has it
         changed.pop("dataset", None)
-        words = "".join(f", {name}={value!r}" for name, value in changed.items())
         return {
-            "again": f"sg.run(graph{words})",
+            "again": f"sg.run(graph{keywords(changed)})",
             "resume": f"sg.resume({run.path!r}, graph=graph)",
         }
     dataset = changed.pop("dataset", default_of("dataset"))
@@ -116,5 +140,6 @@ def commands(run: RunRecord) -> dict[str, str]:
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys in which configs differ; method and model come first."""
-    found = [name for name in FIELDS if len({text_of(c.get(name)) for c in configs}) > 1]
+    names = dict.fromkeys(name for config in configs for name in config)
+    found = [name for name in names if len({text_of(c.get(name)) for c in configs}) > 1]
     return sorted(found, key=lambda name: name not in FIRST)

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import make_config, read_toml
 from silograph.core.errors import DataError, SilographError
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
-    CONFIG,
     DIVERGED,
     LEDGER,
     RESULT,
@@ -28,7 +26,7 @@ from silograph.task.metric_table import LOSS, METRICS, Metric, reported
 
 VIEWS = ("server", "uncut", "personalised")
 # Of run.json.
-NEEDED = ("config", "method", "versions", "model", "metrics", "dataset", "partition_hash")
+NEEDED = ("config", "given", "method", "versions", "model", "metrics", "dataset", "partition_hash")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +35,7 @@ class RunRecord:
 
     Attributes:
         path: the folder, as it was given.
-        given: the config as it was given, every key.
+        given: what was given of the config and is not the default.
         about: what run.json says.
         rows: the judged rounds so far.
         clients: rows of clients.csv.
@@ -155,11 +153,10 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         missing = [name for name in NEEDED if name not in about]
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")
-        given = make_config(read_toml(folder / CONFIG), source=f"{folder / CONFIG}")
         over = (folder / RESULT).exists()
         return RunRecord(
             path=os.fspath(path),
-            given=vars(given),
+            given=about["given"],
             about=about,
             rows=read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else (),
             clients=read_csv(folder / CLIENTS),

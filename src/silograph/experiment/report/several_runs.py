@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from silograph.evaluation.views import means_of
-from silograph.experiment.report.config_table import FIELDS, SEEDS, differences, text_of
+from silograph.experiment.report.config_table import (
+    SEEDS,
+    differences,
+    given_of,
+    help_of,
+    text_of,
+    used_values,
+)
 from silograph.experiment.report.figures import MOST_POINTS, Curve, curves, thinned
 from silograph.experiment.report.page import axis_of, environment, headed
 from silograph.experiment.report.reading import VIEWS, RunRecord
@@ -18,9 +25,9 @@ MOST_OF_ALL = 6000  # points of a figure
 
 def comparison_page(runs: Sequence[RunRecord]) -> str:
     """Return the HTML page that compares runs."""
-    different = differences([run.about["config"] for run in runs])
+    different = differences([used_values(run) for run in runs])
     # What a method fills in goes without saying, and so does a default that is written out.
-    given = [name for name in differences([run.given for run in runs]) if name in different]
+    given = [name for name in differences([given_of(run) for run in runs]) if name in different]
     kinds = [label_of(run, [name for name in given if name not in SEEDS]) for run in runs]
     groups = list(dict.fromkeys(kinds))
     looks = [look_of(groups.index(kind)) for kind in kinds]
@@ -33,7 +40,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             runs=[row_of(*row) for row in zip(runs, names, looks, strict=True)],
             groups=[{"name": group, "look": look_of(n)} for n, group in enumerate(groups)],
             different=different,
-            help={name: FIELDS[name].metadata["help"] for name in different},
+            help={name: help_in(runs, name) for name in different},
             same={
                 name: text_of(value)
                 for name in ("dataset", "method", "partition", "clients", "model", "rounds")
@@ -56,8 +63,13 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
 
 def label_of(run: RunRecord, names: Sequence[str]) -> str:
     """Return what a run is called by the settings, as given, that tell it from others."""
-    texts = {name: text_of(run.given[name]) for name in names}
+    texts = {name: text_of(used_values(run).get(name)) for name in names}
     return ", ".join(v if name in SPEAKING else f"{name} {v}" for name, v in texts.items())
+
+
+def help_in(runs: Sequence[RunRecord], name: str) -> str:
+    """Return what a key of some of the runs means."""
+    return next((text for run in runs if (text := help_of(run, name))), "")
 
 
 def unique(labels: list[str], runs: Sequence[RunRecord]) -> list[str]:
@@ -132,7 +144,7 @@ def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
         "name": name,
         "look": look,
         "path": run.path,
-        "config": {key: text_of(value) for key, value in run.about["config"].items()},
+        "config": {key: text_of(value) for key, value in used_values(run).items()},
         "judge": run.judge,
         "best_round": None if best is None else best["round"],
         "rounds": run.rows[-1]["round"] if run.rows else 0,

@@ -1,9 +1,7 @@
 """Silos' own data in one process: the clients that they would make, and what only we can see."""
 
 import hashlib
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,14 +9,14 @@ import torch
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.cutting import Cut, cut_graph, trainable
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by
+from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.source import find_source
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
-from silograph.graph.datasets import check_columns, check_scale, is_path, load
-from silograph.graph.features import check_given
-from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import (
     Silo,
@@ -30,30 +28,8 @@ from silograph.graph.silos.data import (
     silo_fingerprint,
     silo_split,
 )
-from silograph.graph.silos.read import is_silos, read_silos
 
 CUT = "silo"  # what a run's `partition` says of silos that are there already
-
-
-def load_data(
-    name: str,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: float = 1.0,
-    columns: str | None = None,
-    report: ProgressCallback | None = None,
-) -> Graph | Silos:
-    """Return a graph by name or path, as `load` does, or the silos of a folder that holds some."""
-    if names_silos(name):
-        check_scale(name, scale)
-        check_columns(name, columns)
-        return read_silos(Path(name).expanduser())
-    return load(name, data_dir=data_dir, scale=scale, columns=columns, report=report)
-
-
-def names_silos(name: str) -> bool:
-    """Whether a dataset is the path of a folder that holds silos."""
-    return is_path(name) and is_silos(Path(name).expanduser())
 
 
 def refuse_in_memory(data: object) -> None:
@@ -81,8 +57,8 @@ def cut_for_studies(
     """
     data: Graph | Silos | None = graph
     if data is None:
-        how: dict[str, Any] = {"data_dir": config.data_dir, "columns": config.columns}
-        data = load_data(config.dataset, scale=config.scale, **how)
+        source = find_source(config.dataset, data_dir=config.data_dir, columns=config.columns)
+        data = source.read(config.scale)
     found, config = cut_by(data, partition, config)
     if isinstance(found, CutGraph):
         raise ConfigError(
@@ -107,35 +83,37 @@ def cut_already(config: RunConfig) -> RunConfig:
 
 
 def clients_of(
-    config: RunConfig, data: Graph | CutGraph | Silos, dtype: torch.dtype, *, uncut: bool
+    config: ResolvedConfig, parts: Parts, data: Graph | CutGraph | Silos, dtype: torch.dtype
 ) -> tuple[Cut, ClientBlock, Route]:
     """Return the clients of a graph that is cut for them, or of silos, as one block.
 
     Args:
-        config: of the run; seeds must be resolved.
+        config: of the run.
+        parts: of the run; with a method that trains uncut, one client holds the whole graph.
         data: the graph, perhaps cut already, or the silos.
         dtype: of features and edges.
-        uncut: whether the one client holds the whole graph.
 
     Raises:
         SilographError: the graph, the cut, the split or the silos cannot be used.
     """
+    uncut = parts.method.part.setting.uncut
     if isinstance(data, Silos):
         cut, block, route = joined(config, data, dtype)
         if not uncut:
             return cut, block, route
     else:
-        cut = cut_graph(config, data)
-        check_given(config.features, cut.graph.num_features, cut.graph.name)
+        cut = cut_graph(config, data, parts.partition)
     partition = whole(cut.graph) if uncut else cut.partition
     return cut, *make_block(cut.graph, partition, cut.split, dtype)
 
 
-def joined(config: RunConfig, silos: Silos, dtype: torch.dtype) -> tuple[Cut, ClientBlock, Route]:
+def joined(
+    config: ResolvedConfig, silos: Silos, dtype: torch.dtype
+) -> tuple[Cut, ClientBlock, Route]:
     """Let silos split their nodes, make their blocks and agree, each from its own data.
 
     Args:
-        config: of the run; seeds must be resolved.
+        config: of the run.
         silos: their data.
         dtype: of features and edges.
 
@@ -144,10 +122,8 @@ def joined(config: RunConfig, silos: Silos, dtype: torch.dtype) -> tuple[Cut, Cl
         block; who answers for each halo slot.
 
     Raises:
-        ConfigError: an option that needs the whole graph, or cuts it.
         DataError: silos disagree, or one lacks the split that is asked for.
     """
-    check_uncut(config, silos)
     route = agree(silos)
     silos = replace(silos, members=tuple(featured(s, config.features) for s in silos.members))
     block = join_blocks([client_block(silo, config, dtype) for silo in silos.members])
@@ -158,8 +134,8 @@ def joined(config: RunConfig, silos: Silos, dtype: torch.dtype) -> tuple[Cut, Cl
     return trainable(config, cut), block, route
 
 
-def client_block(silo: Silo, config: RunConfig, dtype: torch.dtype) -> ClientBlock:
-    """Return the block that a silo makes of its data alone; seeds must be resolved.
+def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> ClientBlock:
+    """Return the block that a silo makes of its data alone.
 
     `silo` has the features that the config asks for.
 
@@ -167,7 +143,6 @@ def client_block(silo: Silo, config: RunConfig, dtype: torch.dtype) -> ClientBlo
         ConfigError: a split that is none.
         DataError: the silo lacks the split that is asked for.
     """
-    assert config.split_seed is not None  # resolved
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
     return silo_block(silo, split, dtype, normalize=config.normalize == "row")
 

@@ -1,26 +1,25 @@
 """A graph prepared, cut into clients and split, as a simulation has it."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.own_partition import (
-    GIVEN,
     CutGraph,
-    check_given_partition,
     names_clients,
+    with_own_partition,
 )
+from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.datasets import load
 from silograph.graph.features import with_features
+from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph, Split, largest_component, row_normalize, subgraph
 from silograph.graph.node_key import key_order
-from silograph.graph.partition.options import READ_BY, CutOptions
-from silograph.graph.partition.own import read_partition
-from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.partition import Partition, Partitioner, make_partition
 from silograph.graph.partition.split import choose_split
 
 DEFAULT_CLIENTS = 10
@@ -61,34 +60,70 @@ def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
     return make_block(graph, whole(graph, "server"), split)[0]
 
 
-def cut_options(config: RunConfig) -> CutOptions:
-    """Return what a config says of the cut."""
-    names = (f.name for f in dataclasses.fields(CutOptions))
-    return CutOptions(**{name: getattr(config, name) for name in names})
+def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
+    """Return the seed of a kind, which is that of training where it is not given."""
+    own: int | None = getattr(config, name)
+    return config.seed if own is None else own
 
 
-def check_cut_options(given: Iterable[str], partitions: Collection[object]) -> None:
-    """Raise `ConfigError` for an option of a cut that none of the ways of cutting reads.
-
-    Args:
-        given: names of the fields that were given on purpose.
-        partitions: the ways of cutting.
-    """
-    for name in given:
-        readers = READ_BY.get(name, ())
-        if readers and not set(readers) & set(partitions):
-            raise ConfigError(
-                f"expected {name} with partition {' or '.join(readers)} only, got partition "
-                f"{', '.join(map(str, partitions))}: leave {name} out, or change the partition"
-            )
-
-
-def as_used(config: RunConfig, graph: Graph) -> Graph:
+def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
     """Return the part of a graph that a config keeps, its features as the config wants them."""
     if config.largest_component:
         graph = largest_component(graph)
     graph = with_features(graph, config.features)
     return row_normalize(graph) if config.normalize == "row" else graph
+
+
+def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> Cut:
+    """Load, cut and split the graph of a config; its options are checked before.
+
+    Raises:
+        SilographError: something about the config, the graph, the cut or the split cannot be used.
+    """
+    partition = choose_parts(config).partition
+    graph = load(
+        config.dataset,
+        data_dir=config.data_dir,
+        scale=config.scale,
+        columns=config.columns,
+        report=report,
+    )
+    return cut_graph(config, with_own_partition(config, graph), partition)
+
+
+def cut_graph(
+    config: RunConfig | ResolvedConfig, data: Graph | CutGraph, partition: Chosen[Partitioner]
+) -> Cut:
+    """Prepare, cut and split a graph; one with a partition of the user's has it already.
+
+    Raises:
+        SilographError: the graph, the cut or the split cannot be used.
+    """
+    if isinstance(data, CutGraph):
+        graph, cut = as_used(config, data.graph), data.partition
+    else:
+        graph = as_used(config, data)
+        cut = make_partition(
+            graph,
+            partition.part,
+            clients=clients_of_graph(config, graph),
+            key=Key.of(seed_of(config, "partition_seed")).fold("partition"),
+            drop_edges=config.drop_edges,
+            **dataclasses.asdict(partition.options),
+        )
+    _check_degrees(config, cut)
+    key = Key.of(seed_of(config, "split_seed")).fold("split")
+    return trainable(config, Cut(graph, cut, choose_split(graph, cut, config.split, key)))
+
+
+def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:
+    """Raise `PartitionError` where features are degrees that silos could not count."""
+    nowhere = int((cut.owner < 0).sum())
+    if "degree" in config.features and nowhere:
+        raise PartitionError(
+            f"expected every node at a client with features {config.features}, got {nowhere} at "
+            "none: silos cannot count neighbors that nobody holds; use constant"
+        )
 
 
 def check_features(config: RunConfig) -> None:
@@ -105,65 +140,14 @@ def check_features(config: RunConfig) -> None:
         )
 
 
-def cut_graph(config: RunConfig, data: Graph | CutGraph) -> Cut:
-    """Prepare, cut and split a graph; seeds must be resolved.
-
-    Raises:
-        SilographError: the graph, the cut or the split cannot be used.
-    """
-    if isinstance(data, CutGraph):
-        graph, partition = as_used(config, data.graph), data.partition
-        _check_as_given(config, partition)
-    else:
-        graph, partition = _partitioned(config, data)
-    nowhere = int((partition.owner < 0).sum())
-    if "degree" in config.features and nowhere:
-        raise PartitionError(
-            f"expected every node at a client with features {config.features}, got {nowhere} at "
-            "none: silos cannot count neighbors that nobody holds; use constant"
-        )
-    assert config.split_seed is not None  # resolved
-    split = choose_split(graph, partition, config.split, Key.of(config.split_seed).fold("split"))
-    return trainable(config, Cut(graph, partition, split))
+def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
+    """Return the number of clients of a cut."""
+    if config.clients is not None:
+        return config.clients
+    return len(graph.silo_names) if names_clients(config.partition) else DEFAULT_CLIENTS
 
 
-def _partitioned(config: RunConfig, graph: Graph) -> tuple[Graph, Partition]:
-    """Return the graph as it is used, and how the config cuts it."""
-    method, clients = config.partition, config.clients
-    if names_clients(method) and method != "silo":
-        if method.startswith(GIVEN):
-            check_given_partition(graph, method)
-        else:
-            graph = read_partition(graph, Path(method).expanduser())
-        method = "silo"
-    elif clients is None and method != "silo":
-        clients = DEFAULT_CLIENTS
-    graph = as_used(config, graph)
-    assert config.partition_seed is not None  # resolved
-    key = Key.of(config.partition_seed).fold("partition")
-    return graph, make_partition(
-        graph, method, clients=clients, key=key, options=cut_options(config)
-    )
-
-
-def _check_as_given(config: RunConfig, partition: Partition) -> None:
-    """Raise `ConfigError` for options that do not go with a partition that is a value."""
-    if config.partition != f"{GIVEN}{partition.hash}":
-        raise ConfigError(f"expected the partition {config.partition}, got another in memory")
-    for name in ("largest_component", "drop_edges"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"expected a partition that is used as it is, got {name}={getattr(config, name)}: "
-                "leave it out, or cut the graph that is meant"
-            )
-    if config.clients not in (None, len(partition.ids)):
-        raise ConfigError(
-            f"expected {len(partition.ids)} clients, as the partition has, got {config.clients}: "
-            "leave the number out"
-        )
-
-
-def trainable(config: RunConfig, cut: Cut) -> Cut:
+def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
     """Return a cut that has something to train on; raise `DataError` for another."""
     if not bool((cut.split.train & cut.graph.labelled).any()):
         raise DataError(

@@ -1,64 +1,53 @@
 """The model of a run: silograph's layers with their options, or a user's own module."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import cast
+from dataclasses import asdict, fields
+from typing import Any, cast
 
 import torch
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, lookup
+from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
-from silograph.nn.model import MODELS, AnyModel, Model
+from silograph.nn.model import AnyModel, Model
+from silograph.nn.model_options import MODULE, APPNPOptions, GATOptions, ModelKind
 from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.sampling.neighbors import Depth
 from silograph.task.registry import task_of
 
-HEADS, HOPS, TELEPORT = 8, 10, 0.1  # as in the papers of GAT and APPNP
-OPTION_OF = {"heads": "gat", "hops": "appnp", "teleport": "appnp"}
-OF_LAYERS = {"layers", "hidden", "dropout", "residual", "fanout", "neighbors", *OPTION_OF}
+OF_LAYERS = {"layers", "hidden", "dropout", "fanout", "neighbors"}
 
 
-def with_model_options(config: RunConfig) -> RunConfig:
-    """Return the config with the options of its model written out.
-
-    Raises:
-        ConfigError: unknown model (names the nearest), or an option that it cannot use.
-    """
-    if is_spec(config.model):
+def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
+    """Raise `ConfigError` for options that do not go with the model, or with each other."""
+    if kind is MODULE:
         refuse_options(config)
-        return config
-    lookup(MODELS, config.model, "model")
-    for name, model in OPTION_OF.items():
-        if config.model != model and getattr(config, name) is not None:
-            raise ConfigError(
-                f"expected {name} with model {model} only, got {name}={getattr(config, name)} with "
-                f"model {config.model}: leave it out"
-            )
-    if config.residual and config.layers < 3:
+        return
+    if options.residual and config.layers < 3:
         raise ConfigError(
             f"expected 3 layers or more with residual, got {config.layers}: there is no hidden "
             "layer whose input and output are equally wide"
         )
-    if config.model == "gat":
-        config = replace(config, heads=HEADS if config.heads is None else config.heads)
-        if config.layers > 1 and config.hidden % (config.heads or 1):
-            raise ConfigError(
-                f"expected a hidden width that is a multiple of {config.heads} heads, got "
-                f"{config.hidden}: they stand side by side in it"
-            )
-    if config.model == "appnp":
-        hops = HOPS if config.hops is None else config.hops
-        teleport = TELEPORT if config.teleport is None else config.teleport
-        config = replace(config, hops=hops, teleport=teleport)
-    return config
+    if isinstance(options, GATOptions) and config.layers > 1 and config.hidden % options.heads:
+        raise ConfigError(
+            f"expected a hidden width that is a multiple of {options.heads} heads, got "
+            f"{config.hidden}: they stand side by side in it"
+        )
+
+
+def depth_of(config: RunConfig, options: object) -> Depth:
+    """Return over how many hops a model sums, from the model's options."""
+    if isinstance(options, APPNPOptions):
+        return Depth(options.hops, "hop")
+    return Depth(config.layers, "layer")
 
 
 def refuse_options(config: RunConfig) -> None:
     """Raise `ConfigError` for an option of silograph's models where the model is a module."""
     for f in fields(config):
         value = getattr(config, f.name)
-        if f.name in OF_LAYERS and value != f.default:
+        if f.name in OF_LAYERS and value != f.default and value != "full":
             raise ConfigError(
                 f"expected {f.name} with silograph's own models only, got {f.name}={value} with "
                 f"model {config.model}, which decides by itself: leave it out"
@@ -78,15 +67,17 @@ def own_module(config: RunConfig) -> Make | None:
 
 def make_model(
     config: RunConfig,
+    options: Any,
     schema: Schema,
     make: Make | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> AnyModel:
-    """Return the model of a run; options must be written out.
+    """Return the model of a run.
 
     Args:
         config: of the run.
+        options: of the model, checked.
         schema: of the graph.
         make: the user's own module, if the model is one.
         dtype: of its weights.
@@ -95,21 +86,18 @@ def make_model(
     Raises:
         ConfigError: the module cannot be trained by a federation.
     """
+    outputs = task_of(schema.task).outputs(schema)
     if make is not None:
-        sizes = schema.num_features, task_of(schema.task).outputs(schema)
-        model = ModuleModel(config.model, make, *sizes, schema.task)
+        model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
         check(model, dtype, device)
         return model
     return Model(
         conv=config.model,
         features=schema.num_features,
         hidden=config.hidden,
-        outputs=task_of(schema.task).outputs(schema),
+        outputs=outputs,
         layers=config.layers,
         dropout=config.dropout,
         task=schema.task,
-        residual=config.residual,
-        heads=config.heads or 1,
-        hops=config.hops or 0,
-        teleport=config.teleport or 0.0,
+        **asdict(options),
     )

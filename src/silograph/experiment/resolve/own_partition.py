@@ -7,12 +7,21 @@ again. Where every node has one client, the graph itself carries them, as its si
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, PartitionError
 from silograph.graph.graph import Graph
-from silograph.graph.partition.own import assigned, is_partition_file, of_silos, owner_of_each
+from silograph.graph.partition.own import (
+    assigned,
+    is_partition_file,
+    of_silos,
+    owner_of_each,
+    read_partition,
+)
 from silograph.graph.partition.partition import Partition
 from silograph.graph.read.any_graph import graph_of, is_clients
 from silograph.graph.silos.data import Silos
@@ -27,6 +36,11 @@ class CutGraph:
 
     graph: Graph
     partition: Partition
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether several clients hold a node."""
+        return len(torch.unique(self.partition.copies)) < len(self.partition.copies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +150,41 @@ def cut_again(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph |
 def names_clients(partition: str) -> bool:
     """Whether a partition itself says how many clients there are."""
     return partition == "silo" or partition.startswith(GIVEN) or is_partition_file(partition)
+
+
+def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | CutGraph:
+    """Return a graph whose nodes have the clients that a partition of the user's gives them.
+
+    The graph of another config, which is cut later, is returned as it is.
+
+    Raises:
+        ConfigError: the partition is not in memory, or does not go with the other options.
+        DataError: the file of a partition cannot be used.
+    """
+    if isinstance(data, CutGraph):
+        _check_as_given(config, data.partition)
+    elif config.partition.startswith(GIVEN):
+        check_given_partition(data, config.partition)
+    elif is_partition_file(config.partition):
+        return read_partition(data, Path(config.partition).expanduser())
+    return data
+
+
+def _check_as_given(config: RunConfig, partition: Partition) -> None:
+    """Raise `ConfigError` for options that do not go with a partition that is a value."""
+    if config.partition != f"{GIVEN}{partition.hash}":
+        raise ConfigError(f"expected the partition {config.partition}, got another in memory")
+    for name in ("largest_component", "drop_edges"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"expected a partition that is used as it is, got {name}={getattr(config, name)}: "
+                "leave it out, or cut the graph that is meant"
+            )
+    if config.clients not in (None, len(partition.ids)):
+        raise ConfigError(
+            f"expected {len(partition.ids)} clients, as the partition has, got {config.clients}: "
+            "leave the number out"
+        )
 
 
 def check_given_partition(graph: Graph, partition: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.backends import Kernels, why_not_compiled
 from silograph.nn.fit import Training
@@ -19,7 +20,7 @@ from silograph.nn.own_module import ModuleModel
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
-COMPILED = (None, "full", "fanout")  # neighbor samplers
+COMPILED = ("full", "fanout")  # neighbor samplers
 COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
 
 
@@ -80,7 +81,7 @@ def choose_block_size(
     return -(-block.num_clients // blocks)  # blocks of one size
 
 
-def planned(config: RunConfig) -> str:
+def planned(config: ResolvedConfig) -> str:
     """Return the plan in words."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
@@ -88,14 +89,11 @@ def planned(config: RunConfig) -> str:
     return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
 
 
-def plan(
-    config: RunConfig, training: Training, block: ClientBlock | None, device: torch.device
-) -> RunConfig:
-    """Return the config with kernels and block size written out; at a silo, blocks are of one."""
-    kernels = choose_kernels(config, training, device)
-    size = config.block_size
-    if block is None:
-        size = 1
-    elif size is None:
-        size = choose_block_size(training, block, kernels, keep=bool(config.keep_optimizer))
-    return replace(config, kernels=kernels, block_size=size)
+def with_block_size(
+    config: ResolvedConfig, training: Training, block: ClientBlock
+) -> ResolvedConfig:
+    """Return the config with the number of clients that are computed at once."""
+    if config.block_size is not None:
+        return config
+    size = choose_block_size(training, block, config.kernels, keep=config.keep_optimizer)
+    return replace(config, block_size=size)

@@ -1,10 +1,12 @@
 """The program of a run: what its config, method and model call at every client, put together."""
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.payload import Shared
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.evaluate import own_steps
 from silograph.exchange.collect import collect_steps, collected_specs
+from silograph.exchange.passes import weight_specs
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
@@ -12,21 +14,27 @@ from silograph.methods.base import Method, MethodConfig
 COLLECT = "collect"  # named beside methods where a silo says what it allows
 
 
-def training_key(config: RunConfig) -> Key:
+def training_key(config: ResolvedConfig) -> Key:
     """Return the key of everything random in training."""
     return Key.of(config.seed).fold("training")
 
 
 def program_of(
-    config: RunConfig, schema: Schema, method: Method, method_config: MethodConfig
+    config: ResolvedConfig,
+    schema: Schema,
+    method: Method,
+    method_config: MethodConfig,
+    *,
+    hand_over: bool = True,
 ) -> Program:
     """Return what a run calls.
 
     Args:
-        config: with every seed and default written out.
+        config: of the run.
         schema: features and classes.
         method: the method.
         method_config: what its ops read.
+        hand_over: whether clients get the server's model when the run is over.
 
     Raises:
         ConfigError: the method does not say what it calls.
@@ -51,7 +59,9 @@ def program_of(
         trained = calls.round(method_config, t, key)
         return trained, _evaluation_steps(config, method, method_config, t, key)
 
-    return Program(setup, round_steps, config.rounds, state)
+    given = hand_over and calls.scores_server(method_config)
+    result = weight_specs(method_config.model, Shared) if given else {}
+    return Program(setup, round_steps, config.rounds, state, result)
 
 
 def scores_are_kept(method: Method) -> bool:
@@ -63,7 +73,7 @@ def scores_are_kept(method: Method) -> bool:
 
 
 def _evaluation_steps(
-    config: RunConfig, method: Method, method_config: MethodConfig, t: int, key: Key
+    config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round, if it is to be scored."""
     scored = _scoring_steps(method, method_config, t, key)
@@ -84,7 +94,7 @@ def _scoring_steps(method: Method, method_config: MethodConfig, t: int, key: Key
 
 
 def beyond_weights(
-    config: RunConfig, method: Method, method_config: MethodConfig
+    config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> tuple[str, ...]:
     """Return what a silo must allow by name: whatever sends rows of single nodes."""
     calls, key, names = method.calls, training_key(config), []

@@ -13,7 +13,8 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.payload import ranges
 from silograph.exchange.collect import collect, local_graph
-from silograph.experiment.run.setup import DTYPES, Setup
+from silograph.experiment.resolve.resolve import DTYPES
+from silograph.experiment.run.setup import Setup
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.methods.base import NoOptions
@@ -50,7 +51,7 @@ def local_bias(
         uncut = replace(uncut, row_key=row_key)
     uncut = uncut.to(device, dtype)
     central = replace(
-        cfg, keep_optimizer=True, participation=1.0, options=NoOptions(), corrections=(), held=None
+        cfg, keep_optimizer=True, participation=1.0, options=NoOptions(), corrections=()
     )
     fed = InProcess(central, uncut, no_route, 1)
     state = CENTRALIZED.init(fed, central, first, key)

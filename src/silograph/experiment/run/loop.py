@@ -11,16 +11,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
+from silograph.core.payload import Shared, named
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.collect import collect
 from silograph.experiment.advice import advice_of
 from silograph.experiment.report import add_report
+from silograph.experiment.resolve.resolve import DTYPES, draws_at_the_server
 from silograph.experiment.resolve.run_program import scores_are_kept, training_key
-from silograph.experiment.resolve.selector_options import draws_at_the_server, selector_of
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.local_bias import local_bias
+from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
@@ -38,23 +41,23 @@ from silograph.experiment.run.round_scores import (
     uncut_counts,
     views_of,
 )
-from silograph.experiment.run.selecting import Selection, without_selection
-from silograph.experiment.run.setup import DTYPES, Setup, versions
+from silograph.experiment.run.selecting import Selection
+from silograph.experiment.run.server_parts import without_parts
+from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
-from silograph.methods.base import RoundReport, ServerState
+from silograph.methods.base import RoundReport, ServerState, client_weights
 from silograph.nn.conv import Params
-from silograph.nn.model import init_weights
+from silograph.nn.model import init_weights, weight_shapes
 from silograph.task.scores import Part, Scores
 
 
 def first_weights(setup: Setup) -> Params:
     """Return the initial weights."""
     config = setup.config
-    assert config.init_seed is not None  # resolved
     key = Key.of(config.init_seed).fold("init")
     weights = init_weights(setup.method_config.model, key, DTYPES[config.dtype])
     return {name: w.to(setup.device) for name, w in weights.items()}
@@ -84,13 +87,18 @@ def _set_up(setup: Setup) -> Snapshot:
     scores = None
     if scores_are_kept(setup.method):
         scores = replace(judge_finite(setup, state, 0), weights=None)
+    control = controlling(setup)
+    if control is not None:
+        state = control.begin(state, scores)
     return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None, scores=scores)
 
 
 def _selection(setup: Setup) -> Selection | None:
     """Return what selects clients, None where the method's own uniform draw does."""
-    selector, options = selector_of(setup.config, setup.method)
-    return Selection(selector, options, setup) if draws_at_the_server(selector) else None
+    selector = setup.parts.selector
+    if not draws_at_the_server(setup.parts):
+        return None
+    return Selection(selector.part, selector.options, setup)
 
 
 def train(
@@ -135,7 +143,8 @@ def train(
                 folder.checkpoints.keep_best(snapshot.best.round, apart)
             folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
         display.update(snapshot.round, metric)
-    result = _result(setup, snapshot, rows, folder, display)
+    handed = _hand_over(setup, snapshot)
+    result = _result(setup, snapshot, rows, folder, display, handed)
     if folder is not None:
         folder.finish(result, setup)
         add_report(folder.path)
@@ -144,7 +153,15 @@ def train(
     return result
 
 
-def _is_due(config: RunConfig, snapshot: Snapshot) -> bool:
+def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
+    """Give the clients what the run has come to; return the bytes that it took."""
+    best = snapshot.best
+    assert best is not None  # a run ends after a judged round
+    weights = named("weights", best.weights or {})
+    return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
+
+
+def _is_due(config: ResolvedConfig, snapshot: Snapshot) -> bool:
     """Whether there is to be a checkpoint of a round."""
     every = config.checkpoint_every
     over = snapshot.round == config.rounds or snapshot.stopped is not None
@@ -165,7 +182,8 @@ def _whole_round(
     while True:
         try:
             after, row = _round(setup, before, began)
-            setup.federation.keep(after.round, committed)
+            best = () if after.best is None else (after.best.round,)  # silos get it in the end
+            setup.federation.keep(after.round, sorted({*committed, *best}))
         except AwayError as away:
             setup.federation.rejoin(away)
         else:
@@ -181,20 +199,29 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     selection, cfg = _selection(setup), setup.method_config
     if selection is not None:
         cfg = selection.choose(before.state, t, key)
-    state, report = setup.method.round(fed, cfg, without_selection(before.state), t, key)
+    control = controlling(setup)
+    if control is not None:
+        cfg = replace(cfg, knobs=control.propose(before.state, before.scores, t, key))
+    state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
+    on_held = setup.method.setting.on_held
+    if on_held is not None and setup.held is not None:
+        state = on_held(cfg, setup.held, state, t, key)
+    own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
     best, row, scores, last, counts = before.best, None, None, before.scores, None
     if judged:
         now = judge_finite(setup, state, t)
         last = None if last is None else replace(now, weights=None)
-        best = now if is_better(setup, now, best) else best
+        best = _with_own(setup, now) if is_better(setup, now, best) else best
         view = setup.method.evaluate.view
         scores = now.val[view]
         counts = now.server if view == "server" else now.personalised
         row = row_of(setup, now, report, time.monotonic() - began)
     if selection is not None:
         state = selection.observe(before.state, state, t, report, counts)
+    if control is not None:
+        state = control.observe(before.state, state, t, own, last, cfg.knobs)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
         config,
@@ -205,10 +232,15 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         seconds=seconds,
     )
     if stopped is not None and best is None:  # a limit before the first evaluation: judge now
-        best = judge_finite(setup, state, t)
+        best = _with_own(setup, judge_finite(setup, state, t))
         row = row_of(setup, best, report, time.monotonic() - began)
     facts = checked_facts(report, len(fed.ids), t)
     return Snapshot(t, state, best, seconds, stopped, last, facts), row
+
+
+def _with_own(setup: Setup, best: Judged) -> Judged:
+    """Return a round that was just judged, with the clients' own models."""
+    return replace(best, own=own_weights(setup, best.weights, setup.federation.states()))
 
 
 def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:
@@ -255,12 +287,31 @@ def peak_memory_bytes() -> int:
     return own if sys.platform == "darwin" else own * 1024
 
 
+def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
+    """Return the clients' own models of the best round, if they have any."""
+    if best.own is None:
+        return {}
+    shape, names = setup.method_config.model, setup.schema.class_names
+    shapes, config = weight_shapes(shape), setup.config
+    return {
+        client: TrainedModel(
+            shape,
+            client_weights(shapes, best.own, number),
+            names,
+            config.normalize,
+            features=config.features,
+        )
+        for number, client in enumerate(setup.federation.ids)
+    }
+
+
 def _result(
     setup: Setup,
     snapshot: Snapshot,
     rows: list[Row],
     folder: ResultFolder | None,
     display: Progress,
+    handed_over_bytes: int,
 ) -> Result:
     best, config = snapshot.best, setup.config
     assert best is not None  # a run ends after a judged round
@@ -268,8 +319,8 @@ def _result(
     shape, ledger = setup.method_config.model, setup.federation.ledger
     model = None
     if best.weights is not None:
-        how = config.normalize, config.features
-        model = TrainedModel(shape, best.weights, setup.schema.class_names, *how)
+        names, normalize = setup.schema.class_names, config.normalize
+        model = TrainedModel(shape, best.weights, names, normalize, features=config.features)
     uncut = None
     if best.weights is not None and setup.simulated is not None:
         uncut = uncut_counts(setup, best.weights)
@@ -309,8 +360,10 @@ def _result(
             patience=config.patience,
         ),
         model=model,
+        client_models=_own_models(setup, best),
         local_bias=bias,
         ledger=ledger,
+        handed_over_bytes=handed_over_bytes,
         partition_hash=setup.partition_hash,
         cut=setup.simulated,
         seconds=snapshot.seconds,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
 from silograph.experiment.resolve.cutting import Cut
@@ -53,9 +53,13 @@ class Result:
         stopped: why the run ended.
         advice: what the course of the scores says about the number of rounds; None is nothing.
         model: the server's model at the best round; None where the server has none.
+        client_models: the clients' own models at the best round, by client; empty where they
+            predict with the server's, and where silos keep theirs.
         local_bias: mean distance of logits to those of a centralized model from the same initial
             weights after as many epochs; None unless the config asked for it.
         ledger: what every call cost.
+        handed_over_bytes: of the model that silos get when the run is over, which are not in the
+            ledger; in a simulation those that silos of their own would get.
         partition_hash: hash of the cut.
         cut: the graph as it was used, with the client and the part of every node; None where
             silos held it.
@@ -64,7 +68,7 @@ class Result:
         result_dir: the result folder, or None.
     """
 
-    config: RunConfig
+    config: ResolvedConfig
     test: Views
     val: Views
     baseline: Scores | None
@@ -79,8 +83,10 @@ class Result:
     stopped: str
     advice: str | None
     model: TrainedModel | None
+    client_models: Mapping[str, TrainedModel]
     local_bias: float | None
     ledger: Ledger
+    handed_over_bytes: int
     partition_hash: str
     cut: Cut | None
     seconds: float
@@ -106,7 +112,6 @@ class Result:
     @property
     def metric(self) -> Metric:
         """The metric that picked the best round."""
-        assert self.config.metric is not None  # written out
         return METRICS[self.config.metric]
 
     @property
@@ -142,7 +147,11 @@ class Result:
             "best_round": self.best_round,
             "stopped": self.stopped,
             "advice": self.advice,
-            "bytes": {"total": self.bytes, "by_kind": self.ledger.bytes_by_kind},
+            "bytes": {
+                "total": self.bytes,
+                "by_kind": self.ledger.bytes_by_kind,
+                "handed_over": self.handed_over_bytes,
+            },
             "flops": self.flops,
             "seconds": round(self.seconds, 3),
             "peak_memory_bytes": self.peak_memory_bytes,

@@ -1,7 +1,8 @@
 """Result folders: made once, never overwritten, files complete or absent.
 
-config.toml         the run as it was given, ready for `silograph run --config`
-run.json            everything as resolved: seeds, versions, source, hashes of graph and cut
+config.toml         the run with every default written out, ready for `silograph run --config`: it
+                    means the same when a default has changed since
+run.json            what was given and what was resolved, versions, source, hashes of graph and cut
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
 session.json        of a run whose graph silos hold: its token, and their public keys
@@ -12,6 +13,7 @@ ledger.jsonl        one line for each direction of each call
 checkpoints/        the last two, for `silograph resume`
 diverged.txt        why training ended early, where it diverged
 model.safetensors   the server's model of the best round; when the run is over
+models/             where clients have models of their own: those, one file a client
 result.json         the final result; there only when the run is over
 report.html         the run as a page for people; written after everything else
 """
@@ -27,8 +29,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from silograph.core.config import RunConfig, write_toml
+from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
+from silograph.core.resolved_config import asked_again
+from silograph.core.run_file import BY_METHOD, write_toml
+from silograph.experiment.resolve.parts import given_values, option_help
+from silograph.experiment.resolve.source import Source
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -37,6 +43,8 @@ from silograph.experiment.result_files import (
     FACT,
     FORMAT,
     LEDGER,
+    MODEL,
+    MODELS,
     RESULT,
     ROUNDS,
     SIMULATION,
@@ -47,6 +55,7 @@ from silograph.experiment.result_files import (
     to_csv,
     write_atomic,
 )
+from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
@@ -111,16 +120,14 @@ class ResultFolder:
             ) from None
 
     @staticmethod
-    def create(
-        path: str, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
-    ) -> "ResultFolder":
+    def create(path: str, setup: Setup, asked: RunConfig, source: Source | None) -> "ResultFolder":
         """Make the folder with what is known before the first round, all at once.
 
         Args:
             path: the folder.
             setup: the run.
-            given: the config as it was given; seeds and defaults are resolved in `setup`.
-            source: what `load` finds the graph by, or None for a graph in memory.
+            asked: the config as it was given; seeds and defaults are resolved in `setup`.
+            source: where the data are; None where silos hold them.
 
         Raises:
             ConfigError: the folder exists or cannot be made.
@@ -132,7 +139,7 @@ class ResultFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             making.mkdir()
             try:
-                _write_start(making, setup, given, source)
+                _write_start(making, setup, asked, source)
                 making.rename(target)
             except BaseException:
                 shutil.rmtree(making, ignore_errors=True)
@@ -269,25 +276,30 @@ class ResultFolder:
                 row[name] = value
         write_atomic(self.path / CLIENTS, to_csv(rows))
         if result.model is not None:
-            result.model.save(self.path / "model.safetensors")
+            result.model.save(self.path / MODEL)
+        for number, (client, model) in enumerate(result.client_models.items()):
+            (self.path / MODELS).mkdir(exist_ok=True)
+            model.save(self.path / MODELS / file_of(number, client))
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
         write_atomic(self.path / RESULT, text + "\n")
 
 
-def _write_start(
-    folder: Path, setup: Setup, given: RunConfig, source: Mapping[str, str | None] | None
-) -> None:
+def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
     """Write what is known before the first round."""
-    write_atomic(folder / CONFIG, write_toml(replace(given, out=None)))
+    chosen = [name for name in BY_METHOD if getattr(asked, name) is None]
+    write_atomic(folder / CONFIG, write_toml(asked_again(replace(setup.config, out=None)), chosen))
+    given = given_values(replace(asked, out=None), setup.parts)
     method, cut = setup.method, setup.simulated
     about: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
-        "source": source,
+        "source": None if source is None else source.told(),
         "same": identity(setup),
         "model": described(setup.method_config.model),
         "metrics": list(task_of(setup.schema.task).metrics),
+        "given": given,
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
+        "help": option_help(setup.parts),
         "method": {
             "title": method.title,
             "reference": method.reference,

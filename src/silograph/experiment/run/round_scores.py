@@ -11,7 +11,6 @@ from silograph.core.key import Key
 from silograph.evaluation.evaluate import counts_here, counts_of, own_counts
 from silograph.experiment.result_files import FACT, Row
 from silograph.experiment.run.setup import Setup, uncut_block
-from silograph.graph.graph import Split
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.task.base import ClientValues, Task
@@ -36,6 +35,8 @@ class Judged:
         val: validation scores by view, the two views that clients can tell.
         test: test scores, likewise.
         away: clients whose nodes are not counted, as they were not there.
+        own: weights of the clients' own models, of the best round of a simulation only; see
+            `silograph.experiment.run.own_models`.
     """
 
     round: int
@@ -45,6 +46,7 @@ class Judged:
     val: ViewScores
     test: ViewScores
     away: tuple[str, ...]
+    own: Params | None = None
 
 
 def task_in(setup: Setup) -> Task:
@@ -168,7 +170,7 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     block, partition = uncut_block(setup), setup.cut.partition
     owner = partition.owner.to(setup.device)
     held = owner >= 0
-    split = Split(block.split.train & held, block.split.val & held, block.split.test & held)
+    split = block.split.map(lambda mask: mask & held)
     judged = replace(block, split=split)
     cfg = setup.method_config
     return counts_here(cfg.kernels, cfg.model, weights, judged, owner, len(partition.ids))

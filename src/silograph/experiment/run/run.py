@@ -5,34 +5,43 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from silograph.core.config import RunConfig, make_config, read_toml, resolve_seeds
-from silograph.core.errors import ConfigError, DataError, TrainingError
+from silograph.core.config import RunConfig, make_config
+from silograph.core.errors import ConfigError, TrainingError
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.client_data import cut_already, load_data, names_silos
-from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import name_of, own_of
 from silograph.experiment.resolve.model_options import own_module
-from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_again, cut_by, taken
+from silograph.experiment.resolve.own_partition import (
+    GIVEN,
+    CutGraph,
+    Taken,
+    cut_again,
+    cut_by,
+    taken,
+)
+from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.plan import planned
-from silograph.experiment.resolve.user_code import absolute, is_spec
+from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.source import Source, find_source
+from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Progress, generating, show_progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
-from silograph.experiment.run.setup import Setup, choose_method, prepare
+from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.federation.program import BLANK
-from silograph.graph.datasets import check_columns, check_scale, is_path, locate
+from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph
-from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -45,7 +54,7 @@ MODES = ("live", "plain", "none")
 def run(
     graph: Any = None,
     *,
-    config: RunConfig | None = None,
+    config: RunConfig | ResolvedConfig | None = None,
     method: Method | str | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
@@ -62,7 +71,7 @@ def run(
         graph: a graph (also PyG `Data` or a networkx graph), or the name or path of one; or a
             list of PyG `Data`, each the graph of one client; or silos, or the path of a folder
             that holds their folders; None takes `dataset` of the config.
-        config: where to start from; None means all defaults.
+        config: where to start from, also that of a result; None means all defaults.
         method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
             name of its own; None takes that of the config.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
@@ -83,29 +92,39 @@ def run(
     own = own_of([method, options.get("model")])
     if "model" in options:
         options = options | {"model": name_of(options["model"])}
-    given = given_config(call.graph, config, options | _named(method))
-    check_cut_options(options, [given.partition])
+    asked, source = asked_run(call.graph, config, options | _named(method))
     # Before any data is read: a wrong name should not cost a minute.
-    chosen, _ = choose_method(given, method if isinstance(method, Method) else None)
-    make = own.models.get(given.model) or own_module(given)
-    watched = watched_by(given, trackers)
-    if given.out is not None:
-        check_free(given.out)
-    loaded, source = _loaded(call.graph, given, progress)
-    data: Graph | CutGraph | Silos = loaded
+    parts = choose(asked, method if isinstance(method, Method) else None)
+    make = own.models.get(asked.model) or own_module(asked)
+    watched = watched_by(asked, trackers)
+    if asked.out is not None:
+        check_free(asked.out)
+    found = _data_of(call, asked, source, progress)
+    data: Graph | CutGraph | Silos = found
     if call.partition is not None:
-        data, given = cut_by(loaded, call.partition, given)
-    if given.out is not None:  # after loading, whose errors name a path as it was given
-        given = with_absolute_paths(given, in_memory=source is None)
-    with torch_threads(given.threads):
-        setup = prepare(resolve_seeds(given), data, make, chosen)
+        data, asked = cut_by(found, call.partition, asked)
+    if asked.out is not None:  # after loading, whose errors name a path as it was given
+        asked = with_absolute_paths(asked, in_memory=source.kind == "memory")
+    with torch_threads(asked.threads):
+        setup = prepare(asked, data, parts, make)
         start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
-        if given.out is None:
+        if asked.out is None:
             return go_on(setup, None, progress, start, [], watched)
-        with closing(ResultFolder.create(given.out, setup, given, source)) as folder:
+        with closing(ResultFolder.create(asked.out, setup, asked, source)) as folder:
             return _ending(
                 folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True
             )
+
+
+def _data_of(
+    call: Taken, asked: RunConfig, source: Source, progress: str | Progress
+) -> Graph | Silos:
+    """Return the graph or silos in memory, or read them."""
+    if isinstance(call.graph, Graph | Silos):
+        check_scale("a graph in memory", asked.scale)
+        check_columns("in memory", asked.columns)
+        return call.graph
+    return source.read(asked.scale, generating(progress))
 
 
 def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> Result:
@@ -121,83 +140,10 @@ def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> 
         raise
 
 
-def _loaded(
-    graph: Graph | Silos | str | os.PathLike[str] | None,
-    config: RunConfig,
-    progress: str | Progress,
-) -> tuple[Graph | Silos, dict[str, str | None] | None]:
-    """Return the graph of a run, and what it is found by again; None where it was in memory."""
-    if isinstance(graph, Graph | Silos):
-        check_scale("a graph in memory", config.scale)
-        check_columns("in memory", config.columns)
-        return graph, None
-    source, report = source_of(config), generating(progress)
-    how: dict[str, Any] = {"data_dir": config.data_dir, "columns": config.columns}
-    return load_data(config.dataset, scale=config.scale, report=report, **how), source
-
-
 def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
     named = [] if config.tracker is None else [make_tracker(config.tracker)]
     return Watched([*named, *trackers])
-
-
-def given_config(
-    graph: Graph | Silos | str | os.PathLike[str] | None,
-    config: RunConfig | None,
-    options: dict[str, Any],
-) -> RunConfig:
-    """Return the config that the arguments of `run` make together.
-
-    Raises:
-        ConfigError: a key or value that a config cannot have, or no graph.
-        DataError: a graph of another type.
-    """
-    if config is not None and not isinstance(config, RunConfig):
-        raise ConfigError(
-            f"expected a RunConfig as config, got {type(config).__name__}: give options as "
-            "keywords, or a run file to `silograph run --config`"
-        )
-    values = {} if config is None else {k: v for k, v in vars(config).items() if v is not None}
-    match graph:
-        case None if config is None and "dataset" not in options:
-            raise ConfigError(
-                "expected a graph, or the name or path of one, got None: sg.load('digits') is one"
-            )
-        case None:
-            name = {}
-        case Graph() | Silos():
-            name = {"dataset": graph.name}
-        case str():
-            name = {"dataset": graph}
-        case os.PathLike():  # never a name, even where there is a dataset of that name
-            name = {"dataset": _absolute(os.fspath(graph))}
-        case _:
-            raise DataError(
-                f"expected a Graph, or the name or path of one, got {type(graph).__name__}: see "
-                "sg.from_arrays, sg.from_pyg, sg.from_networkx"
-            )
-    _check_own_options(
-        options, str(options.get("method", values.get("method", RunConfig().method)))
-    )
-    given = make_config(values | options | name)
-    on_silos = isinstance(graph, Silos) or (
-        not isinstance(graph, Graph) and names_silos(given.dataset)
-    )
-    return cut_already(given) if on_silos else given
-
-
-def _check_own_options(options: Mapping[str, Any], name: str) -> None:
-    """Raise `ConfigError` for an option of the method among those of the run."""
-    if name not in METHODS:
-        return
-    known = {f.name for f in fields(RunConfig)}
-    for field in fields(METHODS[name].options):
-        if field.name in options and field.name not in known:
-            raise ConfigError(
-                f"expected {field.name}, an option of {name}, under options: give "
-                f"options={{{field.name!r}: {options[field.name]!r}}}"
-            )
 
 
 def _named(method: Method | str | None) -> dict[str, Any]:
@@ -205,18 +151,6 @@ def _named(method: Method | str | None) -> dict[str, Any]:
     if method is None:
         return {}
     return {"method": method.name if isinstance(method, Method) else method}
-
-
-def source_of(config: RunConfig) -> dict[str, str | None]:
-    """Return what `load` finds the graph by, from any working folder."""
-    path = locate(config.dataset, data_dir=config.data_dir)
-    if path is not None:
-        return {"dataset": str(path.absolute()), "data_dir": None}
-    data_dir = config.data_dir or os.environ.get("SILOGRAPH_DATA") or None
-    return {
-        "dataset": config.dataset,
-        "data_dir": None if data_dir is None else _absolute(data_dir),
-    }
 
 
 def resume(
@@ -258,14 +192,14 @@ def resume(
                 f"expected a run of this process in {target}, got one whose graph silos hold: "
                 "use silograph server --resume"
             )
-        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
-        chosen = _chosen(config, method)
-        model = _module_again(config) if model is None else model
-        watched = watched_by(config, trackers)
-        data = _data_again(graph, partition, config, about["source"], target, progress)
-        with torch_threads(config.threads):
-            setup = prepare(resolve_seeds(config), data, model, chosen)
-            check_identity(about["same"], identity(setup), config)
+        asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        parts = _chosen(asked, method)
+        model = _module_again(asked) if model is None else model
+        watched = watched_by(asked, trackers)
+        data = _data_again(graph, partition, asked, about["source"], target, progress)
+        with torch_threads(asked.threads):
+            setup = prepare(asked, data, parts, model)
+            check_identity(about["same"], identity(setup), asked)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
                 folder, lambda: go_on(setup, folder, progress, snapshot, rows, watched), new=False
@@ -291,26 +225,25 @@ def _data_again(
     call = taken(graph, {} if partition is None else {"partition": partition})
     data = call.graph
     if not isinstance(data, Graph | Silos):
-        data = _loaded_again(source, config, folder, progress)
+        data = _read_again(source, config, folder, progress)
     return data if partition is None else cut_again(data, call.partition, config)
 
 
-def _loaded_again(
+def _read_again(
     source: Mapping[str, str | None] | None,
     config: RunConfig,
     folder: Path,
     progress: str | Progress,
 ) -> Graph | Silos:
-    """Load the graph of a run that goes on; raise `ConfigError` where it was in memory."""
+    """Read the data of a run that goes on; raise `ConfigError` where they were in memory."""
     name = None if source is None else source["dataset"]
     if source is None or name is None:
         raise ConfigError(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
             "use sg.resume(DIR, graph=...)"
         )
-    report = generating(progress)
-    how: dict[str, Any] = {"data_dir": source["data_dir"], "columns": config.columns}
-    return load_data(name, scale=config.scale, report=report, **how)
+    found = find_source(name, data_dir=source["data_dir"], columns=config.columns)
+    return found.read(config.scale, generating(progress))
 
 
 def _module_again(config: RunConfig) -> Make | None:
@@ -321,14 +254,14 @@ def _module_again(config: RunConfig) -> Make | None:
         raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
 
 
-def _chosen(config: RunConfig, method: Method | None) -> Method:
-    """Return the method of a run; raise `ConfigError` where it is a value that is missing."""
+def _chosen(config: RunConfig, method: Method | None) -> Parts:
+    """Return the parts of a run; raise `ConfigError` where a method as a value is missing."""
     if method is None and config.method not in METHODS and not is_spec(config.method):
         raise ConfigError(
             f"expected the method {config.method!r} of the run, got none: it was given as a value; "
             "use sg.resume(DIR, method=...)"
         )
-    return choose_method(config, method)[0]
+    return choose(config, method)
 
 
 def restored(
@@ -393,38 +326,6 @@ def check_mode(progress: object) -> None:
     """Raise `ConfigError` for a way of showing progress that does not exist."""
     if progress not in MODES and not isinstance(progress, Progress):
         raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
-
-
-def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
-    """Return the config with its paths made absolute, so that its file works from anywhere.
-
-    Args:
-        config: as it was given.
-        in_memory: whether `dataset` is but the name of a graph that is there already.
-    """
-    data_dir = None if config.data_dir is None else _absolute(config.data_dir)
-    is_file = not in_memory and is_path(config.dataset)
-    dataset = _absolute(config.dataset) if is_file else config.dataset
-    method = absolute(config.method) if is_spec(config.method) else config.method
-    tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
-    if name == "tensorboard" and where:
-        tracker = f"{name}={_absolute(where)}"
-    model = absolute(config.model) if is_spec(config.model) else config.model
-    cut = config.partition
-    return replace(
-        config,
-        data_dir=data_dir,
-        dataset=dataset,
-        partition=_absolute(cut) if is_partition_file(cut) else cut,
-        tracker=tracker,
-        method=method,
-        model=model,
-    )
-
-
-def _absolute(path: str) -> str:
-    """Return the path from the root on; `~` is the user's home, as in `load`."""
-    return os.path.abspath(os.path.expanduser(path))
 
 
 @contextmanager

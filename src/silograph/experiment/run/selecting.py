@@ -11,16 +11,14 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import named
 from silograph.experiment.run.round_scores import Counts
+from silograph.experiment.run.server_parts import SELECTOR, part_of, with_part
 from silograph.experiment.run.setup import Setup
 from silograph.federation.base import positions_of
 from silograph.federation.ledger import Ledger
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
-from silograph.selection import RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector
 from silograph.task.scores import client_accuracy
-
-PREFIX = "selector/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +37,9 @@ class Selection:
 
     def begin(self, state: ServerState) -> ServerState:
         """Return the server's first state with that of the selector."""
-        return _with(state, self.selector.init(self.setup.federation.ids, self.options))
+        return with_part(
+            state, SELECTOR, self.selector.init(self.setup.federation.ids, self.options)
+        )
 
     def choose(self, state: ServerState, t: int, key: Key) -> MethodConfig:
         """Return what the method's round reads, with the clients that are selected.
@@ -48,13 +48,15 @@ class Selection:
             ProtocolError: the selector chose nobody, unknown clients, or changed their order.
         """
         cfg, ids = self.setup.method_config, self.setup.federation.ids
-        chosen = self.selector.draw(ids, self.options, _state(state), t, key.fold("select", t))
+        chosen = self.selector.draw(
+            ids, self.options, part_of(state, SELECTOR), t, key.fold("select", t)
+        )
         try:
             positions_of(ids, chosen)
         except ProtocolError as error:
             raise ProtocolError(f"selector {self.selector.name} in round {t}: {error}") from None
         observed = self.selector.observe is not None
-        return replace(cfg, selector=self.selector.name, selected=tuple(chosen), observed=observed)
+        return replace(cfg, selected=tuple(chosen), observed=observed)
 
     def observe(
         self,
@@ -73,11 +75,11 @@ class Selection:
             report: of the round.
             counts: of the evaluation, None if there was none.
         """
-        known = _state(before)
+        known = part_of(before, SELECTOR)
         if self.selector.observe is not None:
             facts = self._facts(report, counts, t)
             known = self.selector.observe(self.options, known, t, facts)
-        return _with(after, known)
+        return with_part(after, SELECTOR, known)
 
     def _facts(self, report: RoundReport, counts: Counts | None, t: int) -> RoundFacts:
         ids, ledger = self.setup.federation.ids, self.setup.federation.ledger
@@ -102,24 +104,6 @@ class Selection:
             val_loss=val_loss,
             val_accuracy=val_accuracy,
         )
-
-
-def without_selection(state: ServerState) -> ServerState:
-    """Return the server's state as the method knows it."""
-    if not any(name.startswith(PREFIX) for name in state.memory):
-        return state
-    memory = {name: t for name, t in state.memory.items() if not name.startswith(PREFIX)}
-    return ServerState(state.weights, memory)
-
-
-def _state(state: ServerState) -> SelectorState:
-    kept = state.memory.items()
-    return {name.removeprefix(PREFIX): t for name, t in kept if name.startswith(PREFIX)}
-
-
-def _with(state: ServerState, known: SelectorState) -> ServerState:
-    memory = {**without_selection(state).memory, **named(PREFIX[:-1], known)}
-    return ServerState(state.weights, memory)
 
 
 def _bytes_of(ledger: Ledger, clients: int, t: int) -> Tensor:

@@ -7,14 +7,17 @@ there is no random state to save.
 import hashlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import State, named
-from silograph.experiment.resolve.user_code import digest, is_spec
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.parts import own_code
+from silograph.experiment.resolve.user_code import digest
+from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
@@ -24,6 +27,7 @@ from silograph.nn.conv import Params
 from silograph.nn.model import AnyModel
 from silograph.nn.own_module import ModuleModel
 
+OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
 
@@ -57,9 +61,11 @@ def identity(setup: Setup) -> dict[str, str]:
     config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
     for name in ("out", "tracker"):  # they decide no number
         del config[name]
+    options = config.pop("options")
     found = versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
+        **{f"option {name}": repr(value) for name, value in options.items()},
         **source_of_module(setup.method_config.model),
         **code_of(setup.config),
         **({} if setup.simulated is None else {"graph": fingerprint(setup.cut.graph)}),
@@ -69,9 +75,9 @@ def identity(setup: Setup) -> dict[str, str]:
     }
 
 
-def code_of(config: RunConfig) -> dict[str, str]:
-    """Return a hash of the file or package of a user's method, if the run has one."""
-    return {"method": digest(config.method)} if is_spec(config.method) else {}
+def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
+    """Return hashes of the files or packages of users' parts, by kind; of models see below."""
+    return {kind: digest(spec) for kind, spec in own_code(config).items() if kind != "model"}
 
 
 def check_code(theirs: Mapping[str, str], config: RunConfig) -> None:
@@ -105,18 +111,20 @@ def source_of_module(model: AnyModel) -> dict[str, str]:
 def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:
     """Raise `CheckpointError` unless two identities are the same.
 
-    A field of the config that the run did not have came later, and its default says how things
-    were then.
+    A field or option that the run did not have came later, and its default says how things were
+    then.
 
     Args:
         theirs: of the run.
         ours: of the run as it would go on.
-        config: as it was given.
+        config: of the run's folder.
 
     Raises:
         CheckpointError: names what differs, and both values.
     """
     later = {f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default}
+    options = {name for name in ours if name.startswith("option ")}
+    later |= {name for name in options if name.removeprefix("option ") not in config.options}
     for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
         if theirs.get(name) != ours.get(name):
             raise _differs(name, ours.get(name), theirs.get(name))
@@ -166,9 +174,11 @@ def to_checkpoint(
 
 
 def best_apart(snapshot: Snapshot) -> Params | None:
-    """Return the best round's weights where they are not the server's current ones."""
+    """Return the best round's weights, and clients' own, where they are not the current ones."""
     best = snapshot.best
-    return None if best is None or best.round == snapshot.round else best.weights
+    if best is None or best.round == snapshot.round:
+        return None
+    return {**(best.weights or {}), **named(OWN, best.own or {})} or None
 
 
 def from_checkpoint(
@@ -192,15 +202,16 @@ def from_checkpoint(
 
     try:
         state = ServerState(group("server/weights"), _below("server/memory", parts))
-        best, best_round = None, facts["best_round"]
+        best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
         if best_round is not None:
-            apart_here = apart and {name: w.to(setup.device) for name, w in apart.items()}
+            apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}
+            server = {n: w for n, w in apart_here.items() if not n.startswith(f"{OWN}/")}
             best = judged(
                 setup,
                 best_round,
                 group("best/server"),
                 _below("best/personalised", parts),
-                dict(apart_here) if apart_here else state.weights,
+                server or state.weights,
                 tuple(facts.get("best_away", ())),
             )
         scores = None
@@ -212,6 +223,11 @@ def from_checkpoint(
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
     states = [state_from(_below(f"client/{number}", parts)) for number in blocks]
+    if best is not None:
+        kept: Params | None = _below(OWN, apart_here)
+        if best.round == checkpoint.round:
+            kept = own_weights(setup, best.weights, states)
+        best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
     return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts), states
 

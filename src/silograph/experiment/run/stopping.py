@@ -1,92 +1,14 @@
 """When a run stops before its last round, and what it says about it."""
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
-from silograph.graph.graph import Schema
-from silograph.task.metric_table import METRICS, check_picks, metric_among
-from silograph.task.registry import task_of
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.run_metric import parse_target
+from silograph.task.metric_table import METRICS
 from silograph.task.scores import Scores
 
 
-@dataclass(frozen=True)
-class Target:
-    """A validation score at which a run may stop."""
-
-    metric: str
-    value: float
-
-
-def parse_target(
-    text: str | None, default: str | None = None, known: Iterable[str] = METRICS
-) -> Target | None:
-    """Return the target of `METRIC=VALUE`, or of `VALUE` alone.
-
-    >>> parse_target("accuracy=0.8")
-    Target(metric='accuracy', value=0.8)
-    >>> parse_target("0.8", "rmse")
-    Target(metric='rmse', value=0.8)
-
-    Args:
-        text: what was asked for, or None.
-        default: the metric of a value alone; None while it is not known: any will do.
-        known: metrics to choose from.
-
-    Raises:
-        ConfigError: another form, an unknown metric, or a value that the metric cannot have.
-    """
-    if text is None:
-        return None
-    metric, equals, value = (part.strip() for part in text.rpartition("="))
-    number = _number(value)
-    if number is None or (equals and not metric):
-        raise ConfigError(
-            f"expected a target METRIC=VALUE with a value in 0..1, got {text!r}: or a VALUE of the "
-            "run's metric alone"
-        )
-    if not equals and default is None:
-        return Target("", number)
-    chosen = metric_among(metric or str(default), known, "metric of the target")
-    if number < 0 or (chosen.share and number > 1):
-        ends = "in 0..1" if chosen.share else "of 0 or more"
-        raise ConfigError(f"expected a target METRIC=VALUE with a value {ends}, got {text!r}")
-    return Target(chosen.name, number)
-
-
-def _number(text: str) -> float | None:
-    """Return a finite number, None where the text is none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def check_metric(config: RunConfig) -> None:
-    """Raise `ConfigError` where metric or target cannot be those of any task."""
-    if config.metric is not None:
-        check_picks(config.metric)
-    parse_target(config.target, config.metric)
-
-
-def with_metric(config: RunConfig, schema: Schema) -> RunConfig:
-    """Return the config with its metric written out.
-
-    Raises:
-        ConfigError: the task has no such metric, or not that of the target (names the nearest).
-    """
-    task = task_of(schema.task)
-    name = task.primary if config.metric is None else config.metric
-    metric_among(name, task.metrics, f"metric of {task.name}")
-    parse_target(config.target, name, task.metrics)
-    return replace(config, metric=name)
-
-
 def reason_to_stop(
-    config: RunConfig,
+    config: RunConfig | ResolvedConfig,
     *,
     t: int,
     best_round: int,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import VIEWS, Result, reported
 
@@ -49,7 +49,7 @@ class Tracker(Protocol):
     to be replaced or kept, not doubled. A run that is interrupted has no end.
     """
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         """The run begins, or goes on."""
 
     def round(self, row: Row) -> None:
@@ -67,7 +67,7 @@ class TensorBoard:
         self._folder = folder
         self._writer: SummaryWriter
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         """Open the folder and show the config as a text."""
         from torch.utils.tensorboard import SummaryWriter
 
@@ -104,7 +104,7 @@ class MLflow:
         self._run = ""
         self._logged = 0  # the last round that the server knows
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         """Make a run, or go on with the one whose id the result folder has."""
         from mlflow import MlflowClient
 
@@ -217,7 +217,7 @@ class Watched:
                     reason,
                 )
 
-    def begin(self, config: RunConfig, facts: RunFacts) -> None:
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         """Tell all of the beginning."""
         self._tell("at the beginning", lambda tracker: tracker.begin(config, facts))
 
@@ -230,11 +230,12 @@ class Watched:
         self._tell("at the end", lambda tracker: tracker.end(result))
 
 
-def told(config: RunConfig, facts: RunFacts) -> dict[str, str]:
+def told(config: ResolvedConfig, facts: RunFacts) -> dict[str, str]:
     """Return config, options, cut and versions as texts."""
     apart = ("options", "tracker")
     plain = {k: str(v) for k, v in vars(config).items() if v is not None and k not in apart}
-    options = {f"option_{name}": str(value) for name, value in config.options.items()}
+    known = {name: value for name, value in config.options.items() if value is not None}
+    options = {f"option_{name}": str(value) for name, value in known.items()}
     versions = {f"version_{name}": version for name, version in facts.versions.items()}
     return plain | options | {"partition_hash": facts.partition_hash} | versions
 

@@ -7,7 +7,7 @@ features were prepared, so nothing else is needed to use it.
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +23,13 @@ from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
+from silograph.graph.silos.data import Silo, featured
 from silograph.nn.conv import Params
-from silograph.nn.model import AnyModel, Model, forward, weight_shapes
+from silograph.nn.model import MODELS, AnyModel, Model, forward, weight_shapes
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.task.registry import task_of
 
+MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 
@@ -40,6 +42,7 @@ class TrainedModel:
         weights: by name, shared form.
         class_names: names of the classes, or empty.
         normalize: how features were prepared: `none` or `row`.
+        feature_names: names of the features in their order, or empty.
         features: where they came from: `given`, or what they were made of.
     """
 
@@ -47,21 +50,28 @@ class TrainedModel:
     weights: Params
     class_names: tuple[str, ...] = ()
     normalize: str = "none"
+    feature_names: tuple[str, ...] = ()
     features: FeatureSource = "given"
 
     def __repr__(self) -> str:
         """Return the shape; the weights are too many to print."""
         return f"TrainedModel({self.shape}, normalize={self.normalize!r})"
 
-    def logits(self, graph: Graph) -> Tensor:
-        """Return the logits of every node, (n, K), along all edges of the graph.
+    def logits(self, graph: Graph | Silo) -> Tensor:
+        """Return the logits of every node, (n, K), along all edges of the graph or inside the silo.
 
         Raises:
-            DataError: not a graph, or it has another number of features than the model.
+            DataError: no graph or silo, or its features or classes are not those of the model.
         """
-        if not isinstance(graph, Graph):
-            raise DataError(f"expected a Graph, got {type(graph).__name__}: see sg.load")
-        graph = with_features(graph, self.features)
+        if isinstance(graph, Silo):
+            graph = self._graph_of(graph)
+        elif isinstance(graph, Graph):
+            graph = with_features(graph, self.features)
+        else:
+            raise DataError(
+                f"expected a Graph or a Silo, got {type(graph).__name__}: see sg.load and "
+                "sg.read_silos"
+            )
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "
@@ -75,22 +85,85 @@ class TrainedModel:
         with torch.no_grad():
             return forward(self.shape, self.weights, block.to(weight.device, weight.dtype))
 
-    def predict(self, graph: Graph) -> np.ndarray:
+    def _graph_of(self, silo: Silo) -> Graph:
+        """Return a silo's own nodes and edges; raise `DataError` where they mean something else."""
+        silo = featured(silo, self.features)
+        for what, ours, theirs in (
+            ("features", self.feature_names, silo.feature_names),
+            ("classes", self.class_names, silo.class_names),
+        ):
+            if ours and theirs and ours != theirs:
+                raise DataError(
+                    f"expected the {what} of the model in {silo.name}, {_some(ours)}, got "
+                    f"{_some(theirs)}: bring them into the model's order"
+                )
+        return silo.graph
+
+    def probabilities(self, graph: Graph | Silo) -> np.ndarray | None:
+        """Return how likely each class or label bit is, (n, K) float64; None for numbers."""
+        found = task_of(self.shape.task).probabilities(self.logits(graph).cpu())
+        return None if found is None else found.numpy()
+
+    def predict(self, graph: Graph | Silo) -> np.ndarray:
         """Return the predicted labels: (n,) int64 classes, or (n, K) int64 bits for multi-label."""
         return task_of(self.shape.task).decide(self.logits(graph).cpu()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file, whole or not at all."""
-        about = {
+        about: dict[str, Any] = {
             "shape": described(self.shape),
             "class_names": self.class_names,
             "normalize": self.normalize,
-        } | ({} if self.features == "given" else {"features": self.features})
+        }
+        if self.feature_names:
+            about["feature_names"] = self.feature_names
+        if self.features != "given":
+            about["features"] = self.features
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
         partial.write_bytes(safetensors.torch.save(weights, {FORMAT: json.dumps(about)}))
         partial.replace(target)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of many names, for a message."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str) -> None:
+    """Raise `DataError` for sizes that the weights do not have: they may ask for any memory."""
+    largest = max((n for dims in found.values() for n in dims), default=0)
+    usable = 1 <= shape.features <= MOST_SIZE and 1 <= shape.outputs <= MOST_SIZE
+    if isinstance(shape, Model):
+        sizes = [shape.features, shape.outputs, *([shape.hidden] if shape.layers > 1 else [])]
+        usable = (
+            shape.conv in MODELS
+            and all(1 <= size <= largest for size in [*sizes, shape.heads])
+            and 1 <= shape.layers <= len(found)
+            and 0 <= shape.hops <= MOST_HOPS
+            and 0 <= shape.teleport <= 1
+        )
+    if not usable:
+        raise DataError(f"expected weights of {shape} in {path}, got {found}")
+
+
+def _check_usable(
+    shape: AnyModel, weights: Params, classes: Sequence[str], features: Sequence[str], path: str
+) -> None:
+    """Raise `DataError` for a file that no run writes: what is in it may come from anybody."""
+    dtypes = sorted({str(w.dtype) for w in weights.values()})
+    if dtypes not in (["torch.float32"], ["torch.float64"]):
+        raise DataError(f"expected weights of float32 or float64 in {path}, got {dtypes}")
+    if not all(bool(w.isfinite().all()) for w in weights.values()):
+        raise DataError(f"expected finite weights in {path}, got NaN or infinity")
+    for what, names, count in (
+        ("classes", classes, shape.outputs),
+        ("features", features, shape.features),
+    ):
+        if names and len(names) != count:
+            raise DataError(f"expected names of {count} {what} in {path}, got {len(names)}")
 
 
 def described(model: AnyModel) -> dict[str, Any]:
@@ -142,16 +215,18 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         shape = _shape(told["shape"], model, os.fspath(path))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
         normalize = TypeAdapter(Literal["none", "row"]).validate_python(told["normalize"])
-        made: FeatureSource = TypeAdapter(FeatureSource).validate_python(
-            told.get("features", "given")
-        )
+        columns = TypeAdapter(tuple[str, ...]).validate_python(told.get("feature_names", ()))
+        source = told.get("features", "given")
+        features: FeatureSource = TypeAdapter(FeatureSource).validate_python(source)
     except DataError:
         raise
     except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
     found = {name: tuple(w.shape) for name, w in weights.items()}
+    _check_sizes(shape, found, os.fspath(path))
     if found != weight_shapes(shape):
         raise DataError(
             f"expected weights {weight_shapes(shape)} in {os.fspath(path)}, got {found}"
         )
-    return TrainedModel(shape, weights, names, normalize, made)
+    _check_usable(shape, weights, names, columns, os.fspath(path))
+    return TrainedModel(shape, weights, names, normalize, columns, features)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Payload, Stacked, join
+from silograph.core.payload import Field, Payload, Ragged, Stacked, join
 from silograph.core.work import Meter
 from silograph.federation.base import Reduce, WeightedMean, fold_of
 from silograph.federation.check import check_fields
@@ -75,9 +75,14 @@ def _is_finite(reply: Payload, reduce: Reduce | None) -> bool:
 
 
 def joined(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
-    """Return the replies joined; who is missing has counted nothing."""
+    """Return the replies joined; who is missing has counted nothing and has no rows."""
     found = {answer.place: answer.reply for answer in answers}
-    zeros = {name: Stacked(torch.zeros_like(f.t)) for name, f in answers[0].reply.items()}
+    zeros: dict[str, Field] = {
+        name: Ragged(f.t[:0], torch.zeros(2, dtype=torch.int64))
+        if isinstance(f, Ragged)
+        else Stacked(torch.zeros_like(f.t))
+        for name, f in answers[0].reply.items()
+    }
     if len(found) == clients:
         return join([found[place] for place in range(clients)])
     return join([found.get(place, zeros) for place in range(clients)])

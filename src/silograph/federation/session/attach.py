@@ -3,6 +3,7 @@
 When the stream breaks it connects again, with its state, for as long as it has patience.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from silograph.federation.session.wire import OPTIONS, PATH, check_plaintext, sp
 
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer certificate")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
+INTERRUPTED = "the server was interrupted"
+LONGEST_WAIT = 10 * 365 * 86400  # seconds: a longer one has no end that is worth a date
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +41,7 @@ class Attaching:
         make_worker: makes the worker of a run from its token.
         patience: seconds for which it tries to reach a server that does not answer.
         report: told of what happens.
+        waits: whether it waits for a server that was stopped, as after a crash.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Attaching:
     make_worker: Callable[[bytes], Responder]
     patience: float
     report: EventCallback
+    waits: bool = True
 
 
 def take_part(silo: Attaching) -> str:
@@ -92,6 +97,9 @@ def take_part(silo: Attaching) -> str:
                 stream.close()
         if worker is not None and worker.ended is not None:
             return worker.ended
+        stopped = worker is not None and worker.stopped
+        if stopped and not silo.waits:
+            return INTERRUPTED
         if attached:  # patience is for the time without a stream
             pause, since = SHORTEST_PAUSE, time.monotonic()
         if time.monotonic() - since > silo.patience:
@@ -99,9 +107,23 @@ def take_part(silo: Attaching) -> str:
                 f"expected a server at {silo.server} within {silo.patience:g} s, got: {reason}"
             )
         if pause == SHORTEST_PAUSE:
-            silo.report(Event(What.LOST, silo.name, address=silo.server, reason=reason))
+            silo.report(_alone(silo, None if stopped else reason))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _alone(silo: Attaching, reason: str | None) -> Event:
+    """Return what is said of a stream that is gone; no reason where the server was stopped."""
+    what = What.STOPPED if reason is None else What.LOST
+    seconds, moment = silo.patience, until(time.time(), silo.patience)
+    return Event(what, silo.name, address=silo.server, reason=reason, seconds=seconds, note=moment)
+
+
+def until(now: float, seconds: float) -> str | None:
+    """Return the moment in local time when a wait is over, None where that is very far away."""
+    if not math.isfinite(seconds) or seconds > LONGEST_WAIT:
+        return None
+    return time.strftime("until %Y-%m-%d %H:%M:%S", time.localtime(now + seconds))
 
 
 class _Stream:

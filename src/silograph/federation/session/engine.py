@@ -22,10 +22,10 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
-from silograph.federation.frame import Envelope, encode
+from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
@@ -36,7 +36,6 @@ from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
 from silograph.graph.block.halo import Route
 
-GOODBYE_SECONDS = 10.0
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
@@ -151,6 +150,21 @@ class Session:
             )
         self._seen |= dict.fromkeys(self._peers, number)
 
+    def hand_over(self, number: int, weights: Payload) -> int:
+        """Send all silos the best round, and what they get of its weights; see `Engine`."""
+        for name, peer in self._returned().items():
+            self._attach(name, peer)
+        fields = self._course.result_of(weights)
+        frame = encode(Envelope(RESULT, Kind.WEIGHTS, number, 0), fields, 0)
+        for peer in self._peers.values():
+            peer.send(Type.RESULT, frame)
+        for peer in self._peers.values():
+            try:
+                peer.answer(Type.DONE, self._seconds)
+            except LostError as error:
+                self._report(Event(What.WITHOUT, peer.name, reason=str(error)))
+        return len(frame) * len(self._peers)
+
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
         """Have the silos go on from their state of a round, and the ledger from its records."""
         del states  # silos have them
@@ -208,8 +222,10 @@ class Session:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
+        lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
+        rows = rows or bool(known_of(reduce))
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
@@ -217,14 +233,13 @@ class Session:
         self._course.go_on(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
-        everyone = len(positions) == len(self._ids)
         asked: list[tuple[int, Peer]] = []
         sizes = []
         for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
                 self._asks(peer, op.__name__, len(frame))
-                peer.send(Type.CALL, call_body(CallBody(name, key, everyone, rows, frame)))
+                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
                 self._called[peer.name] = self._round
                 asked.append((place, peer))
                 sizes.append(len(frame))
@@ -238,7 +253,9 @@ class Session:
             return answer
 
         answers = self._hear(envelope, asked, reduce, read)
-        if len(answers) < len(positions):
+        if lacking and not answers:
+            return {}
+        if len(answers) < len(positions) and not lacking:
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
@@ -362,28 +379,6 @@ class Session:
     def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
         for name, error in failed.items():
             self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
-
-
-def say_goodbye(peers: Mapping[str, Peer], reason: str, report: EventCallback = log_event) -> None:
-    """Tell silos that the run is over and why it failed, if it did; end their streams."""
-    for peer in peers.values():
-        peer.send(Type.END, facts_body({"reason": reason}))
-    for peer in peers.values():
-        try:
-            _last_answer(peer)
-        except LostError as error:
-            report(Event(What.UNHEARD, peer.name, reason=str(error)))
-        peer.close()
-
-
-def _last_answer(peer: Peer) -> None:
-    """Take the answer to END, and before it the one that a silo in the midst of a call owes."""
-    try:
-        peer.answer(Type.DONE, GOODBYE_SECONDS)
-    except LostError as error:
-        if error.cause is not Cause.GARBAGE:
-            raise
-        peer.answer(Type.DONE, GOODBYE_SECONDS)
 
 
 def cause_of(error: ProtocolError) -> Cause:

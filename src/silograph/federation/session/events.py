@@ -33,13 +33,16 @@ class What(StrEnum):
     UNFIT = "unfit"  # it is back, but cannot take part
     RESUMED = "resumed"  # a run goes on after its server was interrupted
     ROUND = "round"  # a round is over, and committed if a checkpoint was due
-    UNHEARD = "unheard"  # a silo did not hear that the run is over
+    WITHOUT = "without"  # a silo has not taken the result of the run
+    UNHEARD = "unheard"  # a silo did not hear the server's last message
     ENDED = "ended"  # the run is over, or has failed for a reason
     AGREED = "agreed"  # a silo has agreed to a run
     LOST = "lost"  # a silo has no stream to its server
+    STOPPED = "stopped"  # a server was stopped, and its silos wait until it continues the run
     DECLINED = "declined"  # a silo does not do what the server asks
     FAILED = "failed"  # an op failed at a silo
     DISAGREED = "disagreed"  # an edge of a silo that the other one does not list
+    KEPT = "kept"  # a silo has written down what the run has come to
     NOTE = "note"  # anything else that a person should read
 
 
@@ -114,6 +117,7 @@ LEVELS = {
             What.WAITING,
             What.RETURNED,
             What.UNFIT,
+            What.WITHOUT,
             What.UNHEARD,
             What.LOST,
             What.DECLINED,
@@ -178,10 +182,16 @@ def _line(e: Event) -> str:
             return f"{e.silo} is back, with its state of round {e.round}"
         case What.UNFIT:
             return f"{e.silo} is back, but cannot take part: {e.reason}"
+        case What.WITHOUT:
+            return f"{e.silo} has not taken the result of the run: {e.reason}"
         case What.UNHEARD:
-            return f"{e.silo} did not hear that the run is over: {e.reason}"
+            return f"{e.silo} did not hear the last message: {e.reason}"
         case What.LOST:
-            return f"{e.silo} has no stream to {e.address} and tries again: {e.reason}"
+            return f"{e.silo} has no stream to {e.address}, tries again{_wait(e)}: {e.reason}"
+        case What.STOPPED if e.silo is not None:
+            return f"the server at {e.address} was stopped: {e.silo} waits for it{_wait(e)}"
+        case What.STOPPED:
+            return "the server was stopped: its silos wait until the run is continued"
         case What.DECLINED:
             return f"refused: {e.reason}"
         case What.FAILED:
@@ -192,6 +202,8 @@ def _line(e: Event) -> str:
 
 def _of_run(e: Event) -> str:
     match e.what:
+        case What.KEPT:
+            return f"model, scores and report of the run are in {e.note}"
         case What.RESUMED:
             return f"the run goes on after round {e.round}"
         case What.ROUND:
@@ -203,6 +215,12 @@ def _of_run(e: Event) -> str:
             return "the run is over"
         case _:
             return e.note or ""
+
+
+def _wait(e: Event) -> str:
+    """Return for how long a silo waits, with the moment when it gives up."""
+    seconds = "" if e.seconds is None else f" for up to {e.seconds:g} s"
+    return seconds + (f" ({e.note})" if e.note else "")
 
 
 def _answered(e: Event) -> str:

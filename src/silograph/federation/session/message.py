@@ -4,6 +4,7 @@
     CALL     key u64 · flags u8 · length of the op's name u16 · name, UTF-8 · frame
     REPLY    meters u8 · for each: kind u8, operations f64 (the first is the call's own) · frame
     JOINED   frame
+    RESULT   frame
     EXPLAIN  length of the JSON object u32 · one JSON object · tags of edges, 16 bytes each
     others   one JSON object
 
@@ -34,7 +35,7 @@ LENGTH = struct.Struct("<I")
 MAX_NAME = 255
 MAX_FACTS = 2**20  # bytes of a JSON object
 MAX_MESSAGE_BYTES = 2**30
-EVERYONE, ROWS = 1, 2  # flags of a call
+ROWS = 1  # flag of a call
 NO_TOKEN = bytes(16)
 
 
@@ -57,6 +58,8 @@ class Type(IntEnum):
     REFUSED = 14  # either: why not
     END = 15  # server: the run is over
     DISMISSED = 16  # server: it goes on without the silo, and why
+    STOPPING = 17  # server: it was stopped, and the run may be continued
+    RESULT = 18  # server: the best round, and its weights if silos get them, in a frame
 
 
 @dataclass(frozen=True)
@@ -153,14 +156,12 @@ class CallBody:
     Attributes:
         op: qualified name.
         key: of the op's draws.
-        everyone: whether all clients of the federation are called.
         rows: whether the reply may have rows.
         frame: of the inbox.
     """
 
     op: str
     key: Key
-    everyone: bool
     rows: bool
     frame: bytes
 
@@ -168,7 +169,7 @@ class CallBody:
 def call_body(call: CallBody) -> bytes:
     """Return the body of a call."""
     name = call.op.encode()
-    flags = EVERYONE * call.everyone | ROWS * call.rows
+    flags = ROWS * call.rows
     return CALL_HEAD.pack(call.key.value & MASK, flags, len(name)) + name + call.frame
 
 
@@ -178,13 +179,13 @@ def read_call(body: bytes) -> CallBody:
         raise FrameError(f"expected a call, got {len(body)} bytes: cut short")
     key, flags, length = CALL_HEAD.unpack_from(body)
     start = CALL_HEAD.size + length
-    if flags > (EVERYONE | ROWS) or length > MAX_NAME or start > len(body):
+    if flags > ROWS or length > MAX_NAME or start > len(body):
         raise FrameError(f"expected a call, got flags {flags} and a name of {length} bytes")
     try:
         name = body[CALL_HEAD.size : start].decode()
     except UnicodeDecodeError:
         raise FrameError("expected UTF-8 in the name of an op, got other bytes") from None
-    return CallBody(name, Key(key), bool(flags & EVERYONE), bool(flags & ROWS), body[start:])
+    return CallBody(name, Key(key), bool(flags & ROWS), body[start:])
 
 
 def reply_body(kind: Kind, meter: Meter, frame: bytes) -> bytes:

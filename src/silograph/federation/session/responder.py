@@ -7,23 +7,26 @@ and tells the server one line where it refuses; the rest is for its own log.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-import torch
-
-from silograph.core.errors import FrameError, OpError, ProtocolError, SilographError
+from silograph.core.errors import (
+    CheckpointError,
+    FrameError,
+    OpError,
+    ProtocolError,
+    SilographError,
+)
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, State, moved, state_of
 from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
-from silograph.federation.field_specs import Extent, extent_of
-from silograph.federation.frame import Envelope, decode, encode
-from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, Hello, to_payload
-from silograph.federation.program import BLANK, Call, Course, Steps
+from silograph.federation.frame import RESULT, Envelope, decode, encode
+from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.program import BLANK, Call, Steps
 from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.holder import Holder, Outcome, Prepared
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -39,48 +42,10 @@ from silograph.federation.session.message import (
 from silograph.federation.session.names import op_of
 from silograph.federation.session.peer import one_line
 from silograph.federation.session.state_store import StateStore
-from silograph.graph.block.block import ClientBlock
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
 MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
-MOST_COMMITTED = 4  # rounds that a server holds checkpoints of
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """What a silo has made of the run's config.
-
-    Attributes:
-        cfg: what ops read.
-        block: the silo's own rows, where it computes.
-        device: that place.
-        course: what the run does, call by call.
-        note: what the silo agrees to, in one line for its people.
-    """
-
-    cfg: Any
-    block: ClientBlock
-    device: torch.device
-    course: Course
-    note: str = ""
-
-    @cached_property
-    def extent(self) -> Extent:
-        """What the rows of messages and states are measured by."""
-        return extent_of(self.block)
-
-
-class Holder(Protocol):
-    """A silo's own data, and what it says and makes of them."""
-
-    def hello(self, run: bytes) -> Hello:
-        """Return what the silo shows of itself, tags made with the run's nonce."""
-
-    def explain(self, run: bytes, disagreement: Disagreement) -> None:
-        """Tell the silo's own people, not the server, which edge the other silo does not list."""
-
-    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
-        """Return what ops are given, from what the server tells of the run."""
+MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
 
 
 class Responder:
@@ -120,6 +85,8 @@ class Responder:
         self._sequence = 0
         self._doing = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
+        self.stopped = False  # the server was stopped, in this stream
+        self._is_over = False  # the result has come, in this stream
 
     @property
     def has_agreed(self) -> bool:
@@ -130,6 +97,7 @@ class Responder:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
         self._joined, self._explained, self._started = None, 0, False
+        self.stopped, self._is_over = False, False
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a message.
@@ -146,6 +114,8 @@ class Responder:
             )
         if self.ended is not None:
             raise FrameError("expected nothing after the end of the run, got another message")
+        if self.stopped:
+            raise FrameError("expected nothing after STOPPING, got another message")
         self._sequence += 1
         self._doing = message.type.name.lower()
         try:
@@ -168,6 +138,8 @@ class Responder:
         return Type.REFUSED, facts_body({"reason": reason})
 
     def _do(self, message: Message) -> tuple[Type, bytes]:
+        if self._is_over and message.type not in (Type.END, Type.STOPPING):
+            raise ProtocolError(f"expected END after RESULT, got {message.type.name}")
         match message.type:
             case Type.CALL:
                 return Type.REPLY, self._call(read_call(message.body))
@@ -184,6 +156,10 @@ class Responder:
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
+            case Type.RESULT:
+                self._finish(message.body)
+            case Type.STOPPING:  # states and what was agreed stay, as after a crash
+                self.stopped = True
             case Type.END:
                 self.ended = one_line(message.facts().get("reason", ""))
                 if not self.ended:  # else a server may go on with the run
@@ -246,18 +222,41 @@ class Responder:
         at.course.check_state(self._state, at.extent, own=True)
         self._store.keep(number, self._state, committed)
 
+    def _finish(self, frame: bytes) -> None:
+        """Write down what the run has come to."""
+        at = self._ready("RESULT")
+        envelope, arrived = decode(frame)
+        if envelope.op != RESULT:
+            raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
+        number = envelope.round
+        at.course.check_result(number, arrived, at.extent)
+        try:
+            state = self._state_of(at, number)
+        except CheckpointError:  # it did not take part in that round
+            state = None
+        at.keep(Outcome(self._token.hex(), number, arrived, state))
+        self._is_over = True
+
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
         at = self._ready("LOAD")
         at.course.check_number(number)
         if number != self._round or not at.course.is_whole:  # else that is where it is
-            state = self._store.load(number)
-            if number != BLANK:
-                at.course.check_state(state, at.extent)
-            self._state = state_of({name: moved(f, at.device) for name, f in state.items()})
+            self._state = self._state_of(at, number)
             self._round = number
         at.course.go_to(number)
         self._store.forget_after(number)
+
+    def _state_of(self, at: Prepared, number: int) -> State:
+        """Return the state after a round, once it is checked.
+
+        Raises:
+            CheckpointError: it is not there.
+        """
+        state = self._store.load(number)
+        if number != BLANK:
+            at.course.check_state(state, at.extent)
+        return state_of({name: moved(f, at.device) for name, f in state.items()})
 
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
@@ -285,7 +284,7 @@ class Responder:
         agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
-        agreed.check_inbox(arrived, at.extent)
+        agreed.check_inbox(arrived, at.extent, self._state)
         return agreed, after, op, envelope, arrived
 
     def _run(
@@ -314,7 +313,6 @@ class Responder:
                 self._state,
                 inbox,
                 call.key,
-                everyone=call.everyone,
                 rows=call.rows,
                 number=self._round,
                 private=True,

@@ -158,13 +158,12 @@ class ClientBlock:
             x = SparseRows(csr, off, source=(self.x, positions))
         else:
             x = runs_at(self.x, self.off, positions)
-        split = Split(self.split.train[rows], self.split.val[rows], self.split.test[rows])
         return ClientBlock(
             ids=tuple(self.ids[p] for p in positions.tolist()),
             off=off,
             x=x,
             y=self.y[rows],
-            split=split,
+            split=self.split.map(lambda mask: mask[rows]),
             adj=self.adj.select_diagonal(self.off, self.off, positions),
             row_key=self.row_key[rows],
             halo=self.halo.take(positions, self.off),
@@ -179,13 +178,12 @@ class ClientBlock:
             x = SparseRows(self.x.csr.to(device, dtype), off)
         else:
             x = self.x.to(device, dtype)
-        split = self.split
         return ClientBlock(
             ids=self.ids,
             off=off,
             x=x,
             y=self.y.to(device),
-            split=Split(split.train.to(device), split.val.to(device), split.test.to(device)),
+            split=self.split.map(lambda mask: mask.to(device)),
             adj=self.adj.to(device, dtype),
             row_key=self.row_key.to(device),
             halo=self.halo.to(device, dtype),
@@ -211,16 +209,14 @@ def make_block(
     nodes = partition.copies
     off = offsets(torch.tensor([len(part) for part in partition.nodes]))
     adj, halo, route = connect(graph, partition)
-    given = graph.x
+    given, known = graph.x, graph.labelled
     x: Rows = SparseRows(given.select_rows(nodes), off) if isinstance(given, CSR) else given[nodes]
-    known = graph.labelled
-    masks = [(mask & known)[nodes] for mask in (split.train, split.val, split.test)]
     block = ClientBlock(
         ids=partition.ids,
         off=off,
         x=x,
         y=graph.y[nodes],
-        split=Split(*masks),
+        split=split.map(lambda mask: (mask & known)[nodes]),
         adj=adj,
         row_key=row_keys_of(graph, partition),
         halo=halo,

@@ -13,7 +13,7 @@ from silograph.core.payload import owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.block.halo import Halo
 from silograph.graph.csr import CSR
-from silograph.graph.graph import MISSING, Split
+from silograph.graph.graph import MISSING
 
 
 def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> ClientBlock:
@@ -53,7 +53,7 @@ def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> C
         off=off,
         x=_features(block, own, added, x, off),
         y=y,
-        split=Split(*(_mask(part, own, total) for part in vars(block.split).values())),
+        split=block.split.map(lambda mask: _mask(mask, own, total)),
         adj=adj,
         row_key=row_key,
         halo=Halo(halo.off, outer, halo.key, own[halo.boundary], halo.boundary_off),

@@ -17,7 +17,7 @@ from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import key_order
-from silograph.graph.partition.options import CutOptions
+from silograph.graph.partition.options import NoPartitionOptions
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SMALLEST_COARSENING = 30  # nodes a part that METIS k-way coarsens down to (CoarsenTo in kmetis.c)
 
 
-def random(graph: Graph, clients: int, key: Key, _options: CutOptions) -> Tensor:
+def random(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) -> Tensor:
     """Deal the nodes one by one in drawn order: sizes equal to within one."""
     order = key_order(graph.node_id, key)
     part = torch.empty_like(order)
@@ -33,7 +33,7 @@ def random(graph: Graph, clients: int, key: Key, _options: CutOptions) -> Tensor
     return part
 
 
-def metis(graph: Graph, clients: int, key: Key, _options: CutOptions) -> Tensor:
+def metis(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) -> Tensor:
     """Cut few edges into parts of near equal size.
 
     G. Karypis, V. Kumar: "A fast and high quality multilevel scheme for partitioning irregular
@@ -45,7 +45,7 @@ def metis(graph: Graph, clients: int, key: Key, _options: CutOptions) -> Tensor:
     return scattered(fill_empty(part, clients), order)
 
 
-def louvain(graph: Graph, clients: int, key: Key, _options: CutOptions) -> Tensor:
+def louvain(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) -> Tensor:
     """Find communities, then pack them: the largest left goes to the smallest client.
 
     V. Blondel et al.: "Fast unfolding of communities in large networks", J. Stat. Mech., 2008.
@@ -70,7 +70,7 @@ def louvain(graph: Graph, clients: int, key: Key, _options: CutOptions) -> Tenso
     return scattered(part, order)
 
 
-def silo(graph: Graph, clients: int, _key: Key, _options: CutOptions) -> Tensor:
+def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) -> Tensor:
     """Take the silos that came with the data."""
     if graph.silo is None:
         raise PartitionError(

@@ -4,6 +4,7 @@ C: clients. K: classes. n: nodes of the graph.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,14 +15,13 @@ from silograph.core.key import Key
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.disjoint import fill_empty, scattered
-from silograph.graph.partition.options import FAVORED, CutOptions
+from silograph.graph.partition.options import FAVORED, ClassBiasedOptions, DirichletOptions
 
-LARGEST_ALPHA = 1e6  # beyond, shares are equal to six digits, and gamma draws overflow in the end
 FITTING_STEPS = 1000
 FITTED = 1e-9  # relative to a client's size
 
 
-def dirichlet(graph: Graph, clients: int, key: Key, options: CutOptions) -> Tensor:
+def dirichlet(graph: Graph, clients: int, key: Key, options: DirichletOptions) -> Tensor:
     """Spread every class over the clients by shares from Dirichlet(alpha, ..., alpha).
 
     Small alpha: each class sits at few clients. Q. Li et al.: "Federated learning on non-IID
@@ -31,18 +31,22 @@ def dirichlet(graph: Graph, clients: int, key: Key, options: CutOptions) -> Tens
     end with many clients; here an empty client gets one node of the client that is largest then.
     """
     _require_classes(graph, "dirichlet")
-    alpha = options.alpha
-    if not 0 < alpha <= LARGEST_ALPHA:  # NaN fails too
-        raise PartitionError(f"expected 0 < alpha <= {LARGEST_ALPHA:g}, got {alpha}")
 
     def shares(label: int) -> np.ndarray:
         generator = np.random.Generator(np.random.PCG64(key.fold("shares", label).value))
-        return generator.dirichlet(np.full(clients, alpha))
+        return generator.dirichlet(np.full(clients, options.alpha))
 
     return _deal(graph, clients, key, shares)
 
 
-def class_biased(graph: Graph, clients: int, key: Key, options: CutOptions) -> Tensor:
+def with_favored(options: ClassBiasedOptions, num_classes: int) -> ClassBiasedOptions:
+    """Return the options with the number of favored classes written out."""
+    if options.favored_classes is not None:
+        return options
+    return replace(options, favored_classes=max(1, min(FAVORED, num_classes - 1)))
+
+
+def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptions) -> Tensor:
     """Favor a few classes at each client: their nodes are `favor` times as likely to go there.
 
     The non-iid setting of B. Zhang et al.: "Tackling the local bias in federated graph learning",
@@ -56,15 +60,12 @@ def class_biased(graph: Graph, clients: int, key: Key, options: CutOptions) -> T
     """
     _require_classes(graph, "class_biased")
     favored, favor = options.favored_classes, options.favor
-    if favored is None:
-        favored = max(1, min(FAVORED, graph.num_classes - 1))
-    if not 1 <= favored < graph.num_classes:
+    assert favored is not None  # written out
+    if favored >= graph.num_classes:
         raise PartitionError(
             f"expected 1 to {graph.num_classes - 1} favored_classes (fewer than the "
             f"{graph.num_classes} classes of {graph.name!r}), got {favored}"
         )
-    if not 1 <= favor < np.inf:  # NaN fails too
-        raise PartitionError(f"expected favor of at least 1, got {favor}")
     table = _fitted(_weights(graph, clients, key, favored, favor), graph)
     return _deal(graph, clients, key, lambda label: table[:, label])
 

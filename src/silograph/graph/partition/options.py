@@ -1,43 +1,68 @@
-"""`CutOptions`: what the ways of cutting a graph leave to choose."""
+"""Options of the ways of cutting; the help texts are the documentation of the fields.
 
-from dataclasses import dataclass
+Nothing here needs torch, so that the command line knows them at once.
+"""
 
+from dataclasses import field
+from typing import Annotated
 
-@dataclass(frozen=True)
-class CutOptions:
-    """Options of a cut; each way of cutting reads its own and ignores the others.
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-    Attributes:
-        alpha: concentration of `dirichlet`, 0 < alpha <= 1e6; smaller is more skewed.
-        favored_classes: classes that `class_biased` favors at each client, 1 to K - 1; None for 2,
-            or 1 of two classes.
-        favor: how many times as likely they are there, finite and at least 1.
-        clients_per_part: clients that `metis_overlapping` draws from each part of METIS.
-        part_share: share of a part's nodes that each of them gets, 0 < part_share <= 1.
-        share_mean: `shares`: mean of a client's share of all nodes.
-        share_variance: `shares`: variance of that share.
-        drop_edges: share of every client's internal edges that is lost, 0 to 1; of any cut.
-    """
+from silograph.core.config import STRICT, Count
 
-    alpha: float = 0.5
-    favored_classes: int | None = None
-    favor: float = 10.0
-    clients_per_part: int = 5
-    part_share: float = 0.5
-    share_mean: float = 0.8
-    share_variance: float = 0.1
-    drop_edges: float = 0.0
-
-
-DEFAULTS = CutOptions()
 FAVORED = 2  # classes that `class_biased` favors where there are more
-# The ways of cutting that read an option; every one reads `drop_edges`.
-READ_BY: dict[str, tuple[str, ...]] = {
-    "alpha": ("dirichlet",),
-    "favored_classes": ("class_biased",),
-    "favor": ("class_biased",),
-    "clients_per_part": ("metis_overlapping",),
-    "part_share": ("metis_overlapping",),
-    "share_mean": ("shares",),
-    "share_variance": ("shares",),
-}
+
+
+@dataclass(frozen=True, config=STRICT)
+class NoPartitionOptions:
+    """Options of a cut that has none of its own."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class DirichletOptions:
+    """Beyond 1e6, shares are equal to six digits, and gamma draws overflow in the end."""
+
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = field(
+        default=0.5, metadata={"help": "concentration, smaller is more skewed"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class ClassBiasedOptions:
+    """See `class_biased`."""
+
+    favored_classes: Count | None = field(
+        default=None,
+        metadata={
+            "help": f"classes favored at each client, fewer than there are; none is {FAVORED}, or "
+            "1 of two classes"
+        },
+    )
+    favor: Annotated[float, Field(ge=1)] = field(
+        default=10.0, metadata={"help": "how many times as likely they are"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class MetisOverlappingOptions:
+    """See `metis_overlapping`."""
+
+    clients_per_part: Count = field(
+        default=5, metadata={"help": "clients drawn from each part of METIS"}
+    )
+    part_share: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.5, metadata={"help": "share of a part's nodes that each of them gets"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class SharesOptions:
+    """See `shares`."""
+
+    share_mean: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.8, metadata={"help": "mean share of all nodes at a client"}
+    )
+    share_variance: Annotated[float, Field(ge=0)] = field(
+        default=0.1, metadata={"help": "variance of that share"}
+    )

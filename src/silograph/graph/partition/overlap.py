@@ -13,13 +13,17 @@ from silograph.core.key import Key
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import drawn_order, node_words
 from silograph.graph.partition.disjoint import metis
-from silograph.graph.partition.options import CutOptions
+from silograph.graph.partition.options import (
+    MetisOverlappingOptions,
+    NoPartitionOptions,
+    SharesOptions,
+)
 
 SMALLEST_SHARE = 0.05  # a normal draw may be negative
 
 
 def metis_overlapping(
-    graph: Graph, clients: int, key: Key, options: CutOptions
+    graph: Graph, clients: int, key: Key, options: MetisOverlappingOptions
 ) -> tuple[Tensor, ...]:
     """Cut by METIS into parts, then draw several clients from each: five halves, unless told.
 
@@ -29,14 +33,13 @@ def metis_overlapping(
     J. Baek et al.: "Personalized subgraph federated learning", ICML 2023.
     """
     each, share = options.clients_per_part, options.part_share
-    if each < 1 or clients % each:
+    if clients % each:
         raise PartitionError(
             f"expected a multiple of clients_per_part for 'metis_overlapping', got {clients} "
             f"clients at {each} a part: change either"
         )
-    if not 0 < share <= 1:
-        raise PartitionError(f"expected 0 < part_share <= 1, got {share}")
-    part, words = metis(graph, clients // each, key, options), node_words(graph.node_id)
+    part = metis(graph, clients // each, key, NoPartitionOptions())
+    words = node_words(graph.node_id)
     held = []
     for number in range(clients // each):
         nodes = (part == number).nonzero()[:, 0]
@@ -46,7 +49,7 @@ def metis_overlapping(
     return tuple(held)
 
 
-def shares(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[Tensor, ...]:
+def shares(graph: Graph, clients: int, key: Key, options: SharesOptions) -> tuple[Tensor, ...]:
     """Let each client draw its own share of all nodes, xi ~ Normal(mean, variance).
 
     Shares are clipped to .05 to 1. F. Chen et al.: "FedGraph: Federated graph learning with
@@ -54,10 +57,6 @@ def shares(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[T
     variances of .1, .5 and 1. A node is held by nobody with probability prod (1 - xi).
     """
     mean, variance = options.share_mean, options.share_variance
-    if not 0 < mean <= 1:
-        raise PartitionError(f"expected 0 < share_mean <= 1, got {mean}")
-    if not 0 <= variance < math.inf:
-        raise PartitionError(f"expected a share_variance of at least 0, got {variance}")
     words = node_words(graph.node_id)
     held = []
     for client in range(clients):

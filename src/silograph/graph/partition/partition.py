@@ -13,11 +13,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.config import checked
 from silograph.core.errors import PartitionError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
@@ -25,12 +27,47 @@ from silograph.graph.graph import Graph
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.disjoint import louvain, metis, random, silo
 from silograph.graph.partition.held_edges import HeldEdges, dropped_edges
-from silograph.graph.partition.label_skew import class_biased, dirichlet
-from silograph.graph.partition.options import DEFAULTS, CutOptions
+from silograph.graph.partition.label_skew import class_biased, dirichlet, with_favored
+from silograph.graph.partition.options import (
+    ClassBiasedOptions,
+    DirichletOptions,
+    MetisOverlappingOptions,
+    NoPartitionOptions,
+    SharesOptions,
+)
 from silograph.graph.partition.overlap import metis_overlapping, shares
 
-Partitioner = Callable[[Graph, int, Key, CutOptions], tuple[Tensor, ...]]
+CutNodes = Callable[[Graph, int, Key, Any], tuple[Tensor, ...]]
 """(graph, clients, key, options) to the nodes (n_c,) int64 of every client, ascending."""
+
+
+def _as_they_are(options: Any, num_classes: int) -> Any:
+    """Return options of a way of cutting whose defaults do not depend on the graph."""
+    del num_classes
+    return options
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """A way of cutting that users can name.
+
+    Attributes:
+        name: what they call it.
+        title: one line for listings.
+        reference: title, authors, venue, year.
+        options: frozen dataclass of its own options.
+        cut: cuts, with checked options.
+        overlapping: whether several clients may hold a node.
+        complete: writes out defaults that depend on the number of classes.
+    """
+
+    name: str
+    title: str
+    reference: str
+    options: type
+    cut: CutNodes
+    overlapping: bool = False
+    complete: Callable[[Any, int], Any] = _as_they_are
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +201,12 @@ def client_ids(clients: int) -> tuple[str, ...]:
 
 def make_partition(
     graph: Graph,
-    method: str,
+    method: str | Partitioner,
     *,
     clients: int | None,
     key: Key,
-    options: CutOptions = DEFAULTS,
+    drop_edges: float = 0.0,
+    **options: Any,
 ) -> Partition:
     """Cut a graph; every client gets at least one node.
 
@@ -178,19 +216,22 @@ def make_partition(
 
     Args:
         graph: the uncut graph.
-        method: a name in `PARTITIONERS`.
+        method: a name in `PARTITIONERS`, or a way of cutting of your own.
         clients: how many; None only for `silo`, which takes them from the graph.
         key: the cut is a function of it, of `graph.node_id` and of what the method looks at.
-        options: what the method leaves to choose, and the share of edges to drop.
+        drop_edges: share of every client's internal edges that is lost, 0 to 1.
+        options: of the method, checked by `Partitioner.options`.
 
     Raises:
-        ConfigError: `method` is not known.
-        PartitionError: the method cannot cut this graph into so many clients, or an option of
-            the method is out of range.
+        ConfigError: `method` or an option is not known, or an option is out of range.
+        PartitionError: the method cannot cut this graph into so many clients.
     """
-    partitioner = lookup(PARTITIONERS, method, "partition method")
-    if not 0 <= options.drop_edges <= 1:
-        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {options.drop_edges}")
+    own = method if isinstance(method, Partitioner) else None
+    partitioner = own or lookup(PARTITIONERS, str(method), "partition method")
+    method = partitioner.name
+    chosen: object = checked(partitioner.options, options, f"options of {method}")
+    if not 0 <= drop_edges <= 1:
+        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
     if method == "silo":
         ids = graph.silo_names
         clients = len(ids) if clients is None else clients
@@ -205,14 +246,14 @@ def make_partition(
     else:
         ids = client_ids(clients)
     key = key.fold("partition")
-    nodes = partitioner(graph, clients, key, options)
+    nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
     cut = Partition(ids, nodes, graph.num_nodes, method)
-    if method in OVERLAPPING:
+    if partitioner.overlapping:
         cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
-    if options.drop_edges:
+    if drop_edges:
         row_key = row_keys_of(graph, cut)
         drop = key.fold("drop edges")
-        dropped = dropped_edges(graph.adj, nodes, row_key, options.drop_edges, drop)
+        dropped = dropped_edges(graph.adj, nodes, row_key, drop_edges, drop)
         cut = replace(cut, dropped=dropped)
     return cut
 
@@ -235,10 +276,10 @@ def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:
     return first_holder(nodes[wins], partition.holder[wins], n)
 
 
-def _disjoint(part_of: Callable[[Graph, int, Key, CutOptions], Tensor]) -> Partitioner:
+def _disjoint(part_of: Callable[[Graph, int, Key, Any], Tensor]) -> CutNodes:
     """Return the nodes of every client from a method that returns the client of every node."""
 
-    def cut(graph: Graph, clients: int, key: Key, options: CutOptions) -> tuple[Tensor, ...]:
+    def cut(graph: Graph, clients: int, key: Key, options: object) -> tuple[Tensor, ...]:
         part = part_of(graph, clients, key, options)
         sizes = torch.bincount(part, minlength=clients).tolist()
         return tuple(torch.split(torch.argsort(part, stable=True), sizes))
@@ -246,16 +287,61 @@ def _disjoint(part_of: Callable[[Graph, int, Key, CutOptions], Tensor]) -> Parti
     return cut
 
 
-DISJOINT: dict[str, Partitioner] = {
-    "random": _disjoint(random),
-    "metis": _disjoint(metis),
-    "louvain": _disjoint(louvain),
-    "dirichlet": _disjoint(dirichlet),
-    "class_biased": _disjoint(class_biased),
-    "silo": _disjoint(silo),
+PARTITIONERS: dict[str, Partitioner] = {
+    part.name: part
+    for part in (
+        Partitioner("random", "nodes dealt one by one", "", NoPartitionOptions, _disjoint(random)),
+        Partitioner(
+            "metis",
+            "few edges between parts of near equal size",
+            "Karypis and Kumar, A fast and high quality multilevel scheme for partitioning "
+            "irregular graphs, SIAM J. Sci. Comput. 1998",
+            NoPartitionOptions,
+            _disjoint(metis),
+        ),
+        Partitioner(
+            "louvain",
+            "communities, packed into clients of near equal size",
+            "Blondel et al., Fast unfolding of communities in large networks, J. Stat. Mech. 2008",
+            NoPartitionOptions,
+            _disjoint(louvain),
+        ),
+        Partitioner(
+            "dirichlet",
+            "every class spread over the clients by drawn shares",
+            "Li et al., Federated learning on non-IID data silos: an experimental study, ICDE 2022",
+            DirichletOptions,
+            _disjoint(dirichlet),
+        ),
+        Partitioner(
+            "class_biased",
+            "a few classes favored at each client",
+            "Zhang et al., Tackling the local bias in federated graph learning, 2021",
+            ClassBiasedOptions,
+            _disjoint(class_biased),
+            complete=with_favored,
+        ),
+        Partitioner(
+            "silo", "the silos that came with the data", "", NoPartitionOptions, _disjoint(silo)
+        ),
+        Partitioner(
+            "metis_overlapping",
+            "several clients, each with a share of a part of METIS",
+            "Baek et al., Personalized subgraph federated learning, ICML 2023",
+            MetisOverlappingOptions,
+            metis_overlapping,
+            overlapping=True,
+        ),
+        Partitioner(
+            "shares",
+            "each client with a share of all nodes",
+            "Chen et al., FedGraph: Federated graph learning with intelligent sampling, IEEE TPDS "
+            "2022",
+            SharesOptions,
+            shares,
+            overlapping=True,
+        ),
+    )
 }
-OVERLAPPING: dict[str, Partitioner] = {
-    "metis_overlapping": metis_overlapping,
-    "shares": shares,
-}
-PARTITIONERS = DISJOINT | OVERLAPPING
+OVERLAPPING = {name: part for name, part in PARTITIONERS.items() if part.overlapping}
+DISJOINT = {name: part for name, part in PARTITIONERS.items() if not part.overlapping}

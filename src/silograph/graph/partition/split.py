@@ -86,7 +86,7 @@ def public_split(graph: Graph) -> Split:
             "give ratios instead, such as '0.2/0.4/0.4'"
         )
     known, split = graph.labelled, graph.split
-    return Split(split.train & known, split.val & known, split.test & known)
+    return split.map(lambda mask: mask & known)
 
 
 def full_split(graph: Graph) -> Split:

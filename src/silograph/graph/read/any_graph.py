@@ -5,7 +5,7 @@ from typing import Any
 
 from silograph.core.errors import DataError
 from silograph.graph.graph import Graph
-from silograph.graph.read.arrays import from_networkx
+from silograph.graph.read.networkx import from_networkx
 
 
 def graph_of(value: Any) -> Graph:

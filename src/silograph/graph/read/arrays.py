@@ -1,10 +1,10 @@
-"""Graphs from what is in memory: arrays and networkx graphs, all checked on the way in.
+"""Graphs from arrays in memory, all checked on the way in.
 
 n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label task. S: silos.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,11 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
-from silograph.graph.read.edge_values import differing, report_unused
 from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 ArrayInput = npt.ArrayLike | Tensor
 Sparse = sp.spmatrix | sp.sparray
 PARTS = ("train", "val", "test")
-_ROW = (list, tuple, np.ndarray, Tensor)
 
 
 def from_arrays(
@@ -73,13 +68,11 @@ def from_arrays(
         DataError: an argument cannot be used; the line says what was expected and what came.
     """
     _check_names(class_names=class_names, silo_names=silo_names)
-    given = _array(y, "y")
+    given = array_of(y, "y")
     features = _no_features(given) if x is None else features_of(x)
     n = features.num_rows if isinstance(features, CSR) else len(features)
-    if is_regression(given, task):
-        labels, count, names = targets(given, n, num_classes, tuple(class_names))
-    else:
-        labels, count, names = numbered_labels(given, n, num_classes, tuple(class_names))
+    read = targets if is_regression(given, task) else numbered_labels
+    labels, count, names = read(given, n, num_classes, tuple(class_names))
     check_form(labels, task)
     home, homes = _silos(silo, n, tuple(silo_names))
     return Graph(
@@ -96,60 +89,6 @@ def from_arrays(
     )
 
 
-def from_networkx(
-    graph: "nx.Graph[Any]",
-    *,
-    x: str = "x",
-    y: str = "y",
-    silo: str | None = None,
-    split: str | None = None,
-    num_classes: int | None = None,
-    class_names: Sequence[str] = (),
-    name: str = "graph",
-) -> Graph:
-    """Return the graph of a networkx graph (directed and multigraphs too).
-
-    Node names become the public keys: integers stay, anything else is written as a string. Edges
-    that have a `weight` count 1 all the same; that is reported where weights differ.
-
-    Args:
-        graph: nodes in their networkx order.
-        x: node attribute with the features: a number or F numbers. Where no node has it, the
-            nodes have no features.
-        y: node attribute with the label, as in `from_arrays`; absent or None is missing.
-        silo: node attribute that says who holds the node, or None.
-        split: node attribute with "train", "val", "test" or nothing, or None.
-        num_classes: as in `from_arrays`.
-        class_names: as in `from_arrays`.
-        name: as in `from_arrays`.
-
-    Raises:
-        DataError: as in `from_arrays`; a node lacks features or a silo.
-    """
-    import networkx as nx
-
-    if not isinstance(graph, nx.Graph):
-        raise DataError(f"expected a networkx graph, got {type(graph).__name__}")
-    nodes = dict(graph.nodes(data=True))
-    row = {node: i for i, node in enumerate(nodes)}
-    pairs = [(row[a], row[b]) for a, b in graph.edges()]
-    whole = all(isinstance(node, int | np.integer) for node in nodes)
-    weights = [weight for _, _, weight in graph.edges(data="weight", default=1)]
-    report_unused(name, differing({"weight": weights}))
-    bare = nodes and not any(x in attributes for attributes in nodes.values())
-    return from_arrays(
-        edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
-        x=None if bare else _stacked_features(nodes, x),
-        y=_level([attributes.get(y) for attributes in nodes.values()]),
-        num_classes=num_classes,
-        node_id=list(nodes) if whole else [str(node) for node in nodes],
-        split=None if split is None else split_of(_attribute(nodes, split, "")),
-        silo=None if silo is None else _attribute(nodes, silo),
-        class_names=class_names,
-        name=name,
-    )
-
-
 def split_of(parts: Sequence[object]) -> Split:
     """Return the split of n words "train", "val", "test" or "" (in no part)."""
     for row, part in enumerate(parts):
@@ -160,36 +99,8 @@ def split_of(parts: Sequence[object]) -> Split:
     return Split(*(torch.tensor([part == which for part in parts]) for which in PARTS))
 
 
-def _attribute(nodes: dict[Any, dict[str, Any]], key: str, default: str | None = None) -> list[Any]:
-    values = [attributes.get(key, default) for attributes in nodes.values()]
-    for node, value in zip(nodes, values, strict=True):
-        if value is None:
-            raise DataError(f"expected attribute {key!r} on every node, got none on node {node!r}")
-    return values
-
-
-def _stacked_features(nodes: dict[Any, dict[str, Any]], key: str) -> np.ndarray:
-    rows: list[np.ndarray] = []
-    for node, value in zip(nodes, _attribute(nodes, key), strict=True):
-        row = np.atleast_1d(_array(value, f"attribute {key!r} of node {node!r}"))
-        if rows and row.shape != rows[0].shape:
-            raise DataError(
-                f"expected {rows[0].size} numbers in attribute {key!r} of node {node!r}, "
-                f"got shape {row.shape}: give every node the same features"
-            )
-        rows.append(row)
-    return np.stack(rows) if rows else np.zeros((0, 1))
-
-
-def _level(labels: list[Any]) -> list[Any]:
-    """Write out the missing labels of a multi-label task, None, as T missing bits."""
-    widths = [len(label) for label in labels if isinstance(label, _ROW)]
-    if not widths:
-        return labels
-    return [[None] * widths[0] if label is None else label for label in labels]
-
-
-def _array(value: Any, what: str) -> np.ndarray:
+def array_of(value: Any, what: str) -> np.ndarray:
+    """Return what numpy makes of a value; raise `DataError` where that is no array."""
     try:
         if isinstance(value, Tensor):
             value = value.detach().cpu()
@@ -209,7 +120,7 @@ def _check_names(**given: Sequence[str]) -> None:
 
 
 def _codes(value: ArrayInput, what: str) -> np.ndarray:
-    codes = _array(value, what)
+    codes = array_of(value, what)
     if codes.dtype.kind == "O" and all(isinstance(code, str) for code in codes.ravel()):
         return codes.astype(np.str_)
     return codes
@@ -220,7 +131,7 @@ def _scipy(x: Tensor) -> Any:
     if parts.sparse_dim() != 2 or parts.dense_dim():
         return parts.to_dense()
     row, col = parts.indices().numpy()
-    return sp.coo_matrix((_array(parts.values(), "x"), (row, col)), shape=parts.shape)
+    return sp.coo_matrix((array_of(parts.values(), "x"), (row, col)), shape=parts.shape)
 
 
 def features_of(x: Any) -> Features:
@@ -234,7 +145,7 @@ def features_of(x: Any) -> Features:
     elif isinstance(x, CSR):
         x = x.scipy()
     sparse = sp.issparse(x)
-    values: Any = x if sparse else _array(x, "x")
+    values: Any = x if sparse else array_of(x, "x")
     if len(values.shape) != 2 or not 1 <= values.shape[1] < 2**31:
         raise DataError(
             f"expected x of shape (n, F) with 1 <= F < 2^31, got {values.shape}: "
@@ -289,7 +200,7 @@ def _finite(x: Features) -> Features:
 
 
 def _adjacency(edge_index: ArrayInput, n: int) -> CSR:
-    edges = _array(edge_index, "edge_index")
+    edges = array_of(edge_index, "edge_index")
     if edges.ndim != 2 or len(edges) != 2:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "one column an edge"
         raise DataError(f"expected edge_index of shape (2, E), got {edges.shape}: {hint}")
@@ -330,7 +241,7 @@ def _split(split: Split | Sequence[ArrayInput], n: int) -> Split:
     given = [split.train, split.val, split.test] if isinstance(split, Split) else list(split)
     if len(given) != len(PARTS):
         raise DataError(f"expected three masks (train, val, test) as split, got {len(given)}")
-    masks = [_array(mask, f"the {part} mask") for part, mask in zip(PARTS, given, strict=True)]
+    masks = [array_of(mask, f"the {part} mask") for part, mask in zip(PARTS, given, strict=True)]
     for part, mask in zip(PARTS, masks, strict=True):
         if mask.shape != (n,) or mask.dtype.kind != "b":
             raise DataError(

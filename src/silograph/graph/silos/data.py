@@ -183,7 +183,7 @@ def silo_block(
         off=off,
         x=x,
         y=silo.y,
-        split=Split(split.train & known, split.val & known, split.test & known),
+        split=split.map(lambda mask: mask & known),
         adj=silo.adj,
         row_key=row_keys(silo.name, silo.node_id),
         halo=Halo(
@@ -282,7 +282,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     )
     nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
     partition = Partition(silos.ids, nodes, n, "silo")
-    return graph, partition, Split(split.train[here], split.val[here], split.test[here])
+    return graph, partition, split.map(lambda mask: mask[here])
 
 
 def _joined_ids(silos: Silos) -> np.ndarray:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.config import toml_value
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.private import opens_private
+from silograph.core.run_file import toml_value
 from silograph.graph.block.halo import connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
@@ -141,7 +141,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
     row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
     once = adj.row < adj.indices.long()
     source, target = adj.row[once], adj.indices.long()[once]
-    masks = Split(*(mask & graph.labelled for mask in (split.train, split.val, split.test)))
+    masks = split.map(lambda mask: mask & graph.labelled)
     for client, held in enumerate(partition.nodes):
         inside, crossing = holder[source] == client, holder[row] == client
         yield {

@@ -10,16 +10,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import RunConfig, Scalar, make_config
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.ranges import Scalar
 from silograph.core.text import shown
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
-from silograph.experiment.resolve.neighbor_options import of_neighbors
 from silograph.experiment.resolve.own_partition import taken
+from silograph.experiment.resolve.parts import check_some_have, find_method, fitting, without_method
 from silograph.experiment.result_files import write_atomic
-from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
+from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
+from silograph.experiment.run.run import check_mode
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of
@@ -99,12 +100,11 @@ def compare(
         ),
         call.options,
     )
-    base = given_config(call.graph, config, run_options)
+    base, _ = asked_run(call.graph, config, run_options)
     if metric is not None and metric_of(metric).validation:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
-    partitions = asked.over.get("partition", (base.partition,))
-    check_cut_options({*run_options, *asked.over}, partitions)
+    check_some_have({*run_options, *asked.over}, base, asked.over)
     how = How(check_processes(processes, base.threads, own.names), progress)
     held = call.graph if isinstance(call.graph, Graph) else None
     if call.partition is not None:
@@ -164,15 +164,21 @@ class ComparisonPlan:
         points = list(product(*asked.over.values()))
         for seed, point, method in product(asked.seeds, points, asked.methods):
             varied = dict(zip(asked.over, point, strict=True))
-            own = dict(base.options) if method == base.method else of_neighbors(base.options)
-            options = own | dict(asked.options.get(method, {}))
-            changes = {**varied, "method": method, "options": options, "seed": seed, "out": None}
-            config = make_config(values | changes)
+            own = self._options(method) | dict(asked.options.get(method, {}))
+            changes = {**varied, "method": method, "options": own, "seed": seed, "out": None}
+            config = fitting(make_config(values | changes), self.own.methods.get(method))
             labels = {"method": method, **varied, "seed": seed}
             parts = self.own.methods.get(method), self.own.models.get(config.model)
             cells.append(Cell(labels, config, self.graph, *parts))
             _ = cells[-1].start  # a wrong name costs no run
         return cells
+
+    def _options(self, method: str) -> dict[str, Scalar]:
+        """Return the options of the base for a method: those of another one are not its own."""
+        if method == self.base.method or not self.base.options:
+            return dict(self.base.options)
+        known = find_method(self.base, self.own.methods.get(self.base.method))
+        return without_method(self.base, known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `resume` reads: how the comparison was asked for."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
 from silograph.experiment.data_frame import frame_of
+from silograph.experiment.resolve.parts import find_method
 from silograph.experiment.run.result import VIEWS
-from silograph.experiment.run.setup import choose_method
 from silograph.methods.base import seen_by
 from silograph.study.cells import LASTING, Cell, Line, metric_in
 from silograph.study.compare.asked import Asked, ComparisonRow
@@ -142,13 +142,13 @@ class Comparison:
             return self.asked.view
         cells = (c for c in self.cells if self._point(c) == point)
         cell = next(cell for cell in cells if cell.labels["method"] == method)
-        return choose_method(cell.config, cell.method)[0].evaluate.view
+        return find_method(cell.config, cell.method).evaluate.view
 
     def _ways(self) -> dict[str, list[str]]:
         """Return how nodes are seen in the server view, and the methods that see them so."""
         ways: dict[str, list[str]] = {}
         for cell in self.cells:
-            method, _ = choose_method(cell.config, cell.method)
+            method = find_method(cell.config, cell.method)
             if method.evaluate.view != "server":
                 continue
             way = seen_by(method, cell.config)

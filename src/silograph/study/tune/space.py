@@ -9,10 +9,18 @@ from typing import Any
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared, parse_range
-from silograph.experiment.resolve.cutting import check_cut_options
 from silograph.experiment.resolve.in_memory_parts import Own
-from silograph.experiment.run.run import with_absolute_paths
-from silograph.experiment.run.setup import choose_method
+from silograph.experiment.resolve.parts import (
+    TABLES,
+    check_some_have,
+    find_method,
+    fitting,
+    named_parts,
+    options_of,
+    place_of,
+)
+from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell
@@ -50,7 +58,9 @@ class Space:
         fields = {key: value for key, value in params.items() if key in FIELDS}
         options = {key: value for key, value in params.items() if key not in FIELDS}
         values = {k: v for k, v in vars(self.base).items() if v is not None}
-        return make_config(values | fields | {"options": {**self.base.options, **options}})
+        options = {**self.base.options, **options}
+        config = make_config(values | fields | {"options": options})
+        return fitting(config, self.own.methods.get(config.method))
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
         """Return the cells of a trial, one for each seed."""
@@ -64,7 +74,7 @@ class Space:
     @property
     def method(self) -> Method:
         """Return the method."""
-        return choose_method(self.base, self.own.methods.get(self.base.method))[0]
+        return find_method(self.base, self.own.methods.get(self.base.method))
 
     def plan(self) -> dict[str, Any]:
         """Return what must be the same for a search to go on, as plain values."""
@@ -81,9 +91,31 @@ class Space:
         }
 
 
-def given_keys(run_options: Mapping[str, Any]) -> set[str]:
-    """Return the keys of a run and the options of its method that have a value already."""
-    return {*run_options, *run_options.get("options", {})}
+def given_keys(run_options: Mapping[str, Any], base: RunConfig, own: Own) -> set[str]:
+    """Return the keys of a run and the options of its parts that have a value already."""
+    return {*run_options, *(key_of(key, base, own) for key in run_options.get("options", {}))}
+
+
+def key_of(key: str, base: RunConfig, own: Own) -> str:
+    """Return the one name of a key: NAME of a field or the method's option, else PART.NAME."""
+    if key in FIELDS:
+        return key
+    try:
+        kind, name = place_of(key, named_parts(base, own.methods.get(base.method)))
+    except ConfigError:  # it is no key; `chosen_ranges` says so
+        return key
+    return name if kind == "method" else f"{kind}.{name}"
+
+
+def part_options(base: RunConfig, own: Own) -> "dict[str, dataclasses.Field[Any]]":
+    """Return the options of all parts but the method, as PART.NAME."""
+    parts = named_parts(base, own.methods.get(base.method))
+    return {
+        f"{kind}.{name}": f
+        for kind, part in parts.items()
+        if kind != "method"
+        for name, f in options_of(part).items()
+    }
 
 
 def chosen_ranges(
@@ -91,7 +123,7 @@ def chosen_ranges(
     keys: Sequence[str] | None,
     given: Mapping[str, Range | str],
     fixed: Collection[str] = (),
-    drawing: Mapping[str, "dataclasses.Field[Any]"] = NO_FIELDS,
+    others: Mapping[str, "dataclasses.Field[Any]"] = NO_FIELDS,
 ) -> dict[str, Range]:
     """Return the ranges of the keys that are tuned.
 
@@ -100,13 +132,13 @@ def chosen_ranges(
         keys: those asked for; None for all that declare a range and have no value yet.
         given: ranges in place of those declared.
         fixed: keys that have a value already.
-        drawing: options of the neighbor sampler, by their whole names.
+        others: options of the other parts, as PART.NAME.
 
     Raises:
         ConfigError: a key does not exist (names the nearest), has no range or a value already, or
             a range is wrong.
     """
-    options = {f.name: f for f in dataclasses.fields(method.options)} | dict(drawing)
+    options = {f.name: f for f in dataclasses.fields(method.options)} | dict(others)
     own = {key: checked_range(key, value) for key, value in given.items()}
     known = declared(FIELDS | options) | own
     asked = [*([] if keys is None else checked_list("keys", keys)), *given]
@@ -137,9 +169,9 @@ def checked_range(key: str, value: object) -> Range:
 
 def check_ends(space: Space, run_options: Collection[str]) -> None:
     """Raise `ConfigError` where a config cannot have the ends or choices of a range."""
-    partitions = space.ranges["partition"].ends if "partition" in space.ranges else ()
-    check_cut_options({*run_options, *space.ranges}, partitions or (space.base.partition,))
+    over = {kind: space.ranges[kind].ends for kind in TABLES if kind in space.ranges}
+    check_some_have({*run_options, *space.ranges}, space.base, over)
     for key, values in space.ranges.items():
         for value in values.ends:
             config = space.config({key: value})
-            choose_method(config, space.own.methods.get(config.method))
+            choose(config, space.own.methods.get(config.method))

@@ -10,26 +10,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import RunConfig, make_config, write_toml
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared
+from silograph.core.run_file import BY_METHOD, write_toml
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
-from silograph.experiment.resolve.neighbor_options import sampler_fields
 from silograph.experiment.resolve.own_partition import taken
+from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.result_files import write_atomic
-from silograph.experiment.run.run import check_mode, given_config, with_absolute_paths
+from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
+from silograph.experiment.run.run import check_mode
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
 from silograph.study.cells import Cell, Line, lasts, metric_in
-from silograph.study.compare.compare import check_no_seed, checked_mapping, checked_seeds
+from silograph.study.compare.compare import (
+    check_no_seed,
+    checked_list,
+    checked_mapping,
+    checked_seeds,
+)
 from silograph.study.compare.comparison import VIEW_CHOICES
 from silograph.study.datasets import fetch
 from silograph.study.progress import say
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
 from silograph.study.tune.outcome import Tuned
 from silograph.study.tune.proposals import Trial, TrialParams, check_optuna, propose
-from silograph.study.tune.space import FIELDS, Space, check_ends, chosen_ranges, given_keys
+from silograph.study.tune.space import (
+    FIELDS,
+    Space,
+    check_ends,
+    chosen_ranges,
+    given_keys,
+    key_of,
+    part_options,
+)
 from silograph.task.metric_table import METRICS
 
 PLAN, LINES, WINNER, PAGE, BEST = (
@@ -94,8 +109,10 @@ def tune(
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
     given = checked_mapping("ranges", ranges)
-    fixed, drawing = given_keys(run_options), sampler_fields(base)
-    space = replace(space, ranges=chosen_ranges(space.method, keys, given, fixed, drawing))
+    fixed, others = given_keys(run_options, base, own), part_options(base, own)
+    asked = None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
+    given = {key_of(key, base, own): values for key, values in given.items()}
+    space = replace(space, ranges=chosen_ranges(space.method, asked, given, fixed, others))
     if keys is None and progress != "none":
         _tell_fixed(space, fixed)
     check_ends(space, run_options)
@@ -127,7 +144,7 @@ def _base(
     """
     check_no_seed(run_options)
     names = {key: name_of(run_options[key]) for key in ("method", "model") if key in run_options}
-    base = replace(given_config(graph, config, {**run_options, **names}), out=None)
+    base = replace(asked_run(graph, config, {**run_options, **names})[0], out=None)
     if base.tracker is not None:
         raise ConfigError(
             f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
@@ -138,7 +155,7 @@ def _base(
 
 def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
     options = {f.name: f for f in dataclasses.fields(space.method.options)}
-    options |= sampler_fields(space.base)
+    options |= part_options(space.base, space.own)
     keys = [key for key in declared(FIELDS | options) if key in fixed]
     if keys:
         say(f"given, and so not searched: {', '.join(keys)}")
@@ -170,7 +187,9 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
             if best is not None:
                 in_memory = space.graph is not None
                 config = with_absolute_paths(found.config, in_memory=in_memory)
-                write_atomic(out / BEST, write_toml(config))
+                parts = choose(config, space.own.methods.get(config.method))
+                chosen = [name for name in BY_METHOD if getattr(config, name) is None]
+                write_atomic(out / BEST, write_toml(spelled_out(config, parts), chosen))
     return found
 
 

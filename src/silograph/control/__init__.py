@@ -1,0 +1,19 @@
+"""Knobs that change during a run, and what changes them, by the name users give."""
+
+from silograph.control.base import Controller, ControllerState, Knob, RunStanding, knobs_of
+from silograph.control.fixed import FIXED
+from silograph.control.knob_messages import knob_fields, knob_specs
+
+CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED,)}
+
+__all__ = [
+    "CONTROLLERS",
+    "FIXED",
+    "Controller",
+    "ControllerState",
+    "Knob",
+    "RunStanding",
+    "knob_fields",
+    "knob_specs",
+    "knobs_of",
+]

@@ -1,0 +1,83 @@
+"""`ResolvedConfig`: a run with every default written out, as opposed to what was asked for."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from silograph.core.config import RunConfig, make_config
+from silograph.core.ranges import Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig:
+    """A run as it is done; fields have the meaning that they have in `RunConfig`.
+
+    What stays None is off: no limit, all nodes in a step, nothing written.
+
+    Attributes:
+        options: of all chosen parts as `PART.NAME`, defaults written out; None is what the option's
+            help says of it.
+        block_size: None until the clients' blocks are known.
+    """
+
+    dataset: str
+    data_dir: str | None
+    columns: str | None
+    scale: float
+    largest_component: bool
+    features: Literal["given", "degree", "constant", "onehot-degree"]
+    normalize: Literal["none", "row"]
+    split: str
+    partition: str
+    clients: int
+    drop_edges: float
+    selector: str
+    model: str
+    layers: int
+    hidden: int
+    dropout: float
+    method: str
+    options: Mapping[str, Scalar | None]
+    rounds: int
+    local_epochs: int
+    collect: float
+    batch_size: int | None
+    neighbors: str
+    optimizer: Literal["adam", "sgd"]
+    lr: float
+    weight_decay: float
+    momentum: float
+    keep_optimizer: bool
+    metric: str
+    patience: int | None
+    target: str | None
+    max_bytes: int | None
+    max_seconds: float | None
+    eval_every: int
+    local_bias: bool
+    seed: int
+    partition_seed: int
+    split_seed: int
+    init_seed: int
+    dtype: Literal["float32", "float64"]
+    device: str
+    threads: int
+    kernels: Literal["compiled", "torch"]
+    block_size: int | None
+    strict: bool
+    checkpoint_every: int
+    tracker: str | None
+    out: str | None
+
+
+def resolved_values(config: ResolvedConfig) -> dict[str, Any]:
+    """Return the keys and values of the run file of a resolved config; what is off has none."""
+    options = {name: value for name, value in config.options.items() if value is not None}
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return {k: v for k, v in values.items() if v is not None} | {"options": options}
+
+
+def asked_again(config: ResolvedConfig) -> RunConfig:
+    """Return the config that asks for all that was resolved: it is resolved to the same again."""
+    return make_config(resolved_values(config), source="a resolved config")

@@ -1,0 +1,162 @@
+"""What a silo keeps of a run: the model, its own scores, and a page about both.
+
+model.safetensors   the model that the silo predicts with; absent where it gets none
+result.json         the best round, the silo's own scores in it, what was agreed; written last
+report.html         the same as a page for people
+
+Scores are worked out here, from the logits of the silo's own nodes that the best round has left in
+its state. So nothing travels for them, and they tell nothing of other silos.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from silograph.core.errors import ConfigError
+from silograph.core.payload import State, under
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.evaluation.evaluate import counts_left
+from silograph.experiment.report.silo_page import write_silo_report
+from silograph.experiment.result_files import MODEL, REPORT, RESULT, write_atomic
+from silograph.experiment.run.trained_model import TrainedModel, described
+from silograph.federation.session.holder import Outcome
+from silograph.federation.session.own_folder import make_private
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.silos.data import Silo
+from silograph.methods.base import Method, MethodConfig, client_weights
+from silograph.nn.conv import Params
+from silograph.nn.model import weight_shapes
+from silograph.task.registry import task_of
+from silograph.task.scores import PARTS
+
+FORMAT = 1  # of a silo's result.json
+RESULTS = "results"  # beside the silo's tables, a folder for each run
+OF_CLIENTS = "client_mean"  # ends the names of scores that are means over clients
+
+
+@dataclass(frozen=True, eq=False)
+class SiloRun:
+    """A run as a silo has agreed to it.
+
+    Attributes:
+        silo: its data, with the features of the run.
+        config: every default written out.
+        method: of the run.
+        method_config: what its ops read.
+        block: the silo's own rows, where it computes.
+    """
+
+    silo: Silo
+    config: ResolvedConfig
+    method: Method
+    method_config: MethodConfig
+    block: ClientBlock
+
+
+def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
+    """Return the folder of a run among the silo's results: the same one if it is told again."""
+    return results / f"{run.config.method.rpartition(':')[2]}-{outcome.run[:8]}"
+
+
+def check_new(folder: Path) -> None:
+    """Raise `ConfigError` for a folder that has something already; nothing is overwritten.
+
+    What a silo has left that was killed while it wrote is begun anew.
+    """
+    if not os.path.lexists(folder):
+        return
+    found = (
+        {path.name.removesuffix(".partial") for path in folder.iterdir()}
+        if folder.is_dir()
+        else {""}
+    )
+    if not found <= {MODEL, REPORT}:
+        raise ConfigError(
+            f"expected a folder for the result that does not exist yet, got {folder}: choose "
+            "another --result, nothing was overwritten"
+        )
+
+
+def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
+    """Write what a silo keeps of a run that is over."""
+    make_private(folder)
+    weights, whose = weights_of(run, outcome)
+    if weights is not None:
+        model = TrainedModel(
+            run.method_config.model,
+            weights,
+            run.silo.class_names,
+            run.config.normalize,
+            run.silo.feature_names,
+            run.config.features,
+        )
+        model.save(folder / MODEL)
+    about = about_run(run, outcome, whose)
+    write_silo_report(folder, about)
+    text = json.dumps(about, indent=2, allow_nan=False)
+    write_atomic(folder / RESULT, text + "\n", private=True)
+
+
+def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:
+    """Return the weights that the silo predicts with, and whose they are: `server` or `own`."""
+    server, own = under("weights", outcome.weights), run.method.own_weights
+    if own is None:
+        return (server, "server") if server else (None, None)
+    if outcome.state is None or (server_has_model(run) and not server):
+        return None, None
+    state = {name: field.t for name, field in outcome.state.items()}
+    mine = own(run.method_config, server, state)
+    return client_weights(weight_shapes(run.method_config.model), mine, 0), "own"
+
+
+def server_has_model(run: SiloRun) -> bool:
+    """Whether the server of the run has a model, which it may keep."""
+    calls = run.method.calls
+    return calls is not None and calls.scores_server(run.method_config)
+
+
+def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, Any]:
+    """Return what result.json says."""
+    split = run.block.split
+    masks = {"train": split.train, "val": split.val, "test": split.test}
+    return {
+        "format": FORMAT,
+        "silo": run.silo.name,
+        "method": run.method.name,
+        "title": run.method.title,
+        "model": described(run.method_config.model),
+        "model_of": whose,
+        "server_has_model": server_has_model(run),
+        "best_round": outcome.round,
+        "rounds": run.config.rounds,
+        "metric": run.config.metric,
+        "judge": run.method.evaluate.view,
+        "seen": run.method.evaluate.seen(run.config.collect),
+        **scores_of(run, outcome.state),
+        "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
+        "config": {k: v for k, v in vars(run.config).items() if v is not None},
+    }
+
+
+def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
+    """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
+    views = {"personalised": "own"}
+    if server_has_model(run):
+        views = {"server": "server", **views}
+    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    if state is None:
+        return found
+    task = task_of(run.method_config.model.task)
+    for view, whose in views.items():
+        counts: Mapping[str, Tensor] = counts_left(run.method_config, run.block, state, whose)
+        for part in PARTS:
+            scores = task.scores(counts, part)
+            if scores is not None:
+                own = {n: v for n, v in scores.items() if not n.endswith(OF_CLIENTS)}
+                found[part][view] = own
+    return found

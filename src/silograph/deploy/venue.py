@@ -1,0 +1,79 @@
+"""Where and how a server meets its silos."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.deploy.silo import read_file
+
+
+@dataclass(frozen=True)
+class Venue:
+    """How a server meets its silos; nothing of it decides a number.
+
+    Attributes:
+        listen: HOST:PORT; port 0 takes a free one.
+        silos: their names, in the order of every sum; None: as many as `clients` of the config,
+            in the order of their names.
+        certificate: files of the server's certificate chain and key; None with `insecure`.
+        insecure: without TLS, on this machine only.
+        keys: folder of the silos' public keys, NAME.pub; None: the first key that takes a name
+            keeps it for the run.
+        least: silos without which a round fails; None: all of them.
+        seconds: how long a silo may take over its answers of a round, and over each before the
+            first; None: as long as its stream is there.
+        patience: seconds for which the server waits for its silos.
+        rejoin: seconds for which a round that cannot go on without silos waits until they attach
+            again; it is then done again.
+        metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
+        hand_over: whether silos get the model when the run is over.
+    """
+
+    listen: str
+    silos: tuple[str, ...] | None = None
+    certificate: tuple[Path, Path] | None = None
+    insecure: bool = False
+    keys: Path | None = None
+    least: int | None = None
+    seconds: float | None = None
+    patience: float = 600.0
+    rejoin: float = 60.0
+    metrics: str | None = None
+    hand_over: bool = True
+
+
+def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
+    """Return the silos' names, if they are known, and their number.
+
+    Raises:
+        ConfigError: neither is known, or the venue cannot be used with them.
+    """
+    from silograph.federation.session.identity import check_name
+
+    names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
+    if names is not None and len(set(names)) < len(names):
+        raise ConfigError(f"expected every silo once, got {', '.join(names)}")
+    room = config.clients if names is None else len(names)
+    if room is None:
+        raise ConfigError("expected the silos' names or their number, got neither: --silos")
+    if venue.least is not None and not 1 <= venue.least <= room:
+        raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
+    return names, room
+
+
+def credentials(venue: Venue) -> tuple[bytes, bytes] | None:
+    """Return the server's certificate chain and key; None without TLS.
+
+    Raises:
+        ConfigError: there is neither a certificate nor `insecure`.
+    """
+    if venue.insecure:
+        return None
+    if venue.certificate is None:
+        raise ConfigError(
+            "expected the server's certificate and key, got none: give --certs DIR (silograph "
+            "certs makes one to try with), or --insecure on this machine"
+        )
+    chain, key = venue.certificate
+    return read_file(chain), read_file(key)

@@ -1,0 +1,42 @@
+"""The page of a silo about a run that it took part in: its own scores and nothing of others."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from silograph.evaluation.views import means_of
+from silograph.experiment.report.config_table import FIELDS, text_of
+from silograph.experiment.report.page import environment
+from silograph.experiment.result_files import REPORT, write_atomic
+from silograph.task.metric_table import METRICS, reported
+
+VIEWS = ("server", "personalised")
+
+
+def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write the page into a silo's folder of a run; `about` is what result.json says."""
+    write_atomic(folder / REPORT, silo_page(about), private=True)
+
+
+def silo_page(about: Mapping[str, Any]) -> str:
+    """Return the HTML page."""
+    names = next((list(scores) for part in ("test", "val") for scores in about[part].values()), [])
+    shown = sorted(reported(names), key=lambda name: name != about["metric"])
+    config = about["config"]
+    return (
+        environment()
+        .get_template("silo.html")
+        .render(
+            about=about,
+            config=config,
+            metric=METRICS[about["metric"]],
+            names={name: METRICS[name].title for name in shown},
+            views=VIEWS,
+            means=means_of([about["seen"]]),
+            settings={
+                n: (text_of(config[n]), FIELDS[n].metadata["help"]) for n in FIELDS if n in config
+            },
+            axes=[],
+            figure_data={},
+        )
+    )

@@ -1,0 +1,47 @@
+"""Options of parts that have a flag of their own, as the command line shows them without torch."""
+
+import dataclasses
+from typing import Any
+
+from silograph.core.config import RunConfig
+from silograph.graph.partition.options import (
+    ClassBiasedOptions,
+    DirichletOptions,
+    MetisOverlappingOptions,
+    SharesOptions,
+)
+from silograph.nn.model_options import MODEL_KINDS
+from silograph.sampling.options import FanoutOptions
+from silograph.selection.options import UniformOptions
+
+DECLARED: dict[str, dict[str, type]] = {
+    "partition": {
+        "dirichlet": DirichletOptions,
+        "class_biased": ClassBiasedOptions,
+        "metis_overlapping": MetisOverlappingOptions,
+        "shares": SharesOptions,
+    },
+    "model": {name: kind.options for name, kind in MODEL_KINDS.items()},
+    "neighbors": {"fanout": FanoutOptions},
+    "selector": {"uniform": UniformOptions},
+}
+
+
+def help_of(field: "dataclasses.Field[Any]") -> str:
+    """Return the help of a field of `RunConfig`; that of a part's option is the part's own."""
+    if "part" not in field.metadata:
+        text: str = field.metadata["help"]
+        return text
+    declared = DECLARED[field.metadata["part"]]
+    own = {
+        part: found
+        for part, kind in declared.items()
+        for found in dataclasses.fields(kind)
+        if found.name == field.name
+    }
+    of = "" if len(own) == len(declared) > 1 else f"{', '.join(own)}: "
+    first = next(iter(own.values()))
+    return f"{of}{first.metadata['help']} (default: {str(first.default).lower()})"
+
+
+HELP = {f.name: help_of(f) for f in dataclasses.fields(RunConfig)}

@@ -1,0 +1,301 @@
+"""The parts of a run that a config names, each with its checked options.
+
+A part declares its options in a frozen dataclass: type, bounds, default, help and, in `tune`, the
+range that tuning tries. A user gives one as NAME, if one chosen part alone has it, or as PART.NAME.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from silograph.core.config import RunConfig, checked
+from silograph.core.errors import ConfigError, lookup, unknown
+from silograph.core.ranges import Scalar
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.own_partition import names_clients
+from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.graph.partition.partition import PARTITIONERS, Partitioner
+from silograph.methods import METHODS
+from silograph.methods.base import Method
+from silograph.nn.model_options import MODEL_KINDS, MODULE, ModelKind
+from silograph.sampling.neighbors import NEIGHBORS, NeighborSampler
+from silograph.selection.base import Selector
+from silograph.selection.registry import SELECTORS
+
+P = TypeVar("P")
+
+
+class NamedPart(Protocol):
+    """What all parts that users name have."""
+
+    @property
+    def name(self) -> str:
+        """What they call it."""
+
+    @property
+    def title(self) -> str:
+        """One line for listings."""
+
+    @property
+    def options(self) -> type:
+        """Frozen dataclass of its own options."""
+
+
+TABLES: dict[str, Mapping[str, NamedPart]] = {
+    "method": METHODS,
+    "partition": PARTITIONERS,
+    "model": MODEL_KINDS,
+    "neighbors": NEIGHBORS,
+    "selector": SELECTORS,
+}
+# Options that have a key of their own in a config, with their part.
+FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "part" in f.metadata}
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen(Generic[P]):
+    """A part and its checked options."""
+
+    part: P
+    options: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a run."""
+
+    method: Chosen[Method]
+    partition: Chosen[Partitioner]
+    model: Chosen[ModelKind]
+    neighbors: Chosen[NeighborSampler]
+    selector: Chosen[Selector]
+
+    @property
+    def options(self) -> dict[str, Scalar | None]:
+        """Options of all parts as PART.NAME, defaults written out."""
+        return {
+            f"{kind}.{f.name}": getattr(getattr(self, kind).options, f.name)
+            for kind in TABLES
+            for f in dataclasses.fields(getattr(self, kind).part.options)
+        }
+
+
+def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
+    """Return the parts that a config names, with their options; a file that it names is imported.
+
+    Args:
+        config: of the run.
+        method: the method as a value; `config` has its name.
+
+    Raises:
+        ConfigError: an unknown part or option (names the nearest), an option that no chosen part
+            has or that two have, or a value out of range.
+    """
+    parts = named_parts(config, method)
+    values = placed(config, parts)
+    made = {
+        kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
+        for kind, part in parts.items()
+    }
+    return Parts(**made)
+
+
+def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, Any]:
+    """Return the parts that a config names, by kind; see `choose_parts`."""
+    neighbors = config.neighbors
+    if neighbors is None:
+        neighbors = "full" if config.fanout is None else "fanout"
+    # A partition of the user's own goes with the data, as that of silos does.
+    partition = "silo" if names_clients(config.partition) else config.partition
+    return {
+        "method": find_method(config, method),
+        "partition": _named(partition, PARTITIONERS, Partitioner, "partition method"),
+        "model": MODULE if is_spec(config.model) else lookup(MODEL_KINDS, config.model, "model"),
+        "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler"),
+        "selector": _named(config.selector, SELECTORS, Selector, "selector"),
+    }
+
+
+def _named(name: str, table: Mapping[str, P], kind: type[P], what: str) -> P:
+    return imported(name, kind) if is_spec(name) else lookup(table, name, what)
+
+
+def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
+    """Return what is imported for a config: `FILE.py:NAME` or `package.module:NAME` by kind."""
+    named = {kind: getattr(config, kind) for kind in TABLES}
+    return {
+        kind: spec
+        for kind, spec in named.items()
+        if spec is not None and is_spec(spec) and not (kind == "partition" and names_clients(spec))
+    }
+
+
+def find_method(config: RunConfig, given: Method | None = None) -> Method:
+    """Return the method that a config names, or the value that was given for it.
+
+    Raises:
+        ConfigError: unknown method (names the nearest), one that cannot be imported, or a value
+            that does not have the name, or has that of another method.
+    """
+    if given is None:
+        return _named(config.method, METHODS, Method, "method")
+    if is_spec(config.method) and given.name != config.method:
+        return given  # a silo has it from its table of allowed code
+    if given.name != config.method:
+        raise ConfigError(f"expected method {config.method!r}, got one named {given.name!r}")
+    if METHODS.get(given.name, given) is not given or is_spec(given.name):
+        raise ConfigError(
+            f"expected a name of its own, without a colon, for a method that is given as a value, "
+            f"got {given.name!r}: use dataclasses.replace(METHOD, name=...)"
+        )
+    return given
+
+
+def options_of(part: NamedPart) -> "dict[str, dataclasses.Field[Any]]":
+    """Return the declared options of a part by name."""
+    return {f.name: f for f in dataclasses.fields(part.options)}
+
+
+def placed(config: RunConfig, parts: Mapping[str, NamedPart]) -> dict[str, dict[str, Scalar]]:
+    """Return the options that a config gives, by kind of part and name.
+
+    Raises:
+        ConfigError: see `place_of`; or one option twice.
+    """
+    values: dict[str, dict[str, Scalar]] = {kind: {} for kind in parts}
+    said: dict[tuple[str, str], str] = {}
+    for shown, name, value in _asked(config):
+        place = place_of(name, parts, shown)
+        if place in said:
+            raise ConfigError(
+                f"expected {place[1]} once, got {said[place]} and {shown}: leave one of them out"
+            )
+        said[place] = shown
+        values[place[0]][place[1]] = value
+    return values
+
+
+def _asked(config: RunConfig) -> Iterator[tuple[str, str, Scalar]]:
+    """Yield what each option of a part is called by the user and in full, and its value."""
+    for name, kind in FLAT.items():
+        if getattr(config, name) is not None:
+            yield name, f"{kind}.{name}", getattr(config, name)
+    for name, value in config.options.items():
+        yield name, name, value
+
+
+def place_of(
+    name: str, parts: Mapping[str, NamedPart], shown: str | None = None
+) -> tuple[str, str]:
+    """Return the kind of part that has an option, and the option's own name.
+
+    Args:
+        name: NAME or PART.NAME.
+        parts: the chosen parts by kind.
+        shown: what the user wrote; None: the name.
+
+    Raises:
+        ConfigError: no chosen part has the option, or two have it and the name does not say whose.
+    """
+    kind, dot, own = name.partition(".")
+    if dot and kind in parts:
+        if own in options_of(parts[kind]):
+            return kind, own
+        raise _undeclared(own, {kind: parts[kind]}, shown or name)
+    having = [each for each, part in parts.items() if name in options_of(part)]
+    if len(having) > 1:
+        full = " or ".join(f"{each}.{name}" for each in having)
+        raise ConfigError(
+            f"expected {full}, got {name}: "
+            f"{' and '.join(f'{each} {parts[each].name}' for each in having)} both have it"
+        )
+    if not having:
+        raise _undeclared(name, parts, shown or name)
+    return having[0], name
+
+
+def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
+    """Return the error for an option that the chosen parts do not have."""
+    chosen = ", ".join(f"{kind} {part.name}" for kind, part in parts.items())
+    if owners := owners_of(own):
+        return ConfigError(
+            f"expected an option of the chosen parts ({chosen}), got {shown}: {owners} has it; "
+            "leave it out, or choose that part"
+        )
+    known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
+    if not known:
+        return ConfigError(f"expected no options of {chosen}, got {shown!r}")
+    short = [name.partition(".")[2] for name in known]
+    return unknown(f"option of the chosen parts ({chosen})", shown, [*short])
+
+
+def owners_of(name: str) -> str:
+    """Return which of silograph's parts have an option, in words; empty for none."""
+    found = {
+        kind: [part.name for part in table.values() if name in options_of(part)]
+        for kind, table in TABLES.items()
+    }
+    return " or ".join(f"{kind} {', '.join(names)}" for kind, names in found.items() if names)
+
+
+def given_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
+    """Return what of a config was given and is not the default; options as PART.NAME."""
+    named = {kind: getattr(parts, kind).part for kind in TABLES}
+    options = {f"{k}.{n}": v for k, own in placed(config, named).items() for n, v in own.items()}
+    values = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(config)
+        if f.name not in (*FLAT, "options") and getattr(config, f.name) not in (None, f.default)
+    }
+    return values | {"options": options}
+
+
+def option_help(parts: Parts) -> dict[str, str]:
+    """Return the help of all options of some parts, as PART.NAME."""
+    return {
+        f"{kind}.{name}": f.metadata.get("help", "")
+        for kind in TABLES
+        for name, f in options_of(getattr(parts, kind).part).items()
+    }
+
+
+def fitting(config: RunConfig, method: Method | None = None) -> RunConfig:
+    """Return a config without the keys of options that its own partition or model does not have.
+
+    A study that varies parts gives such a key to all of its runs.
+    """
+    parts = named_parts(config, method)
+    foreign = {
+        name: None
+        for name, kind in FLAT.items()
+        if getattr(config, name) is not None and name not in options_of(parts[kind])
+    }
+    return dataclasses.replace(config, **foreign)  # type: ignore[arg-type]
+
+
+def check_some_have(
+    given: Iterable[str], config: RunConfig, over: Mapping[str, Iterable[object]]
+) -> None:
+    """Raise `ConfigError` for the key of an option that no part of some runs has.
+
+    Args:
+        given: keys of configs.
+        config: of all runs.
+        over: parts, among other keys, that runs have in place of the config's.
+    """
+    parts = named_parts(config) if set(given) & FLAT.keys() else {}
+    for name in given:
+        if name not in FLAT:
+            continue
+        kind = FLAT[name]
+        table, names = TABLES[kind], over.get(kind, ())
+        chosen = [table[str(each)] for each in names if each in table] or [parts[kind]]
+        if not any(name in options_of(part) for part in chosen):
+            raise _undeclared(name, {kind: chosen[0]}, name)
+
+
+def without_method(config: RunConfig, method: Method) -> dict[str, Scalar]:
+    """Return the options of a config that are not those of its method."""
+    parts = named_parts(config, method)
+    return {n: v for n, v in config.options.items() if place_of(n, parts)[0] != "method"}

@@ -1,0 +1,268 @@
+"""`resolve`: from what is asked of a run to all that it does, every default written out."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from silograph.core.config import RunConfig, make_config
+from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.client_data import check_uncut
+from silograph.experiment.resolve.cutting import (
+    DEFAULT_CLIENTS,
+    check_features,
+    clients_of_graph,
+    seed_of,
+)
+from silograph.experiment.resolve.model_options import (
+    check_model,
+    depth_of,
+    make_model,
+    own_module,
+)
+from silograph.experiment.resolve.own_partition import CutGraph, names_clients
+from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
+from silograph.experiment.resolve.plan import choose_kernels
+from silograph.experiment.resolve.run_metric import check_metric, metric_of_run
+from silograph.graph.features import with_width
+from silograph.graph.graph import Graph, Schema, schema_of
+from silograph.graph.silos.data import Silos
+from silograph.methods.base import Method, MethodConfig
+from silograph.nn.fit import Schedule, Training
+from silograph.nn.model import AnyModel
+from silograph.nn.neighbors import Neighbors
+from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.own_module import Make
+from silograph.selection.uniform import ALL, UNIFORM
+
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """A run before its data are cut.
+
+    Attributes:
+        config: every default written out, but for the size of blocks.
+        parts: the parts that it names, with their options.
+        method_config: what the method's ops and server program read.
+        schema: features and classes.
+        device: where it computes.
+    """
+
+    config: ResolvedConfig
+    parts: Parts
+    method_config: MethodConfig
+    schema: Schema
+    device: torch.device
+
+
+def choose(config: RunConfig, method: Method | None = None) -> Parts:
+    """Return the parts of a run, once they go with the rest of its config; see `choose_parts`.
+
+    Raises:
+        ConfigError: see `choose_parts`; or parts that do not go together.
+    """
+    parts = choose_parts(config, method)
+    check_model(config, parts.model.part, parts.model.options)
+    neighbors_of(config, parts)
+    needs, name = parts.method.part.needs, parts.method.part.name
+    optimizer = config.optimizer or needs.optimizer
+    if needs.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
+        raise ConfigError(
+            f"expected optimizer sgd with momentum 0 for method {name}, got {optimizer} "
+            f"with momentum {config.momentum}: other steps do not tell the clients' gradients"
+        )
+    return parts
+
+
+def resolve(
+    asked: RunConfig,
+    data: Graph | CutGraph | Silos | Schema,
+    parts: Parts | None = None,
+    make: Make | None = None,
+    device: str | None = None,
+) -> Resolved:
+    """Return all that a run does; what comes out, asked for again, gives the same.
+
+    Args:
+        asked: the config.
+        data: the graph, perhaps cut already, the silos, or what is known of data that others hold.
+        parts: of the config, if they were chosen already.
+        make: the module that `asked.model` names, if it is one; None: it is imported.
+        device: where it computes, if not where the config says.
+
+    Raises:
+        ConfigError: something about the config cannot be used, or not with these data.
+    """
+    parts = choose(asked) if parts is None else parts
+    overlapping = parts.partition.part.overlapping
+    overlapping |= isinstance(data, CutGraph) and data.overlapping
+    check_together(asked, parts, overlapping=overlapping)
+    if isinstance(data, Silos):
+        check_uncut(asked, data)
+    schema, where = schema_in(asked, data), device_of(device or asked.device)
+    parts = completed(parts, schema)
+    known = known_values(asked, parts)
+    metric = metric_of_run(asked, schema)
+    optimizer = make_optimizer(asked, known["optimizer"], known["lr"])
+    model = make_model(
+        asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
+    )
+    schedule = Schedule(asked.local_epochs, asked.batch_size, neighbors_of(asked, parts))
+    check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
+    corrections = parts.method.part.needs.corrections(parts.method.options)
+    kernels = choose_kernels(asked, Training(model, optimizer, schedule, corrections), where)
+    config = ResolvedConfig(
+        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": kernels}
+    )
+    selector = parts.selector
+    method_config = MethodConfig(
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        keep_optimizer=config.keep_optimizer,
+        participation=selector.options.participation if selector.part is UNIFORM else 1.0,
+        selector=asked.selector,
+        options=parts.method.options,
+        kernels=kernels,
+        corrections=corrections,
+    )
+    return Resolved(config, parts, method_config, schema, where)
+
+
+def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
+    """Return the fields of a resolved config; those that need data are as they were asked for."""
+    needs = parts.method.part.needs
+    optimizer = asked.optimizer or needs.optimizer
+    keep = needs.keep_optimizer if asked.keep_optimizer is None else asked.keep_optimizer
+    clients = asked.clients
+    if clients is None and not names_clients(asked.partition):
+        clients = DEFAULT_CLIENTS
+    return {f.name: getattr(asked, f.name) for f in fields(ResolvedConfig)} | {
+        "options": parts.options,
+        "clients": clients,
+        "neighbors": asked.neighbors or parts.neighbors.part.name,
+        "optimizer": optimizer,
+        "lr": LEARNING_RATES[optimizer] if asked.lr is None else asked.lr,
+        "keep_optimizer": keep,
+        **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
+    }
+
+
+def spelled_out(asked: RunConfig, parts: Parts) -> RunConfig:
+    """Return the config that says all that needs no data, whatever the defaults are later."""
+    values = {name: v for name, v in known_values(asked, parts).items() if v is not None}
+    options = {name: v for name, v in parts.options.items() if v is not None}
+    return make_config(values | {"options": options})
+
+
+def completed(parts: Parts, schema: Schema) -> Parts:
+    """Return the parts with the options of the cut that depend on the classes written out."""
+    part, options = parts.partition.part, parts.partition.options
+    options = part.complete(options, schema.num_classes)
+    return replace(parts, partition=Chosen(part, options))
+
+
+def schema_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:
+    """Return features and classes of a run; silos are held to agree on them later.
+
+    Raises:
+        DataError: the given features are asked for, and there are none.
+    """
+    if isinstance(data, Schema):
+        return with_width(data, asked.features, "the federation")
+    if isinstance(data, Silos):
+        data = data.members[0].graph
+    graph = data.graph if isinstance(data, CutGraph) else data
+    return with_width(schema_of(graph), asked.features, graph.name)
+
+
+def clients_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> int:
+    """Return the number of clients."""
+    if isinstance(data, CutGraph):
+        return len(data.partition.ids)
+    if isinstance(data, Silos):
+        return len(data.ids)
+    if isinstance(data, Graph):
+        return clients_of_graph(asked, data)
+    return DEFAULT_CLIENTS if asked.clients is None else asked.clients
+
+
+def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> None:
+    """Raise `ConfigError` for parts and options that exclude each other.
+
+    Args:
+        config: of the run.
+        parts: of the config.
+        overlapping: whether several clients may hold a node.
+    """
+    method, selector = parts.method.part, parts.selector.part
+    setting, all_silos = method.setting, method.evaluate.all_silos
+    if config.collect and (all_silos or setting.uncut):
+        raise ConfigError(
+            f"expected a method that trains on each client's own graph for collect, got "
+            f"{method.name}, which has all neighbors already: leave collect out"
+        )
+    if overlapping and all_silos and not setting.uncut:
+        raise ConfigError(
+            f"expected a cut in which each node has one client for {method.name}, which trains all "
+            f"clients as one graph, got {config.partition}: use another partition, such as metis"
+        )
+    if (all_silos or setting.uncut) and selector is not UNIFORM:
+        raise ConfigError(
+            f"expected a method that trains locally for selector {selector.name}, got "
+            f"{method.name}, in which all clients train in every round: leave selector out"
+        )
+    if config.local_bias and method.evaluate.view != "server":
+        raise ConfigError(
+            f"expected a method whose server has a model for local_bias, got {method.name}: leave "
+            "local_bias out"
+        )
+    check_features(config)
+    check_metric(config)
+
+
+def neighbors_of(config: RunConfig, parts: Parts) -> Neighbors:
+    """Return what draws neighbors; raise `ConfigError` where it does not fit the model's hops."""
+    depth = depth_of(config, parts.model.options)
+    return parts.neighbors.part.make(parts.neighbors.options, depth)
+
+
+def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: AnyModel) -> None:
+    """Raise `ConfigError` where a model cannot be trained on what a sampler draws."""
+    reason = neighbors.why_not(model)
+    if reason is not None:
+        raise ConfigError(
+            f"expected a model that takes the draws of neighbors={name}, got {model_name}: "
+            f"{reason}; use neighbors=full or fanout"
+        )
+
+
+def draws_at_the_server(parts: Parts) -> bool:
+    """Whether the run draws clients before a round; `all` and `uniform` need nothing from it."""
+    return parts.selector.part is not ALL and parts.selector.part is not UNIFORM
+
+
+def make_optimizer(config: RunConfig, name: str, lr: float) -> Optimizer:
+    """Return the clients' optimizer; raise `ConfigError` where it cannot have the momentum."""
+    if name == "sgd":
+        return SGD(lr, config.weight_decay, config.momentum)
+    if config.momentum != 0:
+        raise ConfigError(f"expected momentum 0 with optimizer adam, got {config.momentum}")
+    return Adam(lr, config.weight_decay)
+
+
+def device_of(name: str) -> torch.device:
+    """Return a torch device; raise `ConfigError` where this machine does not have it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"expected a torch device of this machine, got {name!r}: {reason}"
+        ) from None
+    return device

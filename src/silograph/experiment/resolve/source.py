@@ -1,0 +1,104 @@
+"""Where the data of a run are: found by one call, read by another."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from silograph.graph.datasets import (
+    check_columns,
+    check_scale,
+    is_generated,
+    is_path,
+    load,
+    locate,
+)
+from silograph.graph.generated.generate import ProgressCallback
+from silograph.graph.graph import Graph
+from silograph.graph.silos.data import Silos
+from silograph.graph.silos.read import is_silos, read_silos
+
+Data = Graph | Silos
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where data are.
+
+    Attributes:
+        kind: `memory`, a `name` of a dataset, the `path` of a graph, or `silos`, a folder of them.
+        dataset: what the user calls them.
+        path: from the root on, None where data are made or downloaded.
+        data_dir: folder that was looked into.
+        columns: what a folder of CSV tables calls its columns, as `load` takes it.
+    """
+
+    kind: Literal["memory", "name", "path", "silos"]
+    dataset: str
+    path: str | None = None
+    data_dir: str | None = None
+    columns: str | None = None
+
+    def read(self, scale: float, report: ProgressCallback | None = None) -> Data:
+        """Return the data.
+
+        Raises:
+            SilographError: they cannot be read, or cannot be scaled.
+        """
+        if not is_generated(self.dataset):
+            check_scale(self.dataset, scale)
+        if self.kind == "silos":
+            check_columns(self.dataset, self.columns)
+            return read_silos(Path(self.dataset).expanduser())
+        found = self.path if self.kind == "name" else None
+        return load(
+            found or self.dataset,
+            data_dir=self.data_dir,
+            scale=scale,
+            columns=self.columns,
+            report=report,
+        )
+
+    def told(self) -> dict[str, str | None] | None:
+        """Return what finds the data again from any folder; None where they were in memory."""
+        if self.kind == "memory":
+            return None
+        if self.path is not None:
+            return {"dataset": self.path, "data_dir": None}
+        return {"dataset": self.dataset, "data_dir": self.data_dir}
+
+
+def find_source(
+    dataset: str,
+    *,
+    data_dir: str | None = None,
+    columns: str | None = None,
+    data: Data | None = None,
+) -> Source:
+    """Return where data are; nothing is read.
+
+    Args:
+        dataset: a name, or a path.
+        data_dir: folder that is looked into first.
+        columns: of a folder of CSV tables.
+        data: what is in memory already.
+
+    Raises:
+        DataError: a folder to search is absent.
+    """
+    if data is not None:
+        return Source("memory", dataset)
+    path = locate(dataset, data_dir=data_dir)
+    if path is None:
+        folder = data_dir or os.environ.get("SILOGRAPH_DATA") or None
+        folder = None if folder is None else absolute_path(folder)
+        return Source("name", dataset, None, folder, columns)
+    named = not is_path(dataset)
+    kind: Literal["name", "path", "silos"] = "name" if named else "path"
+    kind = "silos" if is_silos(path) and not named else kind
+    return Source(kind, dataset, str(path.absolute()), None, columns)
+
+
+def absolute_path(path: str) -> str:
+    """Return the path from the root on; `~` is the user's home, as in `load`."""
+    return os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,105 @@
+"""Predictions of a model that a run has left, as a table of the nodes of a graph or a silo."""
+
+import csv
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from silograph.core.errors import ConfigError, DataError
+from silograph.experiment.resolve.source import find_source
+from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv, write_atomic
+from silograph.experiment.run.own_models import file_of
+from silograph.experiment.run.trained_model import TrainedModel, load_model
+from silograph.graph.graph import Graph
+from silograph.graph.silos.data import Silo, Silos
+from silograph.graph.silos.read import is_silo, read_silo
+from silograph.nn.own_module import Make
+
+
+def predict_to(
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    model: Make | None = None,
+    data_dir: str | None = None,
+) -> int:
+    """Write a CSV with a row for each node and return their number.
+
+    Args:
+        run: result folder of a run, of a silo, or a model's file.
+        data: folder of a silo, or name or path of a graph.
+        out: the file, which must not be there; only its owner may read it.
+        model: the class of the model, if it was a torch.nn.Module of yours.
+        data_dir: folder of data sets that `data` names.
+
+    Raises:
+        ConfigError: `out` is there already, or `data` are several silos.
+        DataError: there is no model, or it is not one for these data.
+    """
+    if os.path.lexists(out):
+        raise ConfigError(
+            f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
+            "nothing was overwritten"
+        )
+    found = read_data(data, data_dir)
+    name = found.name if isinstance(found, Silo) else None
+    trained = load_model(model_file(Path(run), name), model=model)
+    rows = list(table(trained, found))
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_atomic(Path(out), text.getvalue(), private=True)
+    return len(rows) - 1
+
+
+def read_data(data: str | os.PathLike[str], data_dir: str | None = None) -> Graph | Silo:
+    """Return a silo from its folder, or a graph by name or path."""
+    if is_silo(Path(data)):
+        return read_silo(data)
+    found = find_source(os.fspath(data), data_dir=data_dir).read(scale=1.0)
+    if isinstance(found, Silos):
+        raise ConfigError(
+            f"expected the folder of one silo, got {os.fspath(data)}, which holds "
+            f"{', '.join(found.ids[:3])}: name one of their folders"
+        )
+    return found
+
+
+def model_file(run: Path, silo: str | None = None) -> Path:
+    """Return the model's file of a result folder: that of all, or the silo's own.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not run.is_dir():
+        return run
+    if (run / MODEL).exists():
+        return run / MODEL
+    if not (run / MODELS).is_dir():
+        raise DataError(
+            f"expected a model in {run}, got none: the run is not over, or its server keeps the "
+            "model"
+        )
+    known = [row["client"] for row in read_csv(run / CLIENTS)]
+    if silo not in known:
+        raise DataError(
+            f"expected the folder of a client, for each has a model of its own, got "
+            f"{'a graph' if silo is None else silo}: name one of {', '.join(known[:3])}, or a file "
+            f"of {run / MODELS}"
+        )
+    return run / MODELS / file_of(known.index(silo), silo)
+
+
+def table(model: TrainedModel, data: Graph | Silo) -> Iterator[list[object]]:
+    """Yield the header and a row for each node: its key, what is predicted, probabilities."""
+    decided, likely = model.predict(data), model.probabilities(data)
+    names = model.class_names or [str(k) for k in range(model.shape.outputs)]
+    several = decided.ndim == 2
+    said = [f"predicted_{name}" for name in names] if several else ["predicted"]
+    yield ["id", *said, *([] if likely is None else [f"p_{name}" for name in names])]
+    one_of = model.shape.task == "multiclass"
+    for row, key in enumerate(data.node_id.tolist()):
+        values = decided[row].tolist()
+        cells = values if several else [names[values] if one_of else values]
+        yield [key, *cells, *([] if likely is None else [f"{p:.6g}" for p in likely[row]])]

@@ -1,0 +1,109 @@
+"""The models, by the name that users give, with their options; nothing here needs torch.
+
+`silograph.nn.model.MODELS` has what each of them computes.
+"""
+
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import STRICT, Count
+
+RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
+
+
+@dataclass(frozen=True, config=STRICT)
+class LayerOptions:
+    """Options of models that are layers alone."""
+
+    residual: bool = field(default=False, metadata=RESIDUAL)
+
+
+@dataclass(frozen=True, config=STRICT)
+class GATOptions:
+    """The defaults are those of the paper."""
+
+    residual: bool = field(default=False, metadata=RESIDUAL)
+    heads: Count = field(default=8, metadata={"help": "attention heads"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class APPNPOptions:
+    """The defaults are those of the paper."""
+
+    residual: bool = field(default=False, metadata=RESIDUAL)
+    hops: Count = field(default=10, metadata={"help": "propagation steps"})
+    teleport: Annotated[float, Field(ge=0, le=1)] = field(
+        default=0.1, metadata={"help": "share of the prediction kept in a step"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class ModuleOptions:
+    """Options of a user's torch.nn.Module: it decides by itself."""
+
+
+@plain_dataclass(frozen=True)
+class ModelKind:
+    """A model that users can name.
+
+    Attributes:
+        name: what they call it.
+        title: one line for listings.
+        reference: title, authors, venue, year.
+        options: frozen dataclass of its own options.
+    """
+
+    name: str
+    title: str
+    reference: str
+    options: type
+
+
+MODEL_KINDS: dict[str, ModelKind] = {
+    kind.name: kind
+    for kind in (
+        ModelKind(
+            "gcn",
+            "graph convolutions",
+            "Kipf and Welling, Semi-supervised classification with graph convolutional networks, "
+            "ICLR 2017",
+            LayerOptions,
+        ),
+        ModelKind(
+            "sage",
+            "means over neighbors, and an own weight for the node itself",
+            "Hamilton et al., Inductive representation learning on large graphs, NeurIPS 2017",
+            LayerOptions,
+        ),
+        ModelKind(
+            "graphconv",
+            "sums over neighbors, and an own weight for the node itself",
+            "Morris et al., Weisfeiler and Leman go neural, AAAI 2019",
+            LayerOptions,
+        ),
+        ModelKind(
+            "gin",
+            "sums over neighbors, then two layers",
+            "Xu et al., How powerful are graph neural networks?, ICLR 2019",
+            LayerOptions,
+        ),
+        ModelKind(
+            "gat",
+            "attention over neighbors",
+            "Velickovic et al., Graph attention networks, ICLR 2018",
+            GATOptions,
+        ),
+        ModelKind(
+            "appnp",
+            "layers without neighbors, whose predictions are propagated",
+            "Gasteiger et al., Predict then propagate, ICLR 2019",
+            APPNPOptions,
+        ),
+        ModelKind("mlp", "layers without neighbors", "what a graph must beat", LayerOptions),
+    )
+}
+MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -1,0 +1,179 @@
+"""A server that is stopped by Ctrl-C or SIGTERM: its silos wait for it, and the run continues."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+import silograph as sg
+from runs import rows_of, same_bits, weights_of
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.deploy.server import serve, serve_again
+from silograph.deploy.venue import Venue
+from silograph.experiment.run.result import Result
+from silograph.federation.session.attach import until
+from silograph.graph.graph import Graph
+from silos import config_of, federate, folders
+
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+BASE: dict[str, Any] = {"partition": "random", "rounds": 3, "hidden": 8, "method": "scaffold"}
+WAITS = "was stopped: client_00 waits for it for up to 30 s (until 2"
+MakeGraph = Callable[..., Graph]
+
+
+class Stopped:
+    """A server that is stopped where `place` is called for the `count`th time, and then goes on.
+
+    Args:
+        patch: of the test.
+        place: where it is stopped.
+        go_on: what is done then; None is nothing.
+        count: of calls until it is stopped.
+    """
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        place: str,
+        go_on: Callable[..., Result] | None = None,
+        count: int = 1,
+    ) -> None:
+        self.patch = patch
+        self.place = place
+        self.go_on = go_on
+        self.left = count
+        self.address = ""
+
+    def listens(self, address: str) -> None:
+        self.address = address
+
+    def run(self, config: RunConfig, venue: Venue, **named: Any) -> Result:
+        with self.patch.context() as patch:
+            patch.setattr(self.place, self._interrupted(self._there()))
+            with pytest.raises(KeyboardInterrupt):
+                serve(config, venue, **named)
+        if self.go_on is None:
+            return None  # type: ignore[return-value] # there is none
+        return self.go_on(config, replace(venue, listen=self.address), **named)
+
+    def _there(self) -> Callable[..., Any]:
+        found: Any = __import__(self.place.split(".")[0])
+        for name in self.place.split(".")[1:]:
+            found = getattr(found, name)
+        return found  # type: ignore[no-any-return]
+
+    def _interrupted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def stop(*given: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return real(*given, **named)
+
+        return stop
+
+
+IN_A_ROUND = "silograph.experiment.run.loop.judge"
+BEFORE_SILOS_ARE_THERE = "silograph.deploy.server.check_versions"
+BEFORE_THERE_IS_A_FOLDER = "silograph.deploy.server.first_snapshot"
+
+
+@pytest.mark.parametrize("method", ["scaffold", "label_guided"])
+def test_the_run_continues_bit_for_bit(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    graph, out = make_graph(60), tmp_path / "out"
+    config = config_of(2, **BASE | {"method": method}, out=str(out))
+    silos = folders(graph, config, tmp_path / "silos")
+
+    def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
+        assert len(list(tmp_path.glob("silos/*/state/*/agreed.json"))) == 2
+        return serve_again(out, venue, **named)
+
+    said: list[str] = []
+    server = Stopped(monkeypatch, IN_A_ROUND, again, count=2)
+    result = federate(silos, config, PLAIN, run=server.run, on_address=server.listens, said=said)
+    whole = sg.run(graph, config=replace(config, out=None), block_size=1)
+    assert same_bits(weights_of(result), weights_of(whole))
+    assert result.ledger.records == whole.ledger.records
+    assert rows_of(result) == rows_of(whole)
+    assert sum(WAITS in line for line in said) == 1
+    assert not any("has no stream to" in line for line in said)  # one line says it
+    assert not list(tmp_path.glob("silos/*/state/*"))  # the end of the run is told silos, too
+
+
+def test_silos_that_do_not_wait(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(2, **BASE, out=str(tmp_path / "out"))
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    said: list[str] = []
+    server = Stopped(monkeypatch, IN_A_ROUND, count=2)
+    federate(silos, config, PLAIN, run=server.run, said=said, waits=False)
+    assert said.count("the server was interrupted") == 2
+    assert len(list(tmp_path.glob("silos/*/state/*/agreed.json"))) == 2  # they may be started again
+
+
+def test_silos_that_have_agreed_to_nothing_wait_for_any_run(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(2, **BASE)
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    said: list[str] = []
+    server = Stopped(monkeypatch, BEFORE_SILOS_ARE_THERE, serve)
+    result = federate(silos, config, PLAIN, run=server.run, on_address=server.listens, said=said)
+    assert result.stopped == "all 3 rounds"
+    assert any(WAITS in line for line in said)
+
+
+@pytest.mark.parametrize(("place", "out"), [(BEFORE_THERE_IS_A_FOLDER, "out"), (IN_A_ROUND, None)])
+def test_silos_do_not_wait_for_a_run_that_nobody_can_continue(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    out: str | None,
+) -> None:
+    config = config_of(2, **BASE, out=None if out is None else str(tmp_path / out))
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    said: list[str] = []
+    federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
+    assert said.count("the server was interrupted") == 2
+
+
+def test_a_server_that_does_not_come_back(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be stopped again and again, but a silo waits no longer than after a crash."""
+    config = config_of(2, **BASE, out=str(tmp_path / "out"))
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    said: list[str] = []
+    server = Stopped(monkeypatch, IN_A_ROUND)
+    federate(silos, config, PLAIN, run=server.run, said=said, patience=0.2)
+    assert sum("within 0.2 s, got: " in line for line in said if "run failed" not in line) == 2
+
+
+def test_the_moment_until_which_a_silo_waits() -> None:
+    now = time.mktime((2026, 11, 22, 13, 0, 0, 0, 0, -1))
+    assert until(now, 600) == "until 2026-11-22 13:10:00"
+    assert until(now, float("inf")) is None
+    assert until(now, 1e300) is None
+
+
+def test_a_stop_after_the_end_is_an_end(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(2, **BASE, out=str(tmp_path / "out"))
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    said: list[str] = []
+    place = "silograph.experiment.run.loop.add_report"
+    federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
+    assert said.count("the run is over") == 2
+    with pytest.raises(ConfigError, match="got a complete one"):
+        serve_again(tmp_path / "out", PLAIN)

@@ -1,0 +1,191 @@
+"""What silos keep of a run: the model, their own scores, a page; and what they predict with it."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+import silograph as sg
+from silograph.cli import run_app
+from silograph.core.errors import ConfigError
+from silograph.deploy.silo_result import check_new
+from silograph.deploy.venue import Venue
+from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.run.predictions import predict_to
+from silograph.experiment.run.result import Result
+from silograph.graph.graph import Graph
+from silograph.graph.silos.read import read_silo
+from silos import config_of, federate, folders
+
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+BASE: dict[str, Any] = {
+    "partition": "random",
+    "rounds": 5,
+    "hidden": 8,
+    "lr": 1.0,
+}  # the best round is the second or fourth
+MakeGraph = Callable[..., Graph]
+
+
+class Federated:
+    """A federation of two silos that has trained, and the same in one process."""
+
+    def __init__(self, graph: Graph, path: Path, venue: Venue = PLAIN, **options: Any) -> None:
+        self.config = config_of(2, **BASE | options)
+        self.silos = folders(graph, self.config, path / "silos")
+        self.said: list[str] = []
+        self.result = federate(self.silos, self.config, venue, said=self.said, keep=True)
+        self.simulated: Result = sg.run(graph, config=self.config, block_size=1)
+        self.folders = [
+            Path(line.partition(" are in ")[2]) for line in self.said if " are in " in line
+        ]
+
+    def about(self, silo: Path) -> dict[str, Any]:
+        return next(a for a in map(about_of, self.folders) if a["silo"] == silo.name)
+
+
+def about_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "label_guided"])
+def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> None:
+    found = Federated(make_graph(60), tmp_path, method=method)
+    view = "personalised" if method == "local" else "server"
+    assert found.result.best_round == found.simulated.best_round
+    assert found.result.handed_over_bytes == found.simulated.handed_over_bytes
+    assert found.result.ledger.records == found.simulated.ledger.records
+    by_client = found.simulated.client_scores["accuracy"][view]
+    for number, silo in enumerate(found.silos):
+        about = found.about(silo)
+        assert about["best_round"] == found.simulated.best_round
+        assert about["test"][view]["accuracy"] == by_client[number]
+        assert about["model_of"] == ("own" if method == "local" else "server")
+    for folder in found.folders:
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "model.safetensors",
+            "report.html",
+            "result.json",
+        ]
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_model_of_all_is_that_of_the_server(make_graph: MakeGraph, tmp_path: Path) -> None:
+    found = Federated(make_graph(60), tmp_path, method="fedavg")
+    assert found.result.best_round < 5  # else the last round's would do
+    theirs = found.simulated.model
+    assert theirs is not None
+    for folder in found.folders:
+        model = sg.load_model(folder / "model.safetensors")
+        assert model.shape == theirs.shape
+        assert all(torch.equal(w, theirs.weights[name]) for name, w in model.weights.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_predictions_are_those_that_were_scored(
+    make_graph: MakeGraph, tmp_path: Path, method: str
+) -> None:
+    """The share of right ones among a silo's test nodes is its own score."""
+    graph = replace(make_graph(60), class_names=("a", "b ü", "c,d"))
+    found = Federated(graph, tmp_path, method=method, normalize="row")
+    view = "personalised" if method == "local" else "server"
+    for folder in found.folders:
+        about, out = about_of(folder), folder.parent / f"{folder.name}.csv"
+        data = next(silo for silo in found.silos if silo.name == about["silo"])
+        assert run_app(["predict", str(folder), "--data", str(data), "--out", str(out)]) == 0
+        header, *rows = csv.reader(out.read_text(encoding="utf-8").splitlines())
+        assert header == ["id", "predicted", "p_a", "p_b ü", "p_c,d"]
+        silo = read_silo(data)
+        assert [row[0] for row in rows] == silo.keys
+        for row in rows:
+            shares = [float(p) for p in row[2:]]
+            assert sum(shares) == pytest.approx(1, abs=1e-5)
+            assert graph.class_names[int(np.argmax(shares))] == row[1]
+        right = torch.tensor([graph.class_names.index(row[1]) for row in rows]) == silo.y
+        test = client_block(silo, found.result.config, torch.float32).split.test
+        assert float(right[test].double().mean()) == about["test"][view]["accuracy"]
+        assert out.stat().st_mode & 0o077 == 0
+
+
+def test_a_server_that_keeps_its_model(make_graph: MakeGraph, tmp_path: Path) -> None:
+    venue = replace(PLAIN, hand_over=False)
+    found = Federated(make_graph(60), tmp_path, venue, method="fedavg")
+    assert found.result.handed_over_bytes < 100  # frames without weights
+    assert sum(line.endswith("; the server keeps its model") for line in found.said) == 2
+    for folder in found.folders:
+        assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+        assert about_of(folder)["model_of"] is None
+        assert "The server keeps its model." in (folder / "report.html").read_text()
+    with pytest.raises(
+        sg.DataError, match=r"expected a model in .*, got none: the run is not over"
+    ):
+        predict_to(found.folders[0], found.silos[0], tmp_path / "p.csv")
+
+
+def test_a_model_of_which_each_end_has_a_part_is_not_kept(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    found = Federated(make_graph(60), tmp_path, method="fedper")
+    assert found.result.handed_over_bytes == found.simulated.handed_over_bytes
+    for folder in found.folders:
+        about = about_of(folder)
+        assert about["model_of"] is None
+        assert list(about["test"]) == ["personalised"]
+        assert "There is no whole model to keep" in (folder / "report.html").read_text()
+
+
+def test_a_page_tells_nothing_of_other_silos(make_graph: MakeGraph, tmp_path: Path) -> None:
+    found = Federated(make_graph(60), tmp_path, method="fedavg")
+    theirs = found.result.test.server
+    assert theirs is not None
+    for folder in found.folders:
+        about, page = about_of(folder), (folder / "report.html").read_text()
+        (other,) = {silo.name for silo in found.silos} - {about["silo"]}
+        score = about["test"]["server"]["accuracy"]
+        assert f"<h1>fedavg at {about['silo']}</h1>" in page
+        assert f"{score:.4f}" in page
+        for text in (page, json.dumps(about)):
+            assert other not in text
+            assert f"{theirs.accuracy:.4f}" not in text
+
+
+def test_nothing_is_overwritten(make_graph: MakeGraph, tmp_path: Path) -> None:
+    check_new(tmp_path / "new")
+    (tmp_path / "begun").mkdir()
+    check_new(tmp_path / "begun")
+    (tmp_path / "begun" / "model.safetensors").touch()  # by a silo that was killed then
+    check_new(tmp_path / "begun")
+    for path in (tmp_path, tmp_path / "file"):
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match="expected a folder for the result that "):
+            check_new(path)
+    graph = make_graph(60)
+    config = config_of(2, **BASE)
+    silos = folders(graph, config, tmp_path / "silos")
+    said: list[str] = []
+    federate(silos[:1], config, PLAIN, run=lambda *_, **__: None, said=said, out=tmp_path)  # type: ignore[arg-type]
+    assert said == []
+
+
+def test_a_disk_that_is_full_costs_the_silo_its_result_only(
+    make_graph: MakeGraph, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph, config = make_graph(60), config_of(2, **BASE)
+    silos = folders(graph, config, tmp_path / "silos")
+    for silo in silos:
+        (silo / "results").touch()  # no folder can be made there
+    said: list[str] = []
+    federate(silos, config, PLAIN, said=said, keep=True)
+    assert sum(line.startswith("refused: expected to write ") for line in said) == 2
+    assert caplog.text.count("has not taken the result of the run: expected to write ") == 2
+    assert said.count("the run is over") == 2

@@ -1,0 +1,219 @@
+"""Laws of the parts that a config names: whose an option is, and what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import silograph as sg
+from runs import FAST, MakeGraph
+from silograph.core.config import RunConfig, make_config
+from silograph.core.errors import CheckpointError, ConfigError
+from silograph.core.resolved_config import ResolvedConfig, asked_again, resolved_values
+from silograph.core.run_file import read_toml
+from silograph.experiment.report.reading import read_run
+from silograph.experiment.resolve.flat_options import DECLARED, HELP
+from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, options_of
+from silograph.experiment.resolve.resolve import resolve
+from silograph.federation.in_process import InProcess
+from silograph.graph.graph import Schema
+from silograph.methods import METHODS
+from silograph.nn.model import MODELS
+from silograph.nn.model_options import MODEL_KINDS
+from silograph.study.cells import Cell, digest_of
+
+OPEN = {k: v for k, v in FAST.items() if k != "lr"} | {"method": "fedopt"}
+SCHEMA = Schema(5, 3, "multiclass")
+EVERY = [(kind, name) for kind, table in TABLES.items() for name in table]
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_every_option_has_help_and_its_default_is_written_out(kind: str, name: str) -> None:
+    part = TABLES[kind][name]
+    asked = make_config({kind: name, **({"optimizer": "sgd"} if kind == "method" else {})})
+    found = choose_parts(asked).options
+    for option, f in options_of(part).items():
+        assert f.metadata["help"]
+        assert f"{kind}.{option}" in found
+    assert MODEL_KINDS.keys() == MODELS.keys()
+
+
+def test_flags_of_options_are_declared_by_parts_and_nowhere_else() -> None:
+    declared = {
+        (kind, f.name): part
+        for kind, parts in DECLARED.items()
+        for part, options in parts.items()
+        for f in dataclasses.fields(options)
+    }
+    assert {(kind, name) for name, kind in FLAT.items()} == declared.keys()
+    for (kind, _), part in declared.items():
+        assert TABLES[kind][part].options is DECLARED[kind][part]
+    assert all(HELP.values())
+    assert HELP["alpha"].startswith("dirichlet: concentration")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"alpha": 0.3},
+        {"options": {"alpha": 0.3}},
+        {"options": {"partition.alpha": 0.3}},
+    ],
+)
+def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) -> None:
+    asked = make_config({"partition": "dirichlet", **given})
+    assert choose_parts(asked).partition.options.alpha == 0.3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"alpha": 0.3},
+            "expected an option of the chosen parts (partition metis), got alpha: partition "
+            "dirichlet has it; leave it out, or choose that part",
+        ),
+        (
+            {"options": {"server_tau": 1}, "method": "fedavg"},
+            "expected an option of the chosen parts (method fedavg, partition metis, model gcn, "
+            "neighbors full, selector uniform), got server_tau: method fedopt has it; leave it "
+            "out, or choose that part",
+        ),
+        (
+            {"partition": "dirichlet", "alpha": 0.3, "options": {"partition.alpha": 0.3}},
+            "expected alpha once, got alpha and partition.alpha: leave one of them out",
+        ),
+        (
+            {"options": {"model.residul": True}},
+            "unknown option of the chosen parts (model gcn) 'model.residul': did you mean "
+            "'residual'? Choices: residual",
+        ),
+        (
+            {"options": {"neighbors.x": 1}},
+            "expected no options of neighbors full, got 'neighbors.x'",
+        ),
+        (
+            {"partition": "dirichlet", "alpha": -1.0},
+            "alpha: input should be greater than 0, got -1.0 (options of dirichlet)",
+        ),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_parts(make_config(given))
+    assert str(caught.value) == message
+
+
+def test_a_name_that_two_parts_have_must_say_whose(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = dataclasses.make_dataclass("Own", [("heads", int, 1)], frozen=True)
+    method = dataclasses.replace(METHODS["fedavg"], name="own", options=own)
+    base = {"method": "own", "model": "gat"}
+    with pytest.raises(ConfigError) as caught:
+        choose_parts(make_config({**base, "options": {"heads": 2}}), method)
+    assert str(caught.value) == (
+        "expected method.heads or model.heads, got heads: method own and model gat both have it"
+    )
+    found = choose_parts(make_config({**base, "options": {"model.heads": 2}}), method)
+    assert (found.model.options.heads, found.method.options.heads) == (2, 1)
+    found = choose_parts(make_config({**base, "heads": 2}), method)  # the flag is the model's
+    assert (found.model.options.heads, found.method.options.heads) == (2, 1)
+
+
+def test_the_two_configs_have_the_same_fields() -> None:
+    asked = {f.name for f in dataclasses.fields(RunConfig)}
+    assert {f.name for f in dataclasses.fields(ResolvedConfig)} == asked - FLAT.keys()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"method": "scaffold", "seed": 3, "split_seed": 0},
+        {"method": "llcg", "model": "appnp", "hops": 3, "fanout": "4"},
+        {"partition": "shares", "share_mean": 0.4, "selector": "round_robin"},
+        {"neighbors": "bernoulli", "options": {"keep": 0.25}, "clients": 3, "model": "sage"},
+    ],
+)
+def test_what_was_resolved_is_resolved_to_itself(given: dict[str, Any]) -> None:
+    config = resolve(make_config(given), SCHEMA).config
+    assert resolve(asked_again(config), SCHEMA).config == config
+    known = {k for k, v in vars(config).items() if v is not None} | {"options"}
+    assert resolved_values(config).keys() == known
+
+
+def test_spelled_out_defaults_are_the_same_run(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Equal in the result folder, in lines of studies, and in what resuming compares."""
+    graph, plain = make_graph(40), OPEN
+    spelled = plain | {"options": {"method.server_lr": 0.005, "participation": 1.0}, "lr": 0.1}
+    for name, options in (("a", plain), ("b", spelled)):
+        sg.run(graph, **options, out=str(tmp_path / name))
+    one, other = (json.loads((tmp_path / name / "run.json").read_text()) for name in "ab")
+    assert one["config"] == other["config"]
+    assert one["same"] == other["same"]
+    assert one["config"]["options"]["method.server_tau"] == 1e-5
+    assert "options" in one["given"]
+    cells = [Cell({}, make_config({"dataset": "x", **own}), graph) for own in (plain, spelled)]
+    assert cells[0].digest == cells[1].digest
+
+
+def test_a_run_file_keeps_its_meaning_when_a_default_changes(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, path = make_graph(40), tmp_path / "a"
+    sg.run(graph, **OPEN, out=str(path))
+    monkeypatch.setattr(
+        "silograph.experiment.resolve.resolve.LEARNING_RATES", {"sgd": 9, "adam": 9}
+    )
+    monkeypatch.setattr("silograph.methods.fedavg.SERVER_RATES", {"adam": 9.0})
+    config = make_config(read_toml(path / "config.toml"))
+    assert resolve(config, graph).config.lr == 0.1
+    assert sg.resume(path, graph=graph).config.options["method.server_lr"] == 0.005
+    assert resolve(make_config({}), graph).config.lr == 9
+
+
+def test_lines_from_before_mean_what_they_meant() -> None:
+    cell = Cell({}, make_config({"dataset": "cora", "partition": "dirichlet", "fanout": "3"}))
+    config = dict(cell.start["config"])
+    old = {n: v for n, v in config.items() if n not in ("options", "neighbors")} | {
+        "alpha": 0.5,
+        "favor": 10.0,
+        "participation": 1.0,
+        "fanout": "3",
+        "heads": None,
+        "options": {"server_lr": 0.005},
+    }
+    assert digest_of({**cell.start, "config": old}) == cell.digest
+    assert digest_of({**cell.start, "config": old | {"alpha": 0.4}}) != cell.digest
+
+
+def test_older_folders_are_refused_in_one_line(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, path = make_graph(40), tmp_path / "a"
+    sg.run(graph, **FAST, out=str(path))
+    about = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(about | {"format": 2}))
+    for read in (read_run, lambda path: sg.resume(path, graph=graph)):
+        with pytest.raises(CheckpointError, match="expected a result folder of format 3 in"):
+            read(path)
+
+
+def test_a_selector_of_a_file(make_graph: MakeGraph, tmp_path: Path) -> None:
+    text = "from silograph.selection.round_robin import ROUND_ROBIN as OURS\n"
+    (tmp_path / "mine.py").write_text(text)
+    graph, spec = make_graph(40), f"{tmp_path}/mine.py:OURS"
+    own = FAST | {"options": {"clients": 2}}
+    one = sg.run(graph, selector="round_robin", **own)
+    other = sg.run(graph, selector=spec, **own, out=str(tmp_path / "out"))
+    assert one.rounds[-1]["val_server_loss"] == other.rounds[-1]["val_server_loss"]
+    (tmp_path / "mine.py").write_text(text + "# changed\n")
+    with pytest.raises(CheckpointError, match="expected a run with selector"):
+        sg.resume(tmp_path / "out", graph=graph)
+
+
+def test_ops_cannot_read_what_the_server_holds(make_graph: MakeGraph, setups: list[Any]) -> None:
+    sg.run(make_graph(40), **FAST | {"method": "llcg"})
+    federation = setups[0].federation
+    assert isinstance(federation, InProcess)
+    assert setups[0].held is not None
+    assert "held" not in {f.name for f in dataclasses.fields(setups[0].method_config)}

@@ -1,0 +1,113 @@
+"""Models that clients have of their own, in a simulation: kept, saved, and used again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import silograph as sg
+from runs import go, same_bits
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.resolved_config import asked_again
+from silograph.experiment.resolve.cutting import Cut, cut_graph
+from silograph.experiment.resolve.parts import choose_parts
+from silograph.experiment.run.predictions import predict_to, table
+from silograph.experiment.run.result import Result
+from silograph.graph.graph import Graph, subgraph
+from silos import config_of, folders
+
+MakeGraph = Callable[..., Graph]
+OPTIONS = {"method": "local", "clients": 3, "rounds": 5, "lr": 1.0}
+
+
+def cut_of(graph: Graph, result: Result) -> Cut:
+    partition = choose_parts(asked_again(result.config)).partition
+    return cut_graph(result.config, graph, partition)
+
+
+def test_they_predict_what_was_scored(make_graph: MakeGraph) -> None:
+    """The share of right ones among a client's test nodes is its score at the best round."""
+    graph = make_graph(90)
+    result = go(graph, **OPTIONS)
+    assert result.best_round < 5  # so that the last round's would do for no client
+    cut = cut_of(graph, result)
+    scores = result.client_scores["accuracy"]["personalised"]
+    for number, (client, nodes) in enumerate(
+        zip(cut.partition.ids, cut.partition.nodes, strict=True)
+    ):
+        predicted = result.client_models[client].predict(subgraph(graph, nodes))
+        right = torch.from_numpy(predicted) == graph.y[nodes]
+        assert scores[number] == float(right[cut.split.test[nodes]].double().mean())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_blocks_of_any_size_keep_the_same(make_graph: MakeGraph, size: int) -> None:
+    whole, parts = (go(make_graph(90), **OPTIONS, block_size=b).client_models for b in (3, size))
+    assert whole.keys() == parts.keys()
+    for client, model in whole.items():
+        for name, w in model.weights.items():
+            torch.testing.assert_close(w, parts[client].weights[name], rtol=0, atol=1e-12)
+
+
+def test_clients_that_predict_with_the_servers_have_none(make_graph: MakeGraph) -> None:
+    assert go(make_graph(), method="fedavg").client_models == {}
+
+
+def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph = make_graph(90)
+    config = config_of(3, method="local", partition="random", rounds=5, hidden=8, lr=1.0)
+    silos = folders(graph, config, tmp_path / "silos")
+    result = sg.run(graph, config=config, out=str(tmp_path / "out"))
+    assert sorted(path.name for path in (tmp_path / "out" / "models").iterdir()) == [
+        f"{number}-client_0{number}.safetensors" for number in range(3)
+    ]
+    for number, silo in enumerate(silos):
+        back = sg.load_model(tmp_path / "out" / "models" / f"{number}-{silo.name}.safetensors")
+        model = result.client_models[silo.name]
+        assert same_bits(back.weights, model.weights)
+        out = tmp_path / f"{silo.name}.csv"
+        assert predict_to(tmp_path / "out", silo, out) == 30
+        said = [line.split(",")[1] for line in out.read_text().splitlines()[1:]]
+        assert said == [str(k) for k in model.predict(sg.read_silo(silo))]
+    with pytest.raises(ConfigError, match=r"expected a file that does not exist yet, got .*csv"):
+        predict_to(tmp_path / "out", silos[0], out)
+    with pytest.raises(
+        ConfigError, match=r"expected the folder of one silo, got .* holds client_00,"
+    ):
+        predict_to(tmp_path / "out", tmp_path / "silos", tmp_path / "new.csv")
+    np.savez(
+        tmp_path / "g.npz", x=np.ones((90, 7)), y=graph.y, edge_index=np.array([[0, 1], [1, 0]])
+    )
+    with pytest.raises(
+        DataError, match="has a model of its own, got a graph: name one of client_00"
+    ):
+        predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
+
+
+@pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])
+def test_the_table_of_predictions(make_graph: MakeGraph, labels: str) -> None:
+    """A row for each node of a graph: key, label or bits or numbers, and what is likely."""
+    graph = make_graph(multilabel=labels == "multilabel")
+    if labels == "node_value":
+        graph = replace(graph, y=graph.y.double()[:, None], num_classes=1)
+    result = go(graph, clients=2)
+    model = result.model
+    assert model is not None
+    header, *rows = table(model, graph)
+    bits = [f"predicted_{k}" for k in range(3)] if labels == "multilabel" else ["predicted"]
+    likely = [] if labels == "node_value" else [f"p_{k}" for k in range(3)]
+    assert header == ["id", *bits, *likely]
+    assert [row[0] for row in rows] == graph.node_id.tolist()
+    said = np.array([row[1 : 1 + len(bits)] for row in rows], dtype=float).squeeze()
+    np.testing.assert_allclose(said, model.predict(graph), rtol=1e-12)
+    shares = model.probabilities(graph)
+    if shares is None:
+        assert labels == "node_value"
+    elif labels == "multilabel":
+        assert np.array_equal(shares > 0.5, model.predict(graph) == 1)
+    else:
+        np.testing.assert_allclose(shares.sum(1), 1)
+        assert np.array_equal(shares.argmax(1), model.predict(graph))
