@@ -15,11 +15,14 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import (
     RunConfig,
+    changed_values,
     checked,
     make_config,
+    not_said_again,
 )
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option, read_toml, write_toml
+from silograph.core.widths import hidden_widths, parse_widths
 from silograph.experiment.resolve.resolve import choose, known_values
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -53,8 +56,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "collect": st.floats(0, 1),
     "scale": POSITIVE,
     "model": st.text(),
-    "layers": COUNTS,
-    "hidden": COUNTS,
+    "layers": st.none() | COUNTS,
+    "hidden": COUNTS | st.lists(COUNTS, min_size=1, max_size=4).map(parse_widths),
+    "head": st.sampled_from(["conv", "linear"]),
     "dropout": SHARE,
     "residual": st.booleans(),
     "heads": st.none() | COUNTS,
@@ -196,7 +200,8 @@ def test_an_option_out_of_range_is_told_by_its_part(
     dotted = {k: v for k, v in values.items() if k != option} | {
         "options": {option: values[option]}
     }
-    for asked in (values, dotted):
+    ways = (values, dotted) if values[option] == values[option] else (values,)  # no nan there
+    for asked in ways:
         message = one_line(lambda asked=asked: choose(make_config(asked)))  # type: ignore[misc]
         assert message.startswith(start)
         assert got in message
@@ -231,7 +236,7 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
         ({"drop_edges": 1.5}, "drop_edges: input should be less than or equal to 1", "got 1.5"),
         ({"layers": 0}, "layers: input should be greater than or equal to 1", "got 0"),
         ({"layers": 1.5}, "layers: input should be a valid integer", "got 1.5"),
-        ({"hidden": -1}, "hidden: input should be greater than or equal to 1", "got -1"),
+        ({"hidden": -1}, "hidden: expected a width of 1 or more, or one for each hidden", "got -1"),
         ({"dropout": 1.0}, "dropout: input should be less than 1", "got 1.0"),
         ({"dropout": -0.1}, "dropout: input should be greater than or equal to 0", "got -0.1"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1", "got 0"),
@@ -285,6 +290,43 @@ def test_bytes_may_have_a_unit(given: int | str, count: int) -> None:
     assert f"max_bytes = {count}\n" in write_toml(config)
 
 
+@pytest.mark.parametrize(
+    ("given", "written", "layers", "widths"),
+    [
+        (64, 64, None, (64,)),
+        ("64", 64, 4, (64, 64, 64)),
+        (64, 64, 1, ()),
+        ("256,128", "256,128", None, (256, 128)),
+        (" 256, 128,", "256,128", 3, (256, 128)),
+        ([256, 128], "256,128", None, (256, 128)),
+        ((64,), "64,", None, (64,)),
+        ("064,", "64,", 2, (64,)),
+    ],
+)
+def test_hidden_is_a_width_for_all_or_for_each(
+    given: Any, written: int | str, layers: int | None, widths: tuple[int, ...]
+) -> None:
+    config = make_config({"hidden": given, "layers": layers})
+    assert config.hidden == written
+    assert hidden_widths(config.hidden, config.layers) == widths
+    assert make_config(tomllib.loads(write_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    "odd", [0, -1, 10**18, "", ",", "a", "1,,2", "1,0", "1,-2", "1.5", [], [1.5], "1," * 1001, {}]
+)
+def test_odd_widths_are_refused_in_one_line(odd: Any) -> None:
+    message = one_line(lambda: make_config({"hidden": odd}, source="run.toml"))
+    assert message.startswith("hidden: expected a width of 1 or more, or one for each hidden layer")
+
+
+def test_widths_and_layers_agree() -> None:
+    message = one_line(lambda: hidden_widths("256,128", 2))
+    assert message == (
+        "expected 3 layers with hidden=256,128, got 2: leave layers out, or give one width for all"
+    )
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class NoOptions:
     """A method without options."""
@@ -336,6 +378,57 @@ def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:
     message = one_line(lambda: read_toml(missing))
     assert message == f"expected a run file at {missing}, got: No such file or directory"
     assert one_line(lambda: read_toml(tmp_path)).startswith(f"expected a run file at {tmp_path}")
+
+
+def test_what_was_left_open_stands_apart_and_is_left_out_of_runs_that_differ(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.toml"
+    config = make_config(
+        {"lr": 0.1, "split_seed": 3, "options": {"method.mu": 1, "model.heads": 2}}
+    )
+    path.write_text(write_toml(config, {"lr", "init_seed", "model.heads"}), encoding="utf-8")
+    assert make_config(read_toml(path)) == config
+    anew = make_config(read_toml(path, anew=True))
+    assert (anew.lr, anew.split_seed, anew.options) == (None, 3, {"method.mu": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("defaults = 3\n", "expected tables [options], [defaults] and [defaults.options] in "),
+        ("options = 3\n[defaults]\n", "expected tables [options], [defaults] and [defaults."),
+        ("[defaults]\noptions = 3\n", "expected tables [options], [defaults] and [defaults."),
+        ("[defaults]\nlrr = 3\n", "expected keys of a run under [defaults] in "),
+    ],
+)
+@pytest.mark.parametrize("anew", [True, False])
+def test_what_was_left_open_is_tables_of_keys(
+    tmp_path: Path, content: str, expected: str, anew: bool
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(content, encoding="utf-8")
+    assert one_line(lambda: read_toml(path, anew=anew)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "left"),
+    [
+        ({"method.mu": 1, "mu": 2, "model.mu": 3}, ["mu"], []),
+        ({"method.mu": 1, "mu": 2, "model.mu": 3}, ["method.mu"], ["model.mu"]),
+        ({"method.mu": 1, "nu": 2}, ["partition.nu", "model.mu"], ["method.mu"]),
+    ],
+)
+def test_an_option_is_the_same_by_either_name(
+    options: dict[str, Any], names: list[str], left: list[str]
+) -> None:
+    assert list(not_said_again(options, names)) == left
+
+
+def test_a_key_replaces_the_option_that_it_is() -> None:
+    config = make_config({"options": {"partition.alpha": 0.3, "method.alpha": 1, "method.lr": 2}})
+    changed = changed_values(config, {"alpha": 0.4, "lr": 0.1})
+    assert changed["options"] == {"method.alpha": 1, "method.lr": 2}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class ResolvedConfig:
     selector: str
     model: str
     layers: int
-    hidden: int
+    hidden: int | str
     dropout: float
     method: str
     options: Mapping[str, Scalar | None]

@@ -16,8 +16,7 @@ from silograph.core.key import Key
 from silograph.experiment.resolve.model_options import own_module
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
-from silograph.nn.backends import predict
-from silograph.nn.model import init_weights
+from silograph.nn.backends import BACKENDS
 from silograph.nn.own_module import ModuleModel
 
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -161,8 +160,6 @@ def test_a_constructor_of_another_form(make_graph: MakeGraph) -> None:
         ({"layers": 3}, "layers=3"),
         ({"hidden": 8}, "hidden=8"),
         ({"dropout": 0.1}, "dropout=0.1"),
-        ({"residual": True}, "residual=True"),
-        ({"heads": 2}, "heads=2"),
         ({"fanout": "3"}, "fanout=3"),
         ({"neighbors": "fanout"}, "neighbors=fanout"),
     ],
@@ -176,6 +173,24 @@ def test_options_of_layers_are_refused(
     assert str(caught.value) == (
         f"expected {name} with silograph's own models only, got {message} with model "
         f"{HERE}:Linear, which decides by itself: leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "owners"),
+    [
+        ({"residual": True}, "model gcn, sage, graphconv, gin, gat, appnp, mlp has it"),
+        ({"heads": 2}, "model gat has it"),
+    ],
+)
+def test_options_of_other_models_are_refused(
+    make_graph: MakeGraph, options: dict[str, Any], owners: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), model=Linear, **OWN | options)
+    assert str(caught.value) == (
+        f"expected an option of the chosen parts (model module), got {next(iter(options))}: "
+        f"{owners}; leave it out, or choose that part"
     )
 
 
@@ -235,7 +250,7 @@ def test_ops_on_blocks_of_many_are_lifted_or_refused(
     block, _ = cut_block(make_graph(60), 4)
     model = ModuleModel("Net", Linear, 7, 3, "multiclass")
     with pytest.raises(ProtocolError) as caught:
-        predict("torch", model, init_weights(model, Key.of(0), torch.float64), block)
+        BACKENDS["torch"].predict(model, model.init_weights(Key.of(0), torch.float64), block)
     assert str(caught.value) == (
         "expected a block of one client for a torch.nn.Module, got 4: lift the op by per_client"
     )

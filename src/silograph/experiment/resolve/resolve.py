@@ -8,6 +8,7 @@ import torch
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.widths import num_layers, shortest
 from silograph.experiment.resolve.client_data import check_uncut
 from silograph.experiment.resolve.cutting import (
     DEFAULT_CLIENTS,
@@ -23,20 +24,19 @@ from silograph.experiment.resolve.model_options import (
 )
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients
 from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
-from silograph.experiment.resolve.plan import choose_kernels
+from silograph.experiment.resolve.plan import choose_backend
 from silograph.experiment.resolve.run_metric import check_metric, metric_of_run
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
+from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.model import AnyModel
 from silograph.nn.neighbors import Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.selection.uniform import ALL, UNIFORM
 
-LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -111,12 +111,12 @@ def resolve(
     model = make_model(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
-    schedule = Schedule(asked.local_epochs, asked.batch_size, neighbors_of(asked, parts))
+    schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
-    kernels = choose_kernels(asked, Training(model, optimizer, schedule, corrections), where)
+    backend = choose_backend(asked, Training(model, optimizer, schedule, corrections), where)
     config = ResolvedConfig(
-        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": kernels}
+        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": backend.name}
     )
     selector = parts.selector
     method_config = MethodConfig(
@@ -127,7 +127,7 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=asked.selector,
         options=parts.method.options,
-        kernels=kernels,
+        backend=backend,
         corrections=corrections,
     )
     return Resolved(config, parts, method_config, schema, where)
@@ -144,9 +144,12 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
     return {f.name: getattr(asked, f.name) for f in fields(ResolvedConfig)} | {
         "options": parts.options,
         "clients": clients,
+        "hidden": shortest(asked.hidden),
+        "layers": num_layers(asked.hidden, asked.layers),
         "neighbors": asked.neighbors or parts.neighbors.part.name,
         "optimizer": optimizer,
-        "lr": LEARNING_RATES[optimizer] if asked.lr is None else asked.lr,
+        "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
+        "local_epochs": asked.local_epochs or needs.local_epochs,
         "keep_optimizer": keep,
         **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
