@@ -11,6 +11,7 @@ import torch
 
 import silograph as sg
 from runs import go, of, rows_of, same_bits
+from silograph.experiment.run.predictions import predict_to
 from silograph.graph.csr import CSR
 from silograph.graph.features import WIDTHS, FeatureSource, made_features, with_features
 from silograph.graph.graph import Graph
@@ -62,6 +63,27 @@ def test_a_trained_model_makes_them_again(make_graph: MakeGraph, tmp_path: Path)
     assert back.features == "onehot-degree"
     bare = replace(graph, x=torch.zeros(60, 0))
     assert (back.predict(bare) == result.model.predict(graph)).all()
+
+
+def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph = replace(make_graph(), x=torch.zeros(60, 0))
+    whole = go(graph, features="degree", rounds=1, method="local")
+    cut = whole.cut
+    assert cut is not None
+    assert whole.client_models["client_00"].features == "degree"
+    folder = sg.write_silos(tmp_path / "silos", graph, cut.partition, cut.split)[0]
+    own: dict[str, Any] = {"clients": None, "partition": "silo", "out": str(tmp_path / "run")}
+    go(str(tmp_path / "silos"), features="degree", rounds=1, **own)
+    silo = sg.read_silo(folder)
+    model = sg.load_model(tmp_path / "run" / "model.safetensors")
+    given = replace(model, features="given")
+    assert torch.equal(model.logits(silo), given.logits(featured(silo, "degree").graph))
+    assert not torch.equal(model.logits(silo), model.logits(silo.graph))  # edges to other silos
+    assert predict_to(tmp_path / "run", folder, tmp_path / "p.csv") == len(silo.node_id)
+    with pytest.raises(sg.ConfigError, match=r"nodes\.csv and edges\.csv only, got dataset"):
+        predict_to(tmp_path / "run", folder, tmp_path / "q.csv", columns="id=key")
+    with pytest.raises(sg.DataError, match="got 'client_00' without: choose features degree"):
+        given.predict(silo)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
