@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from silograph.graph.generated.generate import generate
     from silograph.graph.graph import Graph, Split
     from silograph.graph.partition.partition import Partition, make_partition
-    from silograph.graph.read.arrays import from_arrays, from_pyg
+    from silograph.graph.read.arrays import from_arrays
     from silograph.graph.read.csv import from_csv
     from silograph.graph.read.networkx import from_networkx
+    from silograph.graph.read.pyg_data import from_pyg
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
     from silograph.graph.silos.read import read_silo, read_silos
@@ -58,7 +59,7 @@ _HOME = {
     "load": "graph.datasets",
     "from_arrays": "graph.read.arrays",
     "from_networkx": "graph.read.networkx",
-    "from_pyg": "graph.read.arrays",
+    "from_pyg": "graph.read.pyg_data",
     "from_csv": "graph.read.csv",
     "generate": "graph.generated.generate",
     "Silo": "graph.silos.data",

@@ -32,8 +32,10 @@ pytestmark = pytest.mark.usefixtures("work")
 FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "dataset": (["cora"], 'dataset = "cora"', "cora"),
     "data_dir": (["--data-dir", "d"], 'data_dir = "d"', "d"),
+    "columns": (["--columns", "id=key"], 'columns = "id=key"', "id=key"),
     "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
     "largest_component": (["--largest-component"], "largest_component = true", True),
+    "features": (["--features", "degree"], 'features = "degree"', "degree"),
     "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),
     "split": (["--split", "public"], 'split = "public"', "public"),
     "partition": (["--partition", "silo"], 'partition = "silo"', "silo"),

@@ -141,6 +141,7 @@ def test_larger_blocks_differ_by_rounding(
         {"kernels": "torch", "dtype": "float64"},
         {"method": "label_guided"},
         {"collect": 0.5},
+        {"features": "degree"},
     ],
     ids=str,
 )
@@ -151,6 +152,21 @@ def test_options_reach_the_silos(
     config = config_of(3, **BASE | options)
     ours = federate(folders(graph, config, tmp_path / "silos"), config, PLAIN)
     assert_same(ours, simulated(graph, 3, **options))
+
+
+def test_silos_without_features_count_their_degrees(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    """One-hot degrees have a width of their own, so that no silo tells its largest degree."""
+    graph = replace(make_graph(60), x=torch.zeros(60, 0))
+    config = config_of(3, **BASE | {"method": "fedavg"})
+    silos = folders(graph, config, tmp_path / "silos")
+    assert not list(tmp_path.glob("silos/*/features.*"))
+    config = replace(config, features="onehot-degree")
+    ours = federate(silos, config, PLAIN)
+    assert_same(ours, simulated(graph, 3, method="fedavg", features="onehot-degree"))
+    with pytest.raises(DataError, match="'the federation' without: choose features degree, const"):
+        federate(silos, replace(config, features="given"), PLAIN)
 
 
 def test_a_result_folder_without_a_cut(

@@ -14,7 +14,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.run.run import asked_run
+from silograph.experiment.run.asked_run import asked_run
 from silograph.graph.datasets import DATASETS
 from silograph.study.tune.space import chosen_ranges, given_keys, part_options
 

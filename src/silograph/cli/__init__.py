@@ -110,13 +110,16 @@ def predict_command(
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", help="folder of data sets, for a graph's name")
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="names of columns in CSV tables, as for run")
+    ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
     from silograph.experiment.resolve.model_options import own_module
     from silograph.experiment.run.predictions import predict_to
 
     make = None if model is None else own_module(make_config({"model": model}))
-    count = predict_to(run, data, out, model=make, data_dir=data_dir)
+    count = predict_to(run, data, out, model=make, data_dir=data_dir, columns=columns)
     typer.echo(f"predictions of {count:,} nodes written to {out}")
 
 

@@ -17,8 +17,10 @@ FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "datas
 # What says which graph there is, and how it is cut.
 CUT_FIELDS = (
     "data_dir",
+    "columns",
     "scale",
     "largest_component",
+    "features",
     "split",
     "partition",
     "clients",

@@ -12,12 +12,12 @@ from silograph.core.config import RunConfig
 from silograph.core.resolved_config import asked_again
 from silograph.evaluation.views import means_of
 from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart, choose_parts
 from silograph.experiment.run.progress import best_mode, generating
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.terminal_table import table_of
-from silograph.graph.datasets import DATASETS, load
+from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs, seen_by
@@ -84,9 +84,7 @@ def print_result(result: Result) -> None:
 
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
-    partition, report = choose_parts(config).partition, generating(best_mode())
-    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
-    cut = cut_graph(config, graph, partition)
+    cut = load_and_cut(config, generating(best_mode()))
     statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()

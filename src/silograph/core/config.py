@@ -18,6 +18,7 @@ from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, choice, lin, log
 from silograph.core.ranges import Scalar as Scalar
+from silograph.core.text import shown
 from silograph.core.widths import parse_widths
 
 T = TypeVar("T")
@@ -51,6 +52,14 @@ class RunConfig:
     data_dir: str | None = field(
         default=None, metadata=option("folder in which datasets are looked for first", "Data")
     )
+    columns: str | None = field(
+        default=None,
+        metadata=option(
+            "names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, "
+            "source, target); several labels: label=red+blue",
+            "Data",
+        ),
+    )
     scale: Annotated[float, Field(gt=0)] = field(
         default=1.0,
         metadata=option("factor of nodes and edges, of a generated dataset only", "Data"),
@@ -59,6 +68,12 @@ class RunConfig:
         default=False,
         metadata=option(
             "keep only the largest connected component", "Data", off="--all-components"
+        ),
+    )
+    features: Literal["given", "degree", "constant", "onehot-degree"] = field(
+        default="given",
+        metadata=option(
+            "features of nodes: those of the data, or made of what each silo knows", "Data"
         ),
     )
     normalize: Literal["none", "row"] = field(
@@ -74,8 +89,8 @@ class RunConfig:
     partition: str = field(
         default="metis",
         metadata=option(
-            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, or with overlap "
-            "metis_overlapping or shares",
+            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, with overlap "
+            "metis_overlapping or shares, or FILE.csv with columns node and client",
             "Clients",
         ),
     )
@@ -356,4 +371,4 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             # pydantic complains about the first type of a union only.
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
-        raise ConfigError(f"{where}: {reason}, got {first['input']!r} ({source})") from None
+        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])} ({source})") from None

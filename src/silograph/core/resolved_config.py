@@ -23,8 +23,10 @@ class ResolvedConfig:
 
     dataset: str
     data_dir: str | None
+    columns: str | None
     scale: float
     largest_component: bool
+    features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row"]
     split: str
     partition: str

@@ -1,4 +1,6 @@
-"""Text that others wrote, made safe to show."""
+"""Text and values that others wrote, made safe to show."""
+
+MOST_SHOWN = 120  # characters of a value
 
 
 def printable(text: str) -> str:
@@ -8,3 +10,13 @@ def printable(text: str) -> str:
     'a?b?[2J'
     """
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def shown(value: object) -> str:
+    """Return a value as one short line for an error; it may be an array.
+
+    >>> shown("metis"), len(shown([0] * 1000))
+    ("'metis'", 123)
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

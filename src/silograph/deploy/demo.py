@@ -22,6 +22,7 @@ from silograph.core.run_file import write_toml
 from silograph.deploy.allowed_code import portable
 from silograph.deploy.export_silos import export_silos
 from silograph.deploy.server import check_run, with_absolute_code
+from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.run_program import COLLECT
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER
@@ -91,7 +92,7 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
     need_packages()
     from silograph.federation.session.certificates import make_certificates
 
-    if config.clients is None and config.partition != "silo":
+    if config.clients is None and not names_clients(config.partition):
         config = dataclasses.replace(config, clients=DEFAULT_SILOS)
     config = dataclasses.replace(config, out=None, tracker=None)
     config = with_absolute_code(config)

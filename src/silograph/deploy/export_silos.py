@@ -5,10 +5,8 @@ import secrets
 from pathlib import Path
 
 from silograph.core.config import RunConfig
-from silograph.experiment.resolve.cutting import cut_graph
-from silograph.experiment.resolve.parts import choose_parts
+from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.run.progress import best_mode, generating
-from silograph.graph.datasets import load
 from silograph.graph.silos.export import check_target, write_silos
 
 
@@ -27,8 +25,6 @@ def export_silos(
             is something at `out`.
     """
     check_target(Path(out), format)  # before a minute of loading
-    partition, report = choose_parts(config).partition, generating(best_mode())
-    graph = load(config.dataset, data_dir=config.data_dir, scale=config.scale, report=report)
-    cut = cut_graph(config, graph, partition)
+    cut = load_and_cut(config, generating(best_mode()))
     secret = secrets.token_bytes(32)
     return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)

@@ -243,7 +243,7 @@ class Meeting:
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         found = resolve(self._config, schema, device="cpu")  # where the server adds up
         config, method_config = replace(found.config, block_size=1), found.method_config
-        method = found.parts.method.part
+        method, schema = found.parts.method.part, found.schema
         program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
         ops = server_table(program)
         code = told_of_code(config, program)

@@ -22,10 +22,9 @@ from silograph.core.widths import hidden_widths
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
-from silograph.experiment.resolve.parts import Parts, choose_parts
+from silograph.experiment.resolve.parts import Parts, choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
-from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.run.setup import versions
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
@@ -37,7 +36,7 @@ from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of
-from silograph.graph.silos.data import Silo, silo_fingerprint
+from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 
@@ -71,11 +70,11 @@ def check_deployable(config: RunConfig, method: Method) -> None:
             f"expected a method that trains at silos alone, got {config.method}, whose server "
             f"needs {needs}"
         )
-    for kind in ("partition", "neighbors", "selector"):
-        if is_spec(getattr(config, kind) or ""):
+    for kind, spec in own_code(config).items():
+        if kind not in ("method", "model"):
             raise ConfigError(
-                f"expected one of silograph's own {kind} parts at silos, got "
-                f"{getattr(config, kind)}: only methods and models may be users' code there"
+                f"expected one of silograph's own {kind} parts at silos, got {spec}: only methods "
+                "and models may be users' code there"
             )
     for f in dataclasses.fields(config):
         if f.name in UNCUT_ONLY and getattr(config, f.name) != f.default:
@@ -159,12 +158,13 @@ class OwnData:
         method = self.code.method(config.method, facts.get("code"))
         make = self.code.model(config.model, facts.get("code"))
         check_deployable(config, method)
-        check_size(config, choose_parts(config, method), self.silo)
+        silo = featured(self.silo, config.features)
+        check_size(config, choose_parts(config, method), silo)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
         elif re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
             raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
-        schema, dtype = schema_of(self.silo.graph), DTYPES[config.dtype]
+        schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         found = resolve(config, schema, choose(config, method), make)
         written, method_config = found.config, found.method_config
         check_whole(told, written)
@@ -172,7 +172,7 @@ class OwnData:
         program = program_of(written, schema, method, method_config, hand_over=gives)
         self.code.check_ops(program)
         check_allowed(self.allow, written, method, method_config)
-        block = client_block(self.silo, written, dtype)
+        block = client_block(silo, written, dtype)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = (
@@ -180,7 +180,7 @@ class OwnData:
             f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
         )
         block = block.to(found.device, dtype)
-        run = SiloRun(self.silo, written, method, method_config, block)
+        run = SiloRun(silo, written, method, method_config, block)
         keep = partial(self.keep, run)
         return Prepared(method_config, block, found.device, Course(program), note, keep)
 
@@ -316,7 +316,8 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     if how.out is not None:
         check_new(how.out)
     holder = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
-    for line in how.code.lines(schema_of(data.graph)):
+    shown = data if data.graph.num_features else featured(data, "constant")
+    for line in how.code.lines(schema_of(shown.graph)):
         report(Event(What.NOTE, data.name, note=line))
 
     def make_worker(token: bytes) -> Responder:

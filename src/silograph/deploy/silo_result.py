@@ -43,7 +43,7 @@ class SiloRun:
     """A run as a silo has agreed to it.
 
     Attributes:
-        silo: its data.
+        silo: its data, with the features of the run.
         config: every default written out.
         method: of the run.
         method_config: what its ops read.
@@ -92,6 +92,7 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
             run.silo.class_names,
             run.config.normalize,
             run.silo.feature_names,
+            run.config.features,
         )
         model.save(folder / MODEL)
     about = about_run(run, outcome, whose)

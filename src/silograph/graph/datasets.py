@@ -5,6 +5,7 @@ n: nodes. F: features a node.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from silograph.graph.cache import VARIABLE, cache_folder, data_folders
 from silograph.graph.generated.generate import PREFIX, ProgressCallback, generate, parse
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
-from silograph.graph.read.csv import from_csv
+from silograph.graph.read.csv import from_csv, parse_columns
 from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
@@ -58,6 +59,7 @@ def load(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     scale: float = 1.0,
+    columns: str | None = None,
     report: ProgressCallback | None = None,
 ) -> Graph:
     """Return a graph by name or path.
@@ -75,6 +77,7 @@ def load(
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
+        columns: what a folder of CSV tables calls its columns: `id=key,label=kind`; see `from_csv`.
         report: told what is being generated, as by `generate`.
 
     Raises:
@@ -82,12 +85,14 @@ def load(
         DataError: a file or folder is absent or cannot be used, or a download failed.
     """
     if isinstance(name, str) and is_generated(name):
+        check_columns(name, columns)
         preset, seed = parse(name)
         return generate(preset, scale=scale, seed=seed, data_dir=data_dir, report=report)
     check_scale(name, scale)
     path = locate(name, data_dir=data_dir)
     if path is not None:
-        return _load_path(path)
+        return _load_path(path, columns)
+    check_columns(name, columns)
     name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
     if plain == "digits":
@@ -139,6 +144,15 @@ def check_scale(name: object, scale: float) -> None:
         )
 
 
+def check_columns(name: object, columns: str | None) -> None:
+    """Raise `ConfigError` for names of columns of what is no folder of CSV tables."""
+    if columns is not None:
+        raise ConfigError(
+            f"expected columns with a folder of nodes.csv and edges.csv only, got dataset {name}: "
+            "leave columns out"
+        )
+
+
 def is_path(name: str) -> bool:
     """Whether `load` takes a name for a path."""
     if is_generated(name):
@@ -151,7 +165,7 @@ def is_path(name: str) -> bool:
     return bool(name) and name.lower() not in known and Path(name).exists()
 
 
-def _load_path(path: Path) -> Graph:
+def _load_path(path: Path, columns: str | None) -> Graph:
     if not path.exists():
         raise DataError(f"expected a file or folder, got {path}: no such file")
     if is_silo(path) or is_silos(path):
@@ -159,10 +173,12 @@ def _load_path(path: Path) -> Graph:
             f"expected one graph, got {path}, which holds silos' own data: use sg.read_silo or "
             "sg.read_silos, or run the folder of all silos"
         )
+    nodes, edges = path / "nodes.csv", path / "edges.csv"
+    if nodes.is_file() and edges.is_file():
+        named: dict[str, Any] = {} if columns is None else parse_columns(columns)
+        return from_csv(nodes=nodes, edges=edges, name=path.resolve().name, **named)
+    check_columns(path, columns)
     if path.is_dir():
-        nodes, edges = path / "nodes.csv", path / "edges.csv"
-        if nodes.is_file() and edges.is_file():
-            return from_csv(nodes=nodes, edges=edges, name=path.resolve().name)
         if is_ogb(path):
             return load_ogb(path)
         raise DataError(

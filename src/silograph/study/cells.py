@@ -30,12 +30,15 @@ from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.run.run import resume, run, with_absolute_paths
+from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate
 from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.partition.options import FAVORED
+from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -101,6 +104,9 @@ class Cell:
                 found[name] = source_hash(value) or "unknown"
             elif is_spec(spec):
                 found[name] = source_digest(spec)
+        if is_partition_file(self.config.partition):
+            path = Path(self.config.partition).expanduser()
+            found["partition"] = file_hash(path) or "absent"
         return found
 
     @cached_property
@@ -164,6 +170,9 @@ def digest_of(start: Line) -> str:
     for f in fields(RunConfig):
         if f.name not in (*MACHINE, *FLAT, "options"):
             config.setdefault(f.name, f.default)
+    favored = "partition.favored_classes"
+    if config["options"].get(favored, FAVORED) is None:  # lines of old have the number itself
+        config["options"] |= {favored: FAVORED}
     parts = [config, start.get("graph"), start["results"]]
     parts += [start["sources"]] if "sources" in start else []  # of what users wrote
     text = json.dumps(parts, sort_keys=True)

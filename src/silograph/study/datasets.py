@@ -34,15 +34,15 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
         SilographError: a graph cannot be read, or is not that of the lines.
     """
     known = {digest_of(line): line for line in lines if lasts(line)}
-    groups: dict[tuple[str, str | None, float], list[Cell]] = defaultdict(list)
+    groups: dict[tuple[str, str | None, str | None, float], list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.graph is None:
-            source = cell.config.dataset, cell.config.data_dir, cell.config.scale
-            groups[source].append(cell)
-    for (dataset, data_dir, scale), group in groups.items():
+            given = cell.config
+            groups[given.dataset, given.data_dir, given.columns, given.scale].append(cell)
+    for (dataset, data_dir, columns, scale), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]
         if len(done) < len(group) or _changed(done):
-            graph = find_source(dataset, data_dir=data_dir).read(scale)
+            graph = find_source(dataset, data_dir=data_dir, columns=columns).read(scale)
             if isinstance(graph, Graph) and not is_path(dataset):
                 _check(graph, done, path)
 
@@ -55,11 +55,12 @@ def _changed(done: Done) -> bool:
 
 def _check(graph: Graph, done: Done, path: Path | None) -> None:
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
-    hashes: dict[tuple[bool, str], str] = {}
+    hashes: dict[tuple[bool, str, str], str] = {}
     for config, line in done:
         if "data" not in line:  # written before lines said it
             continue
-        use, theirs = (config.largest_component, config.normalize), line["data"]["graph"]
+        use = config.largest_component, config.normalize, config.features
+        theirs = line["data"]["graph"]
         if use not in hashes:
             hashes[use] = fingerprint(as_used(config, graph))
         if (ours := hashes[use]) != theirs:

@@ -134,6 +134,7 @@ def test_the_two_configs_have_the_same_fields() -> None:
         {"method": "scaffold", "seed": 3, "split_seed": 0},
         {"method": "llcg", "model": "appnp", "hops": 3, "fanout": "4"},
         {"partition": "shares", "share_mean": 0.4, "selector": "round_robin"},
+        {"partition": "class_biased", "features": "onehot-degree", "columns": "id=key"},
         {"neighbors": "bernoulli", "options": {"keep": 0.25}, "clients": 3, "model": "sage"},
     ],
 )
@@ -142,6 +143,16 @@ def test_what_was_resolved_is_resolved_to_itself(given: dict[str, Any]) -> None:
     assert resolve(asked_again(config), SCHEMA).config == config
     known = {k for k, v in vars(config).items() if v is not None} | {"options"}
     assert resolved_values(config).keys() == known
+
+
+def test_favored_classes_are_written_out_where_classes_are_known() -> None:
+    asked = make_config({"partition": "class_biased"})
+    for classes, favored in ((2, 1), (3, 2), (9, 2)):
+        options = resolve(asked, Schema(5, classes, "multiclass")).config.options
+        assert options["partition.favored_classes"] == favored
+    cells = [Cell({}, config) for config in (asked, dataclasses.replace(asked, favored_classes=2))]
+    assert cells[0].digest == cells[1].digest  # lines of old have the number
+    assert cells[0].digest != Cell({}, dataclasses.replace(asked, favored_classes=1)).digest
 
 
 def test_spelled_out_defaults_are_the_same_run(make_graph: MakeGraph, tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ def test_a_run_on_the_folders_is_the_run_on_the_cut(
         (True, False, {"normalize": "row"}),
         (False, True, {"dtype": "float32", "block_size": 1}),
         (True, True, {"split": "public"}),
+        (True, False, {"features": "degree"}),
+        (False, False, {"features": "constant"}),
+        (False, True, {"features": "onehot-degree", "normalize": "row"}),
     ],
 )
 def test_whatever_the_features_and_labels(

@@ -61,6 +61,16 @@ def test_clients_are_equally_large_and_favor_so_many_classes() -> None:
     assert (found.max(dim=1).values > 150).all()
 
 
+def test_of_two_classes_one_is_favored_by_default() -> None:
+    two, three = labelled(900, 900), labelled(600, 600, 600)
+    assert (counts(two, 4) == counts(two, 4, favored_classes=1)).all()
+    assert (counts(three, 4) == counts(three, 4, favored_classes=2)).all()
+    with pytest.raises(PartitionError, match=r"expected 1 to 1 favored_classes .* got 2"):
+        counts(two, 4, favored_classes=2)
+    with pytest.raises(PartitionError, match="expected 1 to 0 favored_classes"):
+        counts(labelled(9), 2)
+
+
 def test_without_favor_every_client_gets_its_share_of_every_class() -> None:
     found = counts(labelled(300, 90, 40), 8, favor=1.0)
     expected = torch.tensor([300, 90, 40]).double() / 8

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.graph.read.arrays import from_arrays, from_pyg
+from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.networkx import from_networkx
+from silograph.graph.read.pyg_data import from_pyg
 
 with warnings.catch_warnings():  # torch_geometric scripts modules while it is imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -283,7 +284,7 @@ def test_pyg_takes_sparse_features_and_label_bits() -> None:
 
 def test_pyg_data_that_lacks_a_part_is_refused() -> None:
     whole = {"x": torch.tensor(X), "edge_index": torch.tensor(EDGES), "y": torch.tensor(Y)}
-    for key in whole:
+    for key in ("edge_index", "y"):
         part = Data(**{name: value for name, value in whole.items() if name != key})
         with pytest.raises(DataError, match=rf"expected data\.{key}, got None"):
             from_pyg(part)
@@ -330,7 +331,8 @@ def test_networkx_numbers_stay_numbers_and_other_names_become_strings() -> None:
 
 
 def test_networkx_graphs_that_cannot_be_used() -> None:
-    graph = nx.Graph([(0, 1)])
+    graph: Any = nx.Graph([(0, 1)])
+    graph.nodes[1]["x"] = [1, 2]
     with pytest.raises(DataError, match="expected attribute 'x' on every node, got none on node 0"):
         from_networkx(graph)
     graph.add_nodes_from([(0, {"x": [1, 2]}), (1, {"x": [1]})], y=0, home="a")

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silograph.core.errors import DataError
+import silograph as sg
+from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import from_csv
@@ -117,6 +119,59 @@ def test_an_empty_split_column_is_no_split(tmp_path: Path) -> None:
     assert read(tmp_path, nodes).split is None
 
 
+def test_nodes_without_feature_columns_have_no_features(tmp_path: Path) -> None:
+    graph = read(tmp_path, "id,label\n10,1\n20,2\n30,3\n")
+    assert (graph.num_features, graph.class_names) == (0, ("1", "2", "3"))
+
+
+RENAMED = ("key,red,blue,a,home\n1,0,1,5,n\n2,1,1,6,s\n", "from,to,since\n1,2,3\n")
+NAMED = "id=key,label=red+blue,silo=home,source=from,target=to"
+
+
+def test_columns_are_named_for_a_folder(tmp_path: Path) -> None:
+    for file, text in zip(("nodes.csv", "edges.csv"), RENAMED, strict=True):
+        (tmp_path / file).write_text(text)
+    graph = load(tmp_path, columns=NAMED)
+    assert (graph.class_names, graph.silo_names) == (("red", "blue"), ("n", "s"))
+    assert (graph.num_features, graph.num_edges) == (1, 1)
+    result = sg.run(tmp_path, columns=NAMED, partition="silo", split="1/0/0", rounds=1, hidden=2)
+    assert result.cut is not None
+    assert result.cut.graph.num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ("id", "expected columns as NAME=COLUMN,..., each once, got 'id'"),
+        ("id=", "expected columns as NAME=COLUMN"),
+        ("id=a,id=b", "each once, got 'id=a,id=b'"),
+        ("idd=key", "column in columns"),
+        ("id=nope", "expected a column 'nope', got columns key, red"),
+    ],
+)
+def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, match: str) -> None:
+    for file, text in zip(("nodes.csv", "edges.csv"), RENAMED, strict=True):
+        (tmp_path / file).write_text(text)
+    with pytest.raises(SilographError, match=match) as caught:
+        load(tmp_path, columns=columns)
+    assert "\n" not in str(caught.value)
+    for name in ("digits", "generated:reddit", tmp_path / "nodes.csv"):
+        with pytest.raises(ConfigError, match=r"of nodes\.csv and edges\.csv only, got data"):
+            load(name, columns="id=key")
+    with pytest.raises(ConfigError, match="only, got dataset in memory: leave columns out"):
+        sg.run(load("digits"), columns="id=key")
+
+
+def test_further_columns_of_edges_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(tmp_path, edges="source,target,weight,since\n10,20,0.5,7\n20,30,2,8\n")
+    assert caplog.messages == [
+        f"{tmp_path / 'edges.csv'}: weights or features of edges (weight, since) are not used: "
+        "every edge counts 1"
+    ]
+
+
 WRONG = [
     ("id,label,a\n1,0,x\n", EDGES, r"nodes.csv, line 2, column 'a': expected a finite number, .*x"),
     ("id,label,a\n1,0,1\n\n2,0,\n", EDGES, r"line 4, column 'a': expected a finite number, got ''"),
@@ -126,7 +181,6 @@ WRONG = [
     ("id,label,a\n1,-2,1\n", EDGES, r"line 2, column 'label': expected a class number from 0"),
     ("id,label,a\n1,0,1\n1,0,1\n", EDGES, r"line 3, column 'id': .* not yet on line 2, got '1'"),
     ("id,label,a\n,0,1\n", EDGES, r"line 2, column 'id': expected a node id, got ''"),
-    ("id,label\n10,0\n20,0\n30,0\n", EDGES, r"line 1: expected at least one feature column"),
     ("id,label,a\n", EDGES, r"nodes.csv: expected at least one node below the header, got none"),
     ("", EDGES, r"nodes.csv: expected a header line, got an empty file"),
     ("id,label,a,a\n", EDGES, r"line 1: expected distinct columns, got id, label, a, a"),

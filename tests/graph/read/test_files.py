@@ -167,6 +167,53 @@ NPZ_WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+def sparse_labels(**changes: Any) -> dict[str, Any]:
+    """The archive with its labels as the parts of a sparse matrix of three bits."""
+    bits = np.eye(12, 3, dtype=np.int8)
+    parts = {key.replace("x_", "y_"): part for key, part in sparse_parts(bits).items()}
+    return {key: value for key, value in GOOD.items() if key not in ("y", "num_classes")} | (
+        parts | {"class_names": np.array(["a", "b", "c"])} | changes
+    )
+
+
+def test_sparse_label_bits_are_those_of_the_dense_matrix(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **sparse_labels())
+    graph = load_npz(tmp_path / "mine.npz")
+    assert (graph.y.numpy() == np.eye(12, 3)).all()
+    assert (graph.task, graph.num_classes) == ("multilabel", 3)
+
+
+NPZ_WRONG += [
+    (sparse_labels(), {"y_shape": None}, "expected keys edge_index, y and x"),
+    (sparse_labels(), {"y_data": np.full(3, 2)}, "a sparse y of label bits 0 and 1, .* with 2"),
+    (sparse_labels(), {"y_indices": np.full(3, 9)}, "expected sound parts of a sparse y, got"),
+    (
+        sparse_labels(),
+        {"y_shape": np.array([12, 10**9])},
+        "expected y_shape of at most 65536 label bits, got 1000000000",
+    ),
+    (sparse_labels(), {"y_indptr": np.arange(3)}, "expected sound parts of a sparse y, got"),
+    (
+        sparse_labels(),
+        {"y_indices": np.zeros(3, int), "y_indptr": np.r_[0, np.full(12, 3)]},
+        "label bits 0 and 1, each once, got an entry twice",
+    ),
+]
+
+
+def test_an_archive_may_have_no_features(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = {key: value for key, value in GOOD.items() if key != "x"}
+    same = np.ones(GOOD["edge_index"].shape[1])
+    np.savez(tmp_path / "mine.npz", **parts, edge_weight=same)
+    assert load_npz(tmp_path / "mine.npz").num_features == 0
+    assert not caplog.messages  # where all weights are the same, nothing is lost
+    np.savez(tmp_path / "mine.npz", **parts, edge_attr=np.eye(len(same)))
+    load_npz(tmp_path / "mine.npz")
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "weights or features of edges (edge_attr) are not used: every edge counts 1"
+    ]
+
+
 @pytest.mark.filterwarnings("ignore:.*allow_pickle")
 @pytest.mark.parametrize(("base", "changes", "match"), NPZ_WRONG)
 def test_archives_that_cannot_be_used(

@@ -74,6 +74,26 @@ def test_rows_of_bits_are_a_multilabel_task(y: Any) -> None:
     assert graph.labelled.tolist() == [True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("y", "classes", "names"),
+    [
+        ([1, 3, 2, 1], [0, 2, 1, 0], ("1", "2", "3")),  # three classes, not four
+        ([2, -1, 4, 2], [0, -1, 1, 0], ("2", "4")),
+        ([1.0, None, 2.0, 2.0], [0, -1, 1, 1], ("1", "2")),
+        ([3, 3, 3, 3], [0, 0, 0, 0], ("3",)),
+        ([0, 2, 2, 0], [0, 2, 2, 0], ()),  # 0 occurs: class 1 is one that nobody has here
+    ],
+)
+def test_numbers_of_which_none_is_0_are_as_many_classes_as_occur(
+    y: Any, classes: list[int], names: tuple[str, ...]
+) -> None:
+    graph = build(y=y)
+    assert (graph.y.tolist(), graph.class_names) == (classes, names)
+    assert graph.num_classes == (len(names) or 3)
+    assert build(y=y, num_classes=5).class_names == ()
+    assert build(y=y, num_classes=5).y.max() == max(value or 0 for value in y)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"y": [0, 1, 1]}, r"expected y of shape \(4,\) or \(4, T\), got \(3,\)"),
     ({"y": np.zeros((4, 0))}, r"expected y of shape \(4,\) or \(4, T\), got \(4, 0\)"),

@@ -33,8 +33,8 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         {"silo.toml": TOML + "classs = 3\n"},
     ),
     (
-        "silo.toml: features: input should be greater than or equal to 1, got 0",
-        {"silo.toml": TOML.replace("= 2", "= 0")},
+        "silo.toml: features: input should be greater than or equal to 0, got -1",
+        {"silo.toml": TOML.replace("= 2", "= -1")},
     ),
     (
         "silo.toml: unknown column under [columns] 'ident': did you mean 'id'? ",

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -10,7 +11,9 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.cutting import Cut, cut_graph, trainable
+from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.source import find_source
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
@@ -18,6 +21,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.silos.data import (
     Silo,
     Silos,
+    featured,
     join_blocks,
     join_silos,
     silo_block,
@@ -37,6 +41,33 @@ def refuse_in_memory(data: object) -> None:
         )
 
 
+def cut_for_studies(
+    graph: Graph | None, partition: Any, config: RunConfig
+) -> tuple[Graph, RunConfig]:
+    """Return the graph of several runs with its partition, and the config that says its hash.
+
+    Args:
+        graph: the graph; None: it is loaded by the config.
+        partition: the value.
+        config: of the runs.
+
+    Raises:
+        ConfigError: silos, or a partition in which a node has several clients or none.
+        PartitionError: it is none of this graph.
+    """
+    data: Graph | Silos | None = graph
+    if data is None:
+        source = find_source(config.dataset, data_dir=config.data_dir, columns=config.columns)
+        data = source.read(config.scale)
+    found, config = cut_by(data, partition, config)
+    if isinstance(found, CutGraph):
+        raise ConfigError(
+            "expected a partition in which every node has one client for several runs, got another "
+            "in memory: run it alone with sg.run"
+        )
+    return found, config
+
+
 def cut_already(config: RunConfig) -> RunConfig:
     """Return the config of a run on silos, which says that they are the cut.
 
@@ -52,14 +83,14 @@ def cut_already(config: RunConfig) -> RunConfig:
 
 
 def clients_of(
-    config: ResolvedConfig, parts: Parts, data: Graph | Silos, dtype: torch.dtype
+    config: ResolvedConfig, parts: Parts, data: Graph | CutGraph | Silos, dtype: torch.dtype
 ) -> tuple[Cut, ClientBlock, Route]:
     """Return the clients of a graph that is cut for them, or of silos, as one block.
 
     Args:
         config: of the run.
         parts: of the run; with a method that trains uncut, one client holds the whole graph.
-        data: the graph or the silos.
+        data: the graph, perhaps cut already, or the silos.
         dtype: of features and edges.
 
     Raises:
@@ -94,6 +125,7 @@ def joined(
         DataError: silos disagree, or one lacks the split that is asked for.
     """
     route = agree(silos)
+    silos = replace(silos, members=tuple(featured(s, config.features) for s in silos.members))
     block = join_blocks([client_block(silo, config, dtype) for silo in silos.members])
     digest = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
@@ -104,6 +136,8 @@ def joined(
 
 def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> ClientBlock:
     """Return the block that a silo makes of its data alone.
+
+    `silo` has the features that the config asks for.
 
     Raises:
         ConfigError: a split that is none.

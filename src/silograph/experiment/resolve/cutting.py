@@ -4,11 +4,19 @@ import dataclasses
 from dataclasses import dataclass
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import DataError
+from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.parts import Chosen
+from silograph.experiment.resolve.own_partition import (
+    CutGraph,
+    names_clients,
+    with_own_partition,
+)
+from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.datasets import load
+from silograph.graph.features import with_features
+from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph, Split, largest_component, row_normalize, subgraph
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.partition import Partition, Partitioner, make_partition
@@ -62,35 +70,81 @@ def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
     """Return the part of a graph that a config keeps, its features as the config wants them."""
     if config.largest_component:
         graph = largest_component(graph)
+    graph = with_features(graph, config.features)
     return row_normalize(graph) if config.normalize == "row" else graph
 
 
+def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> Cut:
+    """Load, cut and split the graph of a config; its options are checked before.
+
+    Raises:
+        SilographError: something about the config, the graph, the cut or the split cannot be used.
+    """
+    partition = choose_parts(config).partition
+    graph = load(
+        config.dataset,
+        data_dir=config.data_dir,
+        scale=config.scale,
+        columns=config.columns,
+        report=report,
+    )
+    return cut_graph(config, with_own_partition(config, graph), partition)
+
+
 def cut_graph(
-    config: RunConfig | ResolvedConfig, graph: Graph, partition: Chosen[Partitioner]
+    config: RunConfig | ResolvedConfig, data: Graph | CutGraph, partition: Chosen[Partitioner]
 ) -> Cut:
-    """Prepare, cut and split a graph.
+    """Prepare, cut and split a graph; one with a partition of the user's has it already.
 
     Raises:
         SilographError: the graph, the cut or the split cannot be used.
     """
-    graph = as_used(config, graph)
-    cut = make_partition(
-        graph,
-        partition.part,
-        clients=clients_of_graph(config, graph),
-        key=Key.of(seed_of(config, "partition_seed")).fold("partition"),
-        drop_edges=config.drop_edges,
-        **dataclasses.asdict(partition.options),
-    )
+    if isinstance(data, CutGraph):
+        graph, cut = as_used(config, data.graph), data.partition
+    else:
+        graph = as_used(config, data)
+        cut = make_partition(
+            graph,
+            partition.part,
+            clients=clients_of_graph(config, graph),
+            key=Key.of(seed_of(config, "partition_seed")).fold("partition"),
+            drop_edges=config.drop_edges,
+            **dataclasses.asdict(partition.options),
+        )
+    _check_degrees(config, cut)
     key = Key.of(seed_of(config, "split_seed")).fold("split")
     return trainable(config, Cut(graph, cut, choose_split(graph, cut, config.split, key)))
+
+
+def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:
+    """Raise `PartitionError` where features are degrees that silos could not count."""
+    nowhere = int((cut.owner < 0).sum())
+    if "degree" in config.features and nowhere:
+        raise PartitionError(
+            f"expected every node at a client with features {config.features}, got {nowhere} at "
+            "none: silos cannot count neighbors that nobody holds; use constant"
+        )
+
+
+def check_features(config: RunConfig) -> None:
+    """Raise `ConfigError` for options that do not go with features that are made."""
+    if config.features == "degree" and config.normalize == "row":
+        raise ConfigError(
+            "expected normalize none with features degree, got row: a single feature divided by "
+            "itself is 1 at every node; leave normalize out"
+        )
+    if "degree" in config.features and config.drop_edges:
+        raise ConfigError(
+            f"expected no drop_edges with features {config.features}, got {config.drop_edges}: a "
+            "silo cannot count edges that it has lost; use constant, or leave drop_edges out"
+        )
 
 
 def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
     """Return the number of clients of a cut."""
     if config.clients is not None:
         return config.clients
-    return len(graph.silo_names) if config.partition == "silo" else DEFAULT_CLIENTS
+    return len(graph.silo_names) if names_clients(config.partition) else DEFAULT_CLIENTS
 
 
 def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:

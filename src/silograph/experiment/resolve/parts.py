@@ -12,6 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.ranges import Scalar
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
@@ -104,9 +106,11 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
     neighbors = config.neighbors
     if neighbors is None:
         neighbors = "full" if config.fanout is None else "fanout"
+    # A partition of the user's own goes with the data, as that of silos does.
+    partition = "silo" if names_clients(config.partition) else config.partition
     return {
         "method": find_method(config, method),
-        "partition": _named(config.partition, PARTITIONERS, Partitioner, "partition method"),
+        "partition": _named(partition, PARTITIONERS, Partitioner, "partition method"),
         "model": MODULE if is_spec(config.model) else lookup(MODEL_KINDS, config.model, "model"),
         "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler"),
         "selector": _named(config.selector, SELECTORS, Selector, "selector"),
@@ -115,6 +119,16 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
 
 def _named(name: str, table: Mapping[str, P], kind: type[P], what: str) -> P:
     return imported(name, kind) if is_spec(name) else lookup(table, name, what)
+
+
+def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
+    """Return what is imported for a config: `FILE.py:NAME` or `package.module:NAME` by kind."""
+    named = {kind: getattr(config, kind) for kind in TABLES}
+    return {
+        kind: spec
+        for kind, spec in named.items()
+        if spec is not None and is_spec(spec) and not (kind == "partition" and names_clients(spec))
+    }
 
 
 def find_method(config: RunConfig, given: Method | None = None) -> Method:

@@ -1,6 +1,6 @@
 """`resolve`: from what is asked of a run to all that it does, every default written out."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -10,16 +10,23 @@ from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.widths import num_layers, shortest
 from silograph.experiment.resolve.client_data import check_uncut
-from silograph.experiment.resolve.cutting import DEFAULT_CLIENTS, clients_of_graph, seed_of
+from silograph.experiment.resolve.cutting import (
+    DEFAULT_CLIENTS,
+    check_features,
+    clients_of_graph,
+    seed_of,
+)
 from silograph.experiment.resolve.model_options import (
     check_model,
     depth_of,
     make_model,
     own_module,
 )
-from silograph.experiment.resolve.parts import Parts, choose_parts
+from silograph.experiment.resolve.own_partition import CutGraph, names_clients
+from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
 from silograph.experiment.resolve.plan import choose_backend
 from silograph.experiment.resolve.run_metric import check_metric, metric_of_run
+from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
@@ -73,7 +80,7 @@ def choose(config: RunConfig, method: Method | None = None) -> Parts:
 
 def resolve(
     asked: RunConfig,
-    data: Graph | Silos | Schema,
+    data: Graph | CutGraph | Silos | Schema,
     parts: Parts | None = None,
     make: Make | None = None,
     device: str | None = None,
@@ -82,7 +89,7 @@ def resolve(
 
     Args:
         asked: the config.
-        data: the graph, the silos, or what is known of data that others hold.
+        data: the graph, perhaps cut already, the silos, or what is known of data that others hold.
         parts: of the config, if they were chosen already.
         make: the module that `asked.model` names, if it is one; None: it is imported.
         device: where it computes, if not where the config says.
@@ -91,10 +98,13 @@ def resolve(
         ConfigError: something about the config cannot be used, or not with these data.
     """
     parts = choose(asked) if parts is None else parts
-    check_together(asked, parts)
+    overlapping = parts.partition.part.overlapping
+    overlapping |= isinstance(data, CutGraph) and data.overlapping
+    check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_uncut(asked, data)
-    schema, where = schema_in(data), device_of(device or asked.device)
+    schema, where = schema_in(asked, data), device_of(device or asked.device)
+    parts = completed(parts, schema)
     known = known_values(asked, parts)
     metric = metric_of_run(asked, schema)
     optimizer = make_optimizer(asked, known["optimizer"], known["lr"])
@@ -129,7 +139,7 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
     optimizer = asked.optimizer or needs.optimizer
     keep = needs.keep_optimizer if asked.keep_optimizer is None else asked.keep_optimizer
     clients = asked.clients
-    if clients is None and asked.partition != "silo":
+    if clients is None and not names_clients(asked.partition):
         clients = DEFAULT_CLIENTS
     return {f.name: getattr(asked, f.name) for f in fields(ResolvedConfig)} | {
         "options": parts.options,
@@ -152,15 +162,31 @@ def spelled_out(asked: RunConfig, parts: Parts) -> RunConfig:
     return make_config(values | {"options": options})
 
 
-def schema_in(data: Graph | Silos | Schema) -> Schema:
-    """Return features and classes of data; silos are held to agree on them later."""
+def completed(parts: Parts, schema: Schema) -> Parts:
+    """Return the parts with the options of the cut that depend on the classes written out."""
+    part, options = parts.partition.part, parts.partition.options
+    options = part.complete(options, schema.num_classes)
+    return replace(parts, partition=Chosen(part, options))
+
+
+def schema_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:
+    """Return features and classes of a run; silos are held to agree on them later.
+
+    Raises:
+        DataError: the given features are asked for, and there are none.
+    """
     if isinstance(data, Schema):
-        return data
-    return schema_of(data.members[0].graph if isinstance(data, Silos) else data)
+        return with_width(data, asked.features, "the federation")
+    if isinstance(data, Silos):
+        data = data.members[0].graph
+    graph = data.graph if isinstance(data, CutGraph) else data
+    return with_width(schema_of(graph), asked.features, graph.name)
 
 
-def clients_in(asked: RunConfig, data: Graph | Silos | Schema) -> int:
+def clients_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> int:
     """Return the number of clients."""
+    if isinstance(data, CutGraph):
+        return len(data.partition.ids)
     if isinstance(data, Silos):
         return len(data.ids)
     if isinstance(data, Graph):
@@ -168,8 +194,14 @@ def clients_in(asked: RunConfig, data: Graph | Silos | Schema) -> int:
     return DEFAULT_CLIENTS if asked.clients is None else asked.clients
 
 
-def check_together(config: RunConfig, parts: Parts) -> None:
-    """Raise `ConfigError` for parts and options that exclude each other."""
+def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> None:
+    """Raise `ConfigError` for parts and options that exclude each other.
+
+    Args:
+        config: of the run.
+        parts: of the config.
+        overlapping: whether several clients may hold a node.
+    """
     method, selector = parts.method.part, parts.selector.part
     setting, all_silos = method.setting, method.evaluate.all_silos
     if config.collect and (all_silos or setting.uncut):
@@ -177,7 +209,7 @@ def check_together(config: RunConfig, parts: Parts) -> None:
             f"expected a method that trains on each client's own graph for collect, got "
             f"{method.name}, which has all neighbors already: leave collect out"
         )
-    if parts.partition.part.overlapping and all_silos and not setting.uncut:
+    if overlapping and all_silos and not setting.uncut:
         raise ConfigError(
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
@@ -192,6 +224,7 @@ def check_together(config: RunConfig, parts: Parts) -> None:
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
             "local_bias out"
         )
+    check_features(config)
     check_metric(config)
 
 

@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from silograph.core.errors import DataError
-from silograph.graph.datasets import check_scale, is_generated, is_path, load, locate
+from silograph.graph.datasets import (
+    check_columns,
+    check_scale,
+    is_generated,
+    is_path,
+    load,
+    locate,
+)
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
@@ -24,12 +30,14 @@ class Source:
         dataset: what the user calls them.
         path: from the root on, None where data are made or downloaded.
         data_dir: folder that was looked into.
+        columns: what a folder of CSV tables calls its columns, as `load` takes it.
     """
 
     kind: Literal["memory", "name", "path", "silos"]
     dataset: str
     path: str | None = None
     data_dir: str | None = None
+    columns: str | None = None
 
     def read(self, scale: float, report: ProgressCallback | None = None) -> Data:
         """Return the data.
@@ -40,9 +48,16 @@ class Source:
         if not is_generated(self.dataset):
             check_scale(self.dataset, scale)
         if self.kind == "silos":
+            check_columns(self.dataset, self.columns)
             return read_silos(Path(self.dataset).expanduser())
         found = self.path if self.kind == "name" else None
-        return load(found or self.dataset, data_dir=self.data_dir, scale=scale, report=report)
+        return load(
+            found or self.dataset,
+            data_dir=self.data_dir,
+            scale=scale,
+            columns=self.columns,
+            report=report,
+        )
 
     def told(self) -> dict[str, str | None] | None:
         """Return what finds the data again from any folder; None where they were in memory."""
@@ -53,12 +68,19 @@ class Source:
         return {"dataset": self.dataset, "data_dir": self.data_dir}
 
 
-def find_source(dataset: str, *, data_dir: str | None = None, data: Data | None = None) -> Source:
+def find_source(
+    dataset: str,
+    *,
+    data_dir: str | None = None,
+    columns: str | None = None,
+    data: Data | None = None,
+) -> Source:
     """Return where data are; nothing is read.
 
     Args:
         dataset: a name, or a path.
         data_dir: folder that is looked into first.
+        columns: of a folder of CSV tables.
         data: what is in memory already.
 
     Raises:
@@ -69,19 +91,12 @@ def find_source(dataset: str, *, data_dir: str | None = None, data: Data | None 
     path = locate(dataset, data_dir=data_dir)
     if path is None:
         folder = data_dir or os.environ.get("SILOGRAPH_DATA") or None
-        return Source("name", dataset, None, None if folder is None else absolute_path(folder))
+        folder = None if folder is None else absolute_path(folder)
+        return Source("name", dataset, None, folder, columns)
     named = not is_path(dataset)
     kind: Literal["name", "path", "silos"] = "name" if named else "path"
-    return Source("silos" if is_silos(path) and not named else kind, dataset, str(path.absolute()))
-
-
-def check_data(data: object) -> None:
-    """Raise `DataError` for anything but a graph, silos, or the name or path of one."""
-    if not isinstance(data, Graph | Silos | str | os.PathLike | None):
-        raise DataError(
-            f"expected a Graph, or the name or path of one, got {type(data).__name__}: see "
-            "sg.from_arrays, sg.from_pyg, sg.from_networkx"
-        )
+    kind = "silos" if is_silos(path) and not named else kind
+    return Source(kind, dataset, str(path.absolute()), None, columns)
 
 
 def absolute_path(path: str) -> str:

@@ -291,9 +291,15 @@ def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
     if best.own is None:
         return {}
     shape, names = setup.method_config.model, setup.schema.class_names
-    shapes, normalize = shape.weight_shapes, setup.config.normalize
+    shapes, config = shape.weight_shapes, setup.config
     return {
-        client: TrainedModel(shape, client_weights(shapes, best.own, number), names, normalize)
+        client: TrainedModel(
+            shape,
+            client_weights(shapes, best.own, number),
+            names,
+            config.normalize,
+            features=config.features,
+        )
         for number, client in enumerate(setup.federation.ids)
     }
 
@@ -312,7 +318,8 @@ def _result(
     shape, ledger = setup.method_config.model, setup.federation.ledger
     model = None
     if best.weights is not None:
-        model = TrainedModel(shape, best.weights, setup.schema.class_names, config.normalize)
+        names, normalize = setup.schema.class_names, config.normalize
+        model = TrainedModel(shape, best.weights, names, normalize, features=config.features)
     uncut = None
     if best.weights is not None and setup.simulated is not None:
         uncut = uncut_counts(setup, best.weights)

@@ -11,6 +11,7 @@ from silograph.experiment.resolve.source import find_source
 from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv, write_atomic
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
+from silograph.graph.datasets import check_columns
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
@@ -24,6 +25,7 @@ def predict_to(
     *,
     model: Make | None = None,
     data_dir: str | None = None,
+    columns: str | None = None,
 ) -> int:
     """Write a CSV with a row for each node and return their number.
 
@@ -33,6 +35,7 @@ def predict_to(
         out: the file, which must not be there; only its owner may read it.
         model: the class of the model, if it was a torch.nn.Module of yours.
         data_dir: folder of data sets that `data` names.
+        columns: of a folder of CSV tables, as `load` takes it.
 
     Raises:
         ConfigError: `out` is there already, or `data` are several silos.
@@ -43,7 +46,7 @@ def predict_to(
             f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
             "nothing was overwritten"
         )
-    found = read_data(data, data_dir)
+    found = read_data(data, data_dir, columns)
     name = found.name if isinstance(found, Silo) else None
     trained = load_model(model_file(Path(run), name), model=model)
     rows = list(table(trained, found))
@@ -53,11 +56,15 @@ def predict_to(
     return len(rows) - 1
 
 
-def read_data(data: str | os.PathLike[str], data_dir: str | None = None) -> Graph | Silo:
+def read_data(
+    data: str | os.PathLike[str], data_dir: str | None = None, columns: str | None = None
+) -> Graph | Silo:
     """Return a silo from its folder, or a graph by name or path."""
     if is_silo(Path(data)):
+        check_columns(data, columns)
         return read_silo(data)
-    found = find_source(os.fspath(data), data_dir=data_dir).read(scale=1.0)
+    source = find_source(os.fspath(data), data_dir=data_dir, columns=columns)
+    found = source.read(scale=1.0)
     if isinstance(found, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "

@@ -5,26 +5,33 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from silograph.core.config import RunConfig, changed_values, make_config
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, TrainingError
-from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.client_data import cut_already
 from silograph.experiment.resolve.in_memory_parts import name_of, own_of
 from silograph.experiment.resolve.model_options import own_module
-from silograph.experiment.resolve.parts import TABLES, Parts
+from silograph.experiment.resolve.own_partition import (
+    GIVEN,
+    CutGraph,
+    Taken,
+    cut_again,
+    cut_by,
+    taken,
+)
+from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.plan import planned
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.source import Source, absolute_path, check_data, find_source
-from silograph.experiment.resolve.user_code import absolute, is_spec
+from silograph.experiment.resolve.source import Source, find_source
+from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Progress, generating, show_progress
 from silograph.experiment.run.result import Result
@@ -33,7 +40,7 @@ from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.federation.program import BLANK
-from silograph.graph.datasets import check_scale, is_path
+from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
@@ -45,7 +52,7 @@ MODES = ("live", "plain", "none")
 
 
 def run(
-    graph: Graph | Silos | str | os.PathLike[str] | None = None,
+    graph: Any = None,
     *,
     config: RunConfig | ResolvedConfig | None = None,
     method: Method | str | None = None,
@@ -61,8 +68,9 @@ def run(
     True
 
     Args:
-        graph: a graph, or the name or path of one; or silos, or the path of a folder that holds
-            their folders; None takes `dataset` of the config.
+        graph: a graph (also PyG `Data` or a networkx graph), or the name or path of one; or a
+            list of PyG `Data`, each the graph of one client; or silos, or the path of a folder
+            that holds their folders; None takes `dataset` of the config.
         config: where to start from, also that of a result; None means all defaults.
         method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
             name of its own; None takes that of the config.
@@ -70,28 +78,31 @@ def run(
         trackers: who else is told of every round, besides `tracker` of the config.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
             only if `out` is among them or in `config`. `model` may also be a class of your own,
-            whose call with numbers of features and outputs gives a torch.nn.Module.
+            whose call with numbers of features and outputs gives a torch.nn.Module. `partition`
+            may also be an array with the client of every node, (n,) numbers from 0 or names, a
+            `Partition`, or a function of the graph that returns either.
 
     Raises:
         SilographError: something about the options, the graph or the cut cannot be used.
     """
     check_mode(progress)
     check_trackers(trackers)
+    call = taken(graph, options)
+    options = call.options
     own = own_of([method, options.get("model")])
     if "model" in options:
         options = options | {"model": name_of(options["model"])}
-    asked, source = asked_run(graph, config, options | _named(method))
+    asked, source = asked_run(call.graph, config, options | _named(method))
     # Before any data is read: a wrong name should not cost a minute.
     parts = choose(asked, method if isinstance(method, Method) else None)
     make = own.models.get(asked.model) or own_module(asked)
     watched = watched_by(asked, trackers)
     if asked.out is not None:
         check_free(asked.out)
-    if isinstance(graph, Graph | Silos):
-        check_scale("a graph in memory", asked.scale)
-        data = graph
-    else:
-        data = source.read(asked.scale, generating(progress))
+    found = _data_of(call, asked, source, progress)
+    data: Graph | CutGraph | Silos = found
+    if call.partition is not None:
+        data, asked = cut_by(found, call.partition, asked)
     if asked.out is not None:  # after loading, whose errors name a path as it was given
         asked = with_absolute_paths(asked, in_memory=source.kind == "memory")
     with torch_threads(asked.threads):
@@ -103,6 +114,17 @@ def run(
             return _ending(
                 folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True
             )
+
+
+def _data_of(
+    call: Taken, asked: RunConfig, source: Source, progress: str | Progress
+) -> Graph | Silos:
+    """Return the graph or silos in memory, or read them."""
+    if isinstance(call.graph, Graph | Silos):
+        check_scale("a graph in memory", asked.scale)
+        check_columns("in memory", asked.columns)
+        return call.graph
+    return source.read(asked.scale, generating(progress))
 
 
 def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> Result:
@@ -124,60 +146,6 @@ def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     return Watched([*named, *trackers])
 
 
-def asked_run(
-    graph: Graph | Silos | str | os.PathLike[str] | None,
-    config: RunConfig | ResolvedConfig | None,
-    options: Mapping[str, Any],
-) -> tuple[RunConfig, Source]:
-    """Return the config that the arguments of `run` make together, and where its data are.
-
-    Raises:
-        ConfigError: a key or value that a config cannot have, or no graph.
-        DataError: a graph of another type, or no folder where one was named.
-    """
-    if isinstance(config, ResolvedConfig):
-        config = asked_again(config)
-    if config is not None and not isinstance(config, RunConfig):
-        raise ConfigError(
-            f"expected a RunConfig as config, got {type(config).__name__}: give options as "
-            "keywords, or a run file to `silograph run --config`"
-        )
-    check_data(graph)
-    match graph:
-        case None if config is None and "dataset" not in options:
-            raise ConfigError(
-                "expected a graph, or the name or path of one, got None: sg.load('digits') is one"
-            )
-        case None:
-            name = {}
-        case Graph() | Silos():
-            name = {"dataset": graph.name}
-        case str():
-            name = {"dataset": graph}
-        case _:  # a path is never a name, even where there is a dataset of that name
-            name = {"dataset": absolute_path(os.fspath(graph))}
-    base = RunConfig() if config is None else config
-    _check_own_options(options, str(options.get("method", base.method)))
-    asked = make_config(changed_values(base, {**options, **name}))
-    data = graph if isinstance(graph, Graph | Silos) else None
-    source = find_source(asked.dataset, data_dir=asked.data_dir, data=data)
-    on_silos = source.kind == "silos" or isinstance(graph, Silos)
-    return (cut_already(asked) if on_silos else asked), source
-
-
-def _check_own_options(options: Mapping[str, Any], name: str) -> None:
-    """Raise `ConfigError` for an option of the method among those of the run."""
-    if name not in METHODS:
-        return
-    known = {f.name for f in fields(RunConfig)}
-    for field in fields(METHODS[name].options):
-        if field.name in options and field.name not in known:
-            raise ConfigError(
-                f"expected {field.name}, an option of {name}, under options: give "
-                f"options={{{field.name!r}: {options[field.name]!r}}}"
-            )
-
-
 def _named(method: Method | str | None) -> dict[str, Any]:
     """Return the option of a run's config that a method makes."""
     if method is None:
@@ -188,7 +156,8 @@ def _named(method: Method | str | None) -> dict[str, Any]:
 def resume(
     path: str | os.PathLike[str],
     *,
-    graph: Graph | Silos | None = None,
+    graph: Any = None,
+    partition: Any = None,
     model: Make | None = None,
     method: Method | None = None,
     progress: str | Progress = "none",
@@ -201,6 +170,7 @@ def resume(
     Args:
         path: the run's result folder.
         graph: the graph or silos, for a run on what was in memory.
+        partition: the partition, for a run whose partition was given as a value.
         model: the class of the model, for a run with one that cannot be imported.
         method: the method, for a run whose method was given as a value.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
@@ -226,10 +196,9 @@ def resume(
         parts = _chosen(asked, method)
         model = _module_again(asked) if model is None else model
         watched = watched_by(asked, trackers)
-        if graph is None:
-            graph = _read_again(about["source"], asked, target, progress)
+        data = _data_again(graph, partition, asked, about["source"], target, progress)
         with torch_threads(asked.threads):
-            setup = prepare(asked, graph, parts, model)
+            setup = prepare(asked, data, parts, model)
             check_identity(about["same"], identity(setup), asked)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
@@ -237,6 +206,27 @@ def resume(
             )
     finally:
         folder.close()
+
+
+def _data_again(
+    graph: Any,
+    partition: Any,
+    config: RunConfig,
+    source: Mapping[str, str | None] | None,
+    folder: Path,
+    progress: str | Progress,
+) -> Graph | CutGraph | Silos:
+    """Return the graph of a run that goes on, with its partition where that was in memory."""
+    if partition is None and graph is None and config.partition.startswith(GIVEN):
+        raise ConfigError(
+            f"expected the partition of the run in {folder}, got none: it was made in memory; use "
+            "sg.resume(DIR, partition=...)"
+        )
+    call = taken(graph, {} if partition is None else {"partition": partition})
+    data = call.graph
+    if not isinstance(data, Graph | Silos):
+        data = _read_again(source, config, folder, progress)
+    return data if partition is None else cut_again(data, call.partition, config)
 
 
 def _read_again(
@@ -252,7 +242,7 @@ def _read_again(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
             "use sg.resume(DIR, graph=...)"
         )
-    found = find_source(name, data_dir=source["data_dir"])
+    found = find_source(name, data_dir=source["data_dir"], columns=config.columns)
     return found.read(config.scale, generating(progress))
 
 
@@ -336,26 +326,6 @@ def check_mode(progress: object) -> None:
     """Raise `ConfigError` for a way of showing progress that does not exist."""
     if progress not in MODES and not isinstance(progress, Progress):
         raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
-
-
-def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
-    """Return the config with its paths made absolute, so that its file works from anywhere.
-
-    Args:
-        config: as it was given.
-        in_memory: whether `dataset` is but the name of a graph that is there already.
-    """
-    data_dir = None if config.data_dir is None else absolute_path(config.data_dir)
-    is_file = not in_memory and is_path(config.dataset)
-    dataset = absolute_path(config.dataset) if is_file else config.dataset
-    tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
-    if name == "tensorboard" and where:
-        tracker = f"{name}={absolute_path(where)}"
-    named = ((name, getattr(config, name)) for name in TABLES)
-    files = {name: absolute(spec) for name, spec in named if spec is not None and is_spec(spec)}
-    return make_config(
-        vars(config) | {"data_dir": data_dir, "dataset": dataset, "tracker": tracker} | files
-    )
 
 
 @contextmanager

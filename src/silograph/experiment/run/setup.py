@@ -14,6 +14,7 @@ from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.plan import with_block_size
 from silograph.experiment.resolve.resolve import DTYPES, resolve
@@ -96,7 +97,7 @@ def uncut_block(setup: Setup) -> ClientBlock:
 
 def prepare(
     asked: RunConfig,
-    data: Graph | Silos,
+    data: Graph | CutGraph | Silos,
     parts: Parts | None = None,
     make: Make | None = None,
 ) -> Setup:
@@ -104,13 +105,15 @@ def prepare(
 
     Args:
         asked: the config of the run.
-        data: the graph, or the silos that hold it.
+        data: the graph, perhaps cut already, or the silos that hold it.
         parts: of the config, if they were chosen already.
         make: the module that `asked.model` names, if it is one; None: it is imported.
 
     Raises:
         SilographError: something about config or graph cannot be used.
     """
+    if not isinstance(data, Silos):
+        data = with_own_partition(asked, data)
     found = resolve(asked, data, parts, make)
     dtype, method_config = DTYPES[found.config.dtype], found.method_config
     cut, block, route = clients_of(found.config, found.parts, data, dtype)

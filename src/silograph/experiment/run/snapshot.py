@@ -14,8 +14,8 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import State, named
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.parts import TABLES
-from silograph.experiment.resolve.user_code import digest, is_spec
+from silograph.experiment.resolve.parts import own_code
+from silograph.experiment.resolve.user_code import digest
 from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
@@ -75,8 +75,7 @@ def identity(setup: Setup) -> dict[str, str]:
 
 def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
     """Return hashes of the files or packages of users' parts, by kind; of models see below."""
-    named = ((kind, getattr(config, kind)) for kind in TABLES if kind != "model")
-    return {kind: digest(spec) for kind, spec in named if spec is not None and is_spec(spec)}
+    return {kind: digest(spec) for kind, spec in own_code(config).items() if kind != "model"}
 
 
 def check_code(theirs: Mapping[str, str], config: RunConfig) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
+from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
-from silograph.graph.silos.data import Silo
+from silograph.graph.silos.data import Silo, featured
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
@@ -42,6 +43,7 @@ class TrainedModel:
         class_names: names of the classes, or empty.
         normalize: how features were prepared: `none` or `row`.
         feature_names: names of the features in their order, or empty.
+        features: where they came from: `given`, or what they were made of.
     """
 
     shape: AnyModel
@@ -49,6 +51,7 @@ class TrainedModel:
     class_names: tuple[str, ...] = ()
     normalize: str = "none"
     feature_names: tuple[str, ...] = ()
+    features: FeatureSource = "given"
 
     def __repr__(self) -> str:
         """Return the shape; the weights are too many to print."""
@@ -62,7 +65,9 @@ class TrainedModel:
         """
         if isinstance(graph, Silo):
             graph = self._graph_of(graph)
-        if not isinstance(graph, Graph):
+        elif isinstance(graph, Graph):
+            graph = with_features(graph, self.features)
+        else:
             raise DataError(
                 f"expected a Graph or a Silo, got {type(graph).__name__}: see sg.load and "
                 "sg.read_silos"
@@ -82,6 +87,7 @@ class TrainedModel:
 
     def _graph_of(self, silo: Silo) -> Graph:
         """Return a silo's own nodes and edges; raise `DataError` where they mean something else."""
+        silo = featured(silo, self.features)
         for what, ours, theirs in (
             ("features", self.feature_names, silo.feature_names),
             ("classes", self.class_names, silo.class_names),
@@ -111,6 +117,8 @@ class TrainedModel:
         }
         if self.feature_names:
             about["feature_names"] = self.feature_names
+        if self.features != "given":
+            about["features"] = self.features
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
@@ -202,7 +210,9 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         shape = _shape(told["shape"], model, os.fspath(path))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
         normalize = TypeAdapter(Literal["none", "row"]).validate_python(told["normalize"])
-        features = TypeAdapter(tuple[str, ...]).validate_python(told.get("feature_names", ()))
+        columns = TypeAdapter(tuple[str, ...]).validate_python(told.get("feature_names", ()))
+        source = told.get("features", "given")
+        features: FeatureSource = TypeAdapter(FeatureSource).validate_python(source)
     except DataError:
         raise
     except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
@@ -213,5 +223,5 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         raise DataError(
             f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got {found}"
         )
-    _check_usable(shape, weights, names, features, os.fspath(path))
-    return TrainedModel(shape, weights, names, normalize, features)
+    _check_usable(shape, weights, names, columns, os.fspath(path))
+    return TrainedModel(shape, weights, names, normalize, columns, features)

@@ -42,7 +42,7 @@ class SiloFacts:
     """What must be the same at every silo; the server builds the model from it.
 
     Attributes:
-        features: number of features of a node.
+        features: number of features of a node; 0 where the run has to say what to make.
         feature_names: their names, or empty; compared where two silos name them.
         sparse: whether they are held as the entries that are not 0.
         task: multiclass or multilabel.
@@ -294,7 +294,7 @@ def _check(said: Hello) -> None:
     if said.facts.task not in get_args(LabelForm) or type(said.facts.sparse) is not bool:
         raise ValueError("task and sparse")
     numbers = (said.facts.features, said.facts.num_classes)
-    if not all(type(number) is int and number > 0 for number in numbers):
+    if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[1]:
         raise ValueError("sizes")
     for other, tag in (
         (said.slot_other, said.slot_tag),

@@ -4,6 +4,7 @@ C: clients. K: classes. n: nodes of the graph.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from silograph.core.key import Key
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.disjoint import fill_empty, scattered
-from silograph.graph.partition.options import ClassBiasedOptions, DirichletOptions
+from silograph.graph.partition.options import FAVORED, ClassBiasedOptions, DirichletOptions
 
 FITTING_STEPS = 1000
 FITTED = 1e-9  # relative to a client's size
@@ -38,6 +39,13 @@ def dirichlet(graph: Graph, clients: int, key: Key, options: DirichletOptions) -
     return _deal(graph, clients, key, shares)
 
 
+def with_favored(options: ClassBiasedOptions, num_classes: int) -> ClassBiasedOptions:
+    """Return the options with the number of favored classes written out."""
+    if options.favored_classes is not None:
+        return options
+    return replace(options, favored_classes=max(1, min(FAVORED, num_classes - 1)))
+
+
 def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptions) -> Tensor:
     """Favor a few classes at each client: their nodes are `favor` times as likely to go there.
 
@@ -52,6 +60,7 @@ def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptio
     """
     _require_classes(graph, "class_biased")
     favored, favor = options.favored_classes, options.favor
+    assert favored is not None  # written out
     if favored >= graph.num_classes:
         raise PartitionError(
             f"expected 1 to {graph.num_classes - 1} favored_classes (fewer than the "

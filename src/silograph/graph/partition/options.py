@@ -11,6 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, Count
 
+FAVORED = 2  # classes that `class_biased` favors where there are more
+
 
 @dataclass(frozen=True, config=STRICT)
 class NoPartitionOptions:
@@ -30,8 +32,12 @@ class DirichletOptions:
 class ClassBiasedOptions:
     """See `class_biased`."""
 
-    favored_classes: Count = field(
-        default=2, metadata={"help": "classes favored at each client, fewer than there are"}
+    favored_classes: Count | None = field(
+        default=None,
+        metadata={
+            "help": f"classes favored at each client, fewer than there are; none is {FAVORED}, or "
+            "1 of two classes"
+        },
     )
     favor: Annotated[float, Field(ge=1)] = field(
         default=10.0, metadata={"help": "how many times as likely they are"}

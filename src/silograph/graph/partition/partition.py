@@ -27,7 +27,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.disjoint import louvain, metis, random, silo
 from silograph.graph.partition.held_edges import HeldEdges, dropped_edges
-from silograph.graph.partition.label_skew import class_biased, dirichlet
+from silograph.graph.partition.label_skew import class_biased, dirichlet, with_favored
 from silograph.graph.partition.options import (
     ClassBiasedOptions,
     DirichletOptions,
@@ -41,6 +41,12 @@ CutNodes = Callable[[Graph, int, Key, Any], tuple[Tensor, ...]]
 """(graph, clients, key, options) to the nodes (n_c,) int64 of every client, ascending."""
 
 
+def _as_they_are(options: Any, num_classes: int) -> Any:
+    """Return options of a way of cutting whose defaults do not depend on the graph."""
+    del num_classes
+    return options
+
+
 @dataclass(frozen=True)
 class Partitioner:
     """A way of cutting that users can name.
@@ -52,6 +58,7 @@ class Partitioner:
         options: frozen dataclass of its own options.
         cut: cuts, with checked options.
         overlapping: whether several clients may hold a node.
+        complete: writes out defaults that depend on the number of classes.
     """
 
     name: str
@@ -60,6 +67,7 @@ class Partitioner:
     options: type
     cut: CutNodes
     overlapping: bool = False
+    complete: Callable[[Any, int], Any] = _as_they_are
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +246,7 @@ def make_partition(
     else:
         ids = client_ids(clients)
     key = key.fold("partition")
-    nodes = partitioner.cut(graph, clients, key, chosen)
+    nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
     cut = Partition(ids, nodes, graph.num_nodes, method)
     if partitioner.overlapping:
         cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
@@ -311,6 +319,7 @@ PARTITIONERS: dict[str, Partitioner] = {
             "Zhang et al., Tackling the local bias in federated graph learning, 2021",
             ClassBiasedOptions,
             _disjoint(class_biased),
+            complete=with_favored,
         ),
         Partitioner(
             "silo", "the silos that came with the data", "", NoPartitionOptions, _disjoint(silo)

@@ -1,4 +1,4 @@
-"""Graphs from what is in memory: arrays and PyG data, all checked on the way in.
+"""Graphs from arrays in memory, all checked on the way in.
 
 n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label task. S: silos.
 """
@@ -25,7 +25,7 @@ PARTS = ("train", "val", "test")
 def from_arrays(
     *,
     edge_index: ArrayInput,
-    x: ArrayInput | Sparse | CSR,
+    x: ArrayInput | Sparse | CSR | None = None,
     y: ArrayInput,
     num_classes: int | None = None,
     node_id: ArrayInput | None = None,
@@ -45,9 +45,12 @@ def from_arrays(
     Args:
         edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
             repeated edges are dropped.
-        x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`).
+        x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`). None: the
+            nodes have no features, and `features` of a run says what to make in their place.
         y: (n,) or (n, 1) class numbers from 0, or words, which are numbered in sorted order (in
             that of `class_names` where given); or (n, T) of 0 and 1 for a multi-label task.
+            Numbers of which none is 0, such as 1 to 3, are as many classes as occur, unless
+            `num_classes` or `class_names` is given.
             None, NaN and -1 mark what is not known; among words also the empty word. Or, for
             regression, (n,) or (n, T) floating point numbers, of which one has a fraction or with
             `task="node_value"`; None and NaN are missing.
@@ -65,9 +68,9 @@ def from_arrays(
         DataError: an argument cannot be used; the line says what was expected and what came.
     """
     _check_names(class_names=class_names, silo_names=silo_names)
-    features = features_of(x)
-    n = features.num_rows if isinstance(features, CSR) else len(features)
     given = array_of(y, "y")
+    features = _no_features(given) if x is None else features_of(x)
+    n = features.num_rows if isinstance(features, CSR) else len(features)
     read = targets if is_regression(given, task) else numbered_labels
     labels, count, names = read(given, n, num_classes, tuple(class_names))
     check_form(labels, task)
@@ -83,54 +86,6 @@ def from_arrays(
         silo=home,
         silo_names=homes,
         class_names=names,
-    )
-
-
-def from_pyg(
-    data: Any,
-    *,
-    num_classes: int | None = None,
-    node_id: ArrayInput | None = None,
-    silo: ArrayInput | None = None,
-    silo_names: Sequence[str] = (),
-    class_names: Sequence[str] = (),
-    task: LabelForm | None = None,
-    name: str = "graph",
-) -> Graph:
-    """Return the graph of a `torch_geometric.data.Data` with `x`, `edge_index` and `y`.
-
-    `train_mask`, `val_mask` and `test_mask`, each (n,) bool, become the split where all three are
-    there. The other arguments and the errors are those of `from_arrays`.
-    """
-    from torch_geometric.data import Data
-
-    if not isinstance(data, Data):
-        raise DataError(
-            f"expected a torch_geometric.data.Data, got {type(data).__name__}: "
-            "of a dataset pass its first graph, dataset[0]"
-        )
-    for key in ("x", "edge_index", "y"):
-        if data.get(key) is None:
-            raise DataError(f"expected data.{key}, got None: set it, or use from_arrays")
-    found = {f"{part}_mask": data.get(f"{part}_mask") for part in PARTS}
-    absent = [key for key, mask in found.items() if mask is None]
-    if 0 < len(absent) < len(PARTS):
-        raise DataError(
-            f"expected all of {', '.join(found)} or none, got no {absent[0]}: "
-            "add it (all False will do) or delete the others"
-        )
-    return from_arrays(
-        edge_index=data.edge_index,
-        x=data.x,
-        y=data.y,
-        num_classes=num_classes,
-        node_id=node_id,
-        split=None if absent else list(found.values()),
-        silo=silo,
-        silo_names=silo_names,
-        class_names=class_names,
-        task=task,
-        name=name,
     )
 
 
@@ -209,6 +164,15 @@ def features_of(x: Any) -> Features:
             return _finite(torch.from_numpy(np.array(values, dtype=np.float32)))
         rows = sp.csr_matrix(values, dtype=np.float32, copy=True)
     return _finite(CSR.from_scipy(_merged(rows)))
+
+
+def _no_features(y: np.ndarray) -> Tensor:
+    """Return the features (n, 0) of as many nodes as there are labels."""
+    if y.ndim == 0 or len(y) == 0:
+        raise DataError(
+            f"expected at least one node, got y of shape {y.shape} and no x: the graph is empty"
+        )
+    return torch.zeros(len(y), 0)
 
 
 def _merged(rows: "sp.csr_matrix[np.float32]") -> "sp.csr_matrix[np.float32]":

@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.errors import DataError
+from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.text import shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.npz import checked, load_npz
 from silograph.graph.read.tables import Table, read_csv, to_number
 
 __all__ = ["from_csv", "load_npz"]
 
+COLUMNS = ("id", "label", "silo", "source", "target")  # that a table may call otherwise
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
 
@@ -35,9 +38,10 @@ def from_csv(
     """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
 
     Args:
-        nodes: one line a node. Every column that is not named below is a numeric feature.
+        nodes: one line a node. Every column that is not named below is a numeric feature; with
+            none, the nodes have no features.
         edges: one line an edge, end points by node id. With exactly two columns, their names are
-            free; further columns are not read.
+            free. Further columns, such as weights, are not used; that is reported.
         id: column of the public key; keys are integers where all are, else strings.
         label: column of the class: numbers from 0, or words; an empty cell is missing. Several
             columns of 0, 1 or nothing make a multi-label task, their names the class names. A
@@ -73,6 +77,27 @@ def from_csv(
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     return checked(table.path, arrays, name or table.path.stem)
+
+
+def parse_columns(text: str) -> dict[str, str | list[str]]:
+    """Return the names of columns that a text gives, as `from_csv` takes them.
+
+    >>> parse_columns("id=key,label=red+blue")
+    {'id': 'key', 'label': ['red', 'blue']}
+
+    Raises:
+        ConfigError: another form, or a column that tables do not have (names the nearest).
+    """
+    found: dict[str, str | list[str]] = {}
+    for part in text.split(","):
+        name, equals, column = (word.strip() for word in part.partition("="))
+        if not equals or not column or name in found:
+            raise ConfigError(f"expected columns as NAME=COLUMN,..., each once, got {shown(text)}")
+        if name not in COLUMNS:
+            raise unknown("column in columns", name, COLUMNS)
+        names = [word.strip() for word in column.split("+")]
+        found[name] = names if name == "label" and len(names) > 1 else column
+    return found
 
 
 def _value_columns(header: Sequence[str]) -> list[str]:
@@ -126,14 +151,9 @@ def _keys(ids: list[str]) -> np.ndarray:
     return keys if keys.astype(str).tolist() == ids else np.array(ids)
 
 
-def _numbers(table: Table, columns: list[str]) -> np.ndarray:
-    """Return the feature columns, (n, F) float32."""
-    if not columns:
-        raise DataError(
-            f"{table.path}, line 1: expected at least one feature column besides id, label, silo "
-            "and split, got none: add one, such as the degree"
-        )
-    return table.numbers(columns)
+def _numbers(table: Table, columns: list[str]) -> np.ndarray | None:
+    """Return the feature columns, (n, F) float32; None where there are none."""
+    return table.numbers(columns) if columns else None
 
 
 def _classes(table: Table, column: str) -> np.ndarray:
@@ -174,6 +194,8 @@ def _read_edges(
                 f"{path}, line 1: expected a header, got an edge between nodes {source!r} and "
                 f"{target!r}: begin with the line source,target"
             )
+    others = [column for column in table.header if column not in (source, target)]
+    report_unused(path, others)
     ends = []
     for column in (source, target):
         rows = [place.get(key) for key in table.column(column)]

@@ -26,7 +26,8 @@ def numbered_labels(
 
     Args:
         y: (n,), (n, 1) or (n, T) numbers; or (n,) words, numbered in the order of `names`, else
-            sorted. None, NaN, -1 and the empty word are missing.
+            sorted. None, NaN, -1 and the empty word are missing. Numbers of which none is 0 are
+            numbered in their order where neither count nor names are given, and name the classes.
         n: number of nodes.
         num_classes: number of classes, or None to count them.
         names: names of the classes, or empty.
@@ -42,6 +43,8 @@ def numbered_labels(
             "one label (or one row of label bits) a node, in the order of x"
         )
     numbers, names = _numbers(y, names)
+    if num_classes is None and not names and numbers.ndim == 1:
+        numbers, names = _from_zero(numbers)
     count = _count(numbers, num_classes, names)
     high = 1 if numbers.ndim == 2 else count - 1
     bad = np.argwhere((numbers < MISSING) | (numbers > high))
@@ -174,6 +177,15 @@ def _numbered_words(cells: list[Any], ndim: int, names: tuple[str, ...]) -> np.n
                 "use words only, and name each in class_names where that is given"
             )
     return np.array([number.get(cell, MISSING) for cell in cells], dtype=np.int64)
+
+
+def _from_zero(numbers: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels that begin at 0: of 1, 2 and 3 there are three classes, not four."""
+    values = np.unique(numbers[numbers != MISSING])
+    if not len(values) or values[0] <= 0 or values[-1] > len(numbers):
+        return numbers, ()
+    places = np.searchsorted(values, numbers)
+    return np.where(numbers == MISSING, MISSING, places), tuple(str(value) for value in values)
 
 
 def _count(y: np.ndarray, num_classes: int | None, names: tuple[str, ...]) -> int:

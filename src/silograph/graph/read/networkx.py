@@ -9,6 +9,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import array_of, from_arrays, split_of
+from silograph.graph.read.edge_values import differing, report_unused
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -27,13 +28,15 @@ def from_networkx(
     class_names: Sequence[str] = (),
     name: str = "graph",
 ) -> Graph:
-    """Return the graph of a networkx graph (directed and multigraphs too; weights are not read).
+    """Return the graph of a networkx graph (directed and multigraphs too).
 
-    Node names become the public keys: integers stay, anything else is written as a string.
+    Node names become the public keys: integers stay, anything else is written as a string. Edges
+    that have a `weight` count 1 all the same; that is reported where weights differ.
 
     Args:
         graph: nodes in their networkx order.
-        x: node attribute with the features: a number or F numbers.
+        x: node attribute with the features: a number or F numbers. Where no node has it, the
+            nodes have no features.
         y: node attribute with the label, as in `from_arrays`; absent or None is missing.
         silo: node attribute that says who holds the node, or None.
         split: node attribute with "train", "val", "test" or nothing, or None.
@@ -52,9 +55,12 @@ def from_networkx(
     row = {node: i for i, node in enumerate(nodes)}
     pairs = [(row[a], row[b]) for a, b in graph.edges()]
     whole = all(isinstance(node, int | np.integer) for node in nodes)
+    weights = [weight for _, _, weight in graph.edges(data="weight", default=1)]
+    report_unused(name, differing({"weight": weights}))
+    bare = nodes and not any(x in attributes for attributes in nodes.values())
     return from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
-        x=_stacked_features(nodes, x),
+        x=None if bare else _stacked_features(nodes, x),
         y=_level([attributes.get(y) for attributes in nodes.values()]),
         num_classes=num_classes,
         node_id=list(nodes) if whole else [str(node) for node in nodes],

@@ -4,6 +4,7 @@ n: nodes. E: edges as stored. F: features a node. T: label bits. A: attributes. 
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ import scipy.sparse as sp
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
+from silograph.graph.read.edge_values import UNUSED, differing, report_unused
 from silograph.graph.read.tables import Arrays, read_arrays
 
 _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
+_SPARSE_Y = ("y_data", "y_indices", "y_indptr", "y_shape")
 _ATTRIBUTES = ("attributes", "attribute_names")
 _MASK = tuple(f"{part}_mask" for part in PARTS)
 _MASKS = tuple(f"{part}_masks" for part in PARTS)
 _NAMES = ("silo_names", "class_names")
 _NUMBERS = ("num_nodes", "num_classes")
 _READ = {
-    *("edge_index", "y", "task", "unlabelled", "x", *_SPARSE, *_ATTRIBUTES),
+    *("edge_index", "y", *_SPARSE_Y, "task", "unlabelled", "x", *_SPARSE, *_ATTRIBUTES),
     *("node_id", "silo", *_NAMES, *_NUMBERS, *_MASK, *_MASKS),
 }
-_EXPECTED = f"edge_index, y and x (or {', '.join(_SPARSE)})"
+_EXPECTED = f"edge_index, y and x (or {', '.join(_SPARSE)}, and so for y)"
+MOST_BITS = 2**16  # labels are held dense: a wrong shape must not take all memory
 # y was made from this attribute, so it must not be a feature as well.
 _TARGET = "gender"
 
@@ -36,12 +40,14 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
     These keys are read, each checked as by `from_arrays`; others are ignored:
         edge_index: (2, E) integers.
         y: (n,) class numbers or words, or (n, T) label bits; or (n,) or (n, T) numbers with
-            fractions, which are targets of a regression.
+            fractions, which are targets of a regression. Or y_data, y_indices, y_indptr, y_shape,
+            the parts of a sparse matrix (n, T) of label bits.
         task: a word, `node_value`, where targets have no fractions.
         unlabelled: rows whose y counts as missing.
         x: (n, F); or x_data, x_indices, x_indptr, x_shape, the parts of a sparse matrix; or
             attributes (n, A), codes with 0 for missing, and attribute_names (A,): one-hot features
-            of every attribute but "gender", which is what y tells there.
+            of every attribute but "gender", which is what y tells there. None of these: a graph
+            without features.
         train_mask, val_mask, test_mask: (n,) bool; or train_masks, val_masks, test_masks: (k, n)
             bool, of which the FIRST of the k splits is taken.
         silo, silo_names, node_id, class_names, num_classes: as in `from_arrays`.
@@ -56,6 +62,7 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
     names = {key: _names(path, parts[key], key) for key in _NAMES if key in parts}
     counts = {key: _whole(path, parts[key], key) for key in _NUMBERS if key in parts}
     num_nodes = counts.pop("num_nodes", None)
+    report_unused(path, differing({key: parts[key] for key in UNUSED if key in parts}))
     arrays: dict[str, Any] = {
         "edge_index": parts["edge_index"],
         "x": _features(path, parts),
@@ -82,7 +89,7 @@ def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
 def _read(path: Path) -> Arrays:
     def choose(keys: set[str]) -> set[str]:
         _check_keys(path, keys)
-        return keys & _READ
+        return keys & (_READ | {*UNUSED})
 
     return read_arrays(path, _EXPECTED, choose)
 
@@ -93,39 +100,45 @@ def _check_keys(path: Path, keys: set[str]) -> None:
             f"{path}: expected a graph for node classification, got ratings and trust of users: "
             "recommendation data holds no node labels"
         )
-    features = "x" in keys or keys.issuperset(_SPARSE) or keys.issuperset(_ATTRIBUTES)
-    if not (features and {"edge_index", "y"} <= keys):
+    whole = "x" in keys or keys.issuperset(_SPARSE) or keys.issuperset(_ATTRIBUTES)
+    features = whole or not keys & {*_SPARSE, *_ATTRIBUTES}
+    labels = "y" in keys or keys.issuperset(_SPARSE_Y)
+    if not (features and labels and "edge_index" in keys):
         found = ", ".join(sorted(keys)[:12]) or "none"
         raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {found}")
 
 
-def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any]":
+def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any] | None":
     if "x" in parts:
         return parts["x"]
     if "x_data" in parts:
-        return sparse(path, *(parts[key] for key in _SPARSE))
+        return sparse(path, [parts[key] for key in _SPARSE])
+    if "attributes" not in parts:
+        return None
     return _one_hot(path, parts["attributes"], parts["attribute_names"])
 
 
-def sparse(
-    path: Path, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray
-) -> "sp.csr_matrix[Any]":
-    """Return the matrix of its parts; which columns are meant is not checked.
+def sparse(path: Path, parts: Sequence[np.ndarray], what: str = "x") -> "sp.csr_matrix[Any]":
+    """Return the matrix `what` of its data, indices, indptr and shape.
+
+    Which columns are meant is not checked.
 
     Raises:
         DataError: names the file.
     """
-    kinds = [part.dtype.kind for part in (data, indices, indptr, shape)]
+    data, indices, indptr, shape = parts
+    kinds = [part.dtype.kind for part in parts]
     if kinds[0] not in "biuf" or any(kind not in "iu" for kind in kinds[1:]) or shape.shape != (2,):
         raise DataError(
-            f"{path}: expected x_data of numbers and whole x_indices, x_indptr and x_shape (2,), "
-            f"got {data.dtype}, {indices.dtype}, {indptr.dtype} and {shape.dtype} {shape.shape}"
+            f"{path}: expected {what}_data of numbers and whole {what}_indices, {what}_indptr and "
+            f"{what}_shape (2,), got {data.dtype}, {indices.dtype}, {indptr.dtype} and "
+            f"{shape.dtype} {shape.shape}"
         )
     try:
         # Which columns are meant is checked with all other features.
         return sp.csr_matrix((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{path}: expected sound parts of a sparse x, got {error}") from None
+        raise DataError(f"{path}: expected sound parts of a sparse {what}, got {error}") from None
 
 
 def _one_hot(path: Path, codes: np.ndarray, names: np.ndarray) -> "sp.csr_matrix[Any]":
@@ -150,7 +163,7 @@ def _one_hot(path: Path, codes: np.ndarray, names: np.ndarray) -> "sp.csr_matrix
 
 
 def _labels(path: Path, parts: Arrays) -> np.ndarray:
-    y = parts["y"]
+    y = parts["y"] if "y" in parts else _sparse_bits(path, [parts[key] for key in _SPARSE_Y])
     if "unlabelled" not in parts:
         return y
     rows = parts["unlabelled"]
@@ -163,6 +176,27 @@ def _labels(path: Path, parts: Arrays) -> np.ndarray:
     y = y.astype(np.int64)
     y[rows] = MISSING
     return y
+
+
+def _sparse_bits(path: Path, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return label bits (n, T) int64 of the parts of a sparse matrix; what is not stored is 0."""
+    matrix = sparse(path, parts, "y")
+    try:
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise DataError(f"{path}: expected sound parts of a sparse y, got {error}") from None
+    wrong = np.flatnonzero(~np.isin(matrix.data, (0, 1)))
+    if len(wrong) or not matrix.has_canonical_format:
+        got = f"y_data with {matrix.data[wrong[0]]}" if len(wrong) else "an entry twice"
+        raise DataError(f"{path}: expected a sparse y of label bits 0 and 1, each once, got {got}")
+    rows, columns = matrix.shape
+    if columns > MOST_BITS:
+        raise DataError(
+            f"{path}: expected y_shape of at most {MOST_BITS} label bits, got {columns}"
+        )
+    bits = np.zeros((rows, columns), dtype=np.int64)
+    bits[matrix.nonzero()] = 1
+    return bits
 
 
 def _split(path: Path, parts: Arrays) -> list[np.ndarray] | None:

@@ -27,6 +27,7 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
+from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.labels import numbered_labels
 
 FOLDERS = {
@@ -96,8 +97,10 @@ def load_ogb(folder: Path) -> Graph:
     _check_count(tables.num_edges, tables.edges)
     _check_features(tables.x)
     _check_nodes(tables.edges, n, columns=2)
+    if (raw / "edge-feat.csv.gz").is_file():
+        report_unused(folder, ["edge-feat.csv.gz"])
     try:
-        y, classes, _ = numbered_labels(tables.y.rows, n, CLASSES.get(name.lower()), ())
+        y, classes, names = numbered_labels(tables.y.rows, n, CLASSES.get(name.lower()), ())
     except DataError as error:
         raise DataError(f"{tables.y.path}: {error}") from None
     return Graph(
@@ -108,6 +111,7 @@ def load_ogb(folder: Path) -> Graph:
         node_id=np.arange(n, dtype=np.int64),
         name=name,
         split=_read_split(folder / "split", n),
+        class_names=names,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.read.arrays import from_pyg
+from silograph.graph.read.pyg_data import from_pyg
 
 # Class of torch_geometric.datasets and the name it knows the graph by, where it has several.
 LOADERS = {

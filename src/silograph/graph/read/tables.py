@@ -46,7 +46,9 @@ class Table:
         """Return where a row stands."""
         return f"{self.path}, {self.unit} {self.lines[row]}"
 
-    def column(self, name: str, advice: str = "name yours in the call") -> list[str]:
+    def column(
+        self, name: str, advice: str = "name yours in the call or by --columns"
+    ) -> list[str]:
         """Return the cells of a column.
 
         Raises:

@@ -7,7 +7,7 @@ lead to. C: silos.
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
 from silograph.graph.block.halo import Halo, Route
 from silograph.graph.csr import CSR
+from silograph.graph.features import FeatureSource, check_given, made_features
 from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
@@ -120,6 +121,23 @@ class Silos:
     def ids(self) -> tuple[str, ...]:
         """The silos' names."""
         return tuple(silo.name for silo in self.members)
+
+
+def featured(silo: Silo, source: FeatureSource) -> Silo:
+    """Return a silo with the features that are asked for.
+
+    Its degrees count edges to nodes of other silos, too: where silos hold the parts of one graph,
+    they are the degrees in that graph.
+
+    Raises:
+        DataError: the given features are asked for, and there are none.
+    """
+    check_given(source, silo.graph.num_features, silo.name)
+    if source == "given":
+        return silo
+    cross = torch.bincount(silo.cross.row, minlength=len(silo.node_id))
+    x = made_features(source, silo.adj.degree + cross)
+    return replace(silo, x=x, feature_names=())
 
 
 def silo_split(silo: Silo, how: str, key: Key) -> Split:

@@ -150,7 +150,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
                 **_labels(graph, held),
                 "split": _parts(masks, held),
             },
-            FEATURES: _features(graph, held),
+            **({FEATURES: _features(graph, held)} if graph.num_features else {}),
             EDGES: {
                 "source": key[source[inside].numpy()],
                 "target": key[target[inside].numpy()],

@@ -114,7 +114,7 @@ def _of_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
     parts = read_arrays(path, expected, choose)
     try:
         x = features_of(
-            sparse(path, *(parts[key] for key in _SPARSE)) if spec.sparse else parts["x"]
+            sparse(path, [parts[key] for key in _SPARSE]) if spec.sparse else parts["x"]
         )
     except DataError as error:
         raise DataError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None

@@ -3,7 +3,7 @@
 silo.toml       name, features (how many), classes (their names, or how many), and if need be
                 task, keys, sparse, [columns]
 nodes           id, label, split; the order of its rows is that of the client's rows
-features        id and one column a feature; sparse: id, feature, value
+features        id and one column a feature; sparse: id, feature, value; absent for features = 0
 edges           source, target: internal edges
 cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError, unknown
 from silograph.graph.csr import CSR
-from silograph.graph.graph import MISSING, Split
+from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.tables import FORMATS, Table, read_table
 from silograph.graph.silos.data import CrossEdges, Silo, Silos
@@ -125,7 +125,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     only(nodes, (id, *labels, split))
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
-    x, names = read_features(_file(path, FEATURES), spec, place)
+    x, names = _features(path, spec, place)
     return Silo(
         name=spec.name,
         node_id=_typed(list(place), spec),
@@ -140,10 +140,31 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     )
 
 
+def _features(
+    path: Path, spec: SiloSpec, place: Mapping[str, int]
+) -> tuple[Features, tuple[str, ...]]:
+    """Return the features (n, F) and their names; none of a silo that says it has none."""
+    if spec.features:
+        return read_features(_file(path, FEATURES), spec, place)
+    found = _files(path, FEATURES)
+    if found or spec.sparse:
+        got = found[0].name if found else "sparse = true"
+        raise DataError(
+            f"{path / SPEC}: expected no table of features with features = 0, got {got}: drop it, "
+            "or say how many features a node has"
+        )
+    return torch.zeros(len(place), 0), ()
+
+
+def _files(path: Path, stem: str) -> list[Path]:
+    """Return the files of a table."""
+    found = [path / f"{stem}{ending}" for ending in FORMATS]
+    return [file for file in found if file.is_file()]
+
+
 def _file(path: Path, stem: str) -> Path:
     """Return the one file of a table."""
-    found = [path / f"{stem}{ending}" for ending in FORMATS]
-    found = [file for file in found if file.is_file()]
+    found = _files(path, stem)
     if len(found) == 1:
         return found[0]
     got = " and ".join(file.name for file in found)

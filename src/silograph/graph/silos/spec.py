@@ -28,7 +28,7 @@ class SiloSpec:
 
     Attributes:
         name: of the silo in the federation; others name it so in their cross-silo edges.
-        features: number of features of a node.
+        features: number of features of a node; 0: there is no table of features.
         classes: the label set: names in their order, or how many numbers from 0.
         task: `multiclass`, or `multilabel` with a column of 0 and 1 for each of the classes:
             label_0, label_1, ...
@@ -38,7 +38,7 @@ class SiloSpec:
     """
 
     name: Annotated[str, Field(min_length=1)]
-    features: Annotated[int, Field(ge=1, lt=2**31)]
+    features: Annotated[int, Field(ge=0, lt=2**31)]
     classes: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
     task: Literal["multiclass", "multilabel"] = "multiclass"
     keys: Literal["text", "integer"] = "text"

@@ -13,11 +13,14 @@ from typing import Any
 from silograph.core.config import RunConfig, in_full, make_config, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Scalar
-from silograph.experiment.resolve.client_data import refuse_in_memory
+from silograph.core.text import shown
+from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
+from silograph.experiment.resolve.own_partition import taken
 from silograph.experiment.resolve.parts import check_some_have, find_method, fitting, without_method
 from silograph.experiment.result_files import write_atomic
-from silograph.experiment.run.run import asked_run, check_mode, with_absolute_paths
+from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
+from silograph.experiment.run.run import check_mode
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of
@@ -32,7 +35,7 @@ PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
 def compare(
-    graph: Graph | str | os.PathLike[str] | None = None,
+    graph: Any = None,
     *,
     methods: Sequence[str | Method],
     seeds: int | Sequence[int] = 3,
@@ -83,6 +86,7 @@ def compare(
     """
     check_mode(progress)
     refuse_in_memory(graph)
+    call = taken(graph, run_options)
     asked, own, run_options = _named_parts(
         Asked(
             methods=checked_list("methods", methods),
@@ -94,15 +98,18 @@ def compare(
             view=view,
             test=test,
         ),
-        run_options,
+        call.options,
     )
-    base, _ = asked_run(graph, config, run_options)
+    base, _ = asked_run(call.graph, config, run_options)
     if metric is not None and metric_of(metric).validation:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
     check_some_have({*run_options, *asked.over}, base, asked.over)
     how = How(check_processes(processes, base.threads, own.names), progress)
-    plan = ComparisonPlan(asked, base, own, graph if isinstance(graph, Graph) else None)
+    held = call.graph if isinstance(call.graph, Graph) else None
+    if call.partition is not None:
+        held, base = cut_for_studies(held, call.partition, base)
+    plan = ComparisonPlan(asked, base, own, held)
     return _compared(plan, plan.cells(), how, None if out is None else Path(out))
 
 
@@ -210,13 +217,13 @@ def checked_list(what: str, values: object) -> tuple[Any, ...]:
         ConfigError: not a list, empty, or with an entry twice.
     """
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"expected a list of {what}, got {values!r}")
+        raise ConfigError(f"expected a list of {what}, got {shown(values)}")
     found = tuple(values)
     if not found:
         raise ConfigError(f"expected at least one of {what}, got none")
     for number, value in enumerate(found):
         if value in found[:number]:
-            raise ConfigError(f"expected {what} that differ, got {value!r} twice")
+            raise ConfigError(f"expected {what} that differ, got {shown(value)} twice")
     return found
 
 
@@ -227,6 +234,13 @@ def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
         ConfigError: not a dict of lists.
     """
     given = checked_mapping("over", over)
+    cuts = given.get("partition", ())
+    if not isinstance(cuts, str) and isinstance(cuts, Sequence):
+        for cut in cuts:
+            if not isinstance(cut, str):
+                raise ConfigError(
+                    f"expected partitions to vary by name or as FILE.csv, got {type(cut).__name__}"
+                )
     return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
 
 

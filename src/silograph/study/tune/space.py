@@ -20,7 +20,7 @@ from silograph.experiment.resolve.parts import (
     place_of,
 )
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.run.run import with_absolute_paths
+from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell

@@ -14,13 +14,16 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
-from silograph.experiment.resolve.client_data import refuse_in_memory
+from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
+from silograph.experiment.resolve.own_partition import taken
 from silograph.experiment.resolve.parts import left_open
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.result_files import write_atomic
-from silograph.experiment.run.run import asked_run, check_mode, with_absolute_paths
+from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
+from silograph.experiment.run.run import check_mode
 from silograph.graph.graph import Graph
+from silograph.graph.silos.data import Silos
 from silograph.study.cells import Cell, Line, lasts, metric_in
 from silograph.study.compare.compare import (
     check_no_seed,
@@ -52,7 +55,7 @@ PLAN, LINES, WINNER, PAGE, BEST = (
 
 
 def tune(
-    graph: Graph | str | os.PathLike[str] | None = None,
+    graph: Any = None,
     *,
     trials: int = 30,
     max_minutes: float = math.inf,
@@ -98,9 +101,13 @@ def tune(
     if view not in VIEW_CHOICES:
         raise unknown("view", view, VIEW_CHOICES)
     own = own_of([run_options.get("method"), run_options.get("model")])
-    base = _base(graph, config, run_options)
-    graph = graph if isinstance(graph, Graph) else None
-    space = Space(base, {}, checked_seeds(seeds), view, search_seed, graph, own)
+    call = taken(graph, run_options)
+    run_options = call.options
+    base = _base(call.graph, config, run_options)
+    held = call.graph if isinstance(call.graph, Graph) else None
+    if call.partition is not None:
+        held, base = cut_for_studies(held, call.partition, base)
+    space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
     given = checked_mapping("ranges", ranges)
     fixed, others = given_keys(run_options, base, own), part_options(base, own)
@@ -127,7 +134,7 @@ def check_numbers(trials: object, max_minutes: object, search_seed: object) -> N
 
 
 def _base(
-    graph: Graph | str | os.PathLike[str] | None,
+    graph: Graph | Silos | str | os.PathLike[str] | None,
     config: RunConfig | None,
     run_options: Mapping[str, Any],
 ) -> RunConfig:

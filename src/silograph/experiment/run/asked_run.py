@@ -1,0 +1,93 @@
+"""The config that a call asks for, from what its arguments say together."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from silograph.core.config import RunConfig, changed_values, make_config
+from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.experiment.resolve.client_data import cut_already
+from silograph.experiment.resolve.parts import own_code
+from silograph.experiment.resolve.source import Source, absolute_path, find_source
+from silograph.experiment.resolve.user_code import absolute
+from silograph.graph.datasets import is_path
+from silograph.graph.graph import Graph
+from silograph.graph.partition.own import is_partition_file
+from silograph.graph.silos.data import Silos
+from silograph.methods import METHODS
+
+
+def asked_run(
+    graph: Graph | Silos | str | os.PathLike[str] | None,
+    config: RunConfig | ResolvedConfig | None,
+    options: Mapping[str, Any],
+) -> tuple[RunConfig, Source]:
+    """Return the config that the arguments of `run` make together, and where its data are.
+
+    Raises:
+        ConfigError: a key or value that a config cannot have, or no graph.
+        DataError: no folder where one was named.
+    """
+    if isinstance(config, ResolvedConfig):
+        config = asked_again(config)
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"expected a RunConfig as config, got {type(config).__name__}: give options as "
+            "keywords, or a run file to `silograph run --config`"
+        )
+    match graph:
+        case None if config is None and "dataset" not in options:
+            raise ConfigError(
+                "expected a graph, or the name or path of one, got None: sg.load('digits') is one"
+            )
+        case None:
+            name = {}
+        case Graph() | Silos():
+            name = {"dataset": graph.name}
+        case str():
+            name = {"dataset": graph}
+        case _:  # a path is never a name, even where there is a dataset of that name
+            name = {"dataset": absolute_path(os.fspath(graph))}
+    base = RunConfig() if config is None else config
+    _check_own_options(options, str(options.get("method", base.method)))
+    asked = make_config(changed_values(base, {**options, **name}))
+    data = graph if isinstance(graph, Graph | Silos) else None
+    source = find_source(asked.dataset, data_dir=asked.data_dir, columns=asked.columns, data=data)
+    on_silos = source.kind == "silos" or isinstance(graph, Silos)
+    return (cut_already(asked) if on_silos else asked), source
+
+
+def _check_own_options(options: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigError` for an option of the method among those of the run."""
+    if name not in METHODS:
+        return
+    known = {f.name for f in fields(RunConfig)}
+    for field in fields(METHODS[name].options):
+        if field.name in options and field.name not in known:
+            raise ConfigError(
+                f"expected {field.name}, an option of {name}, under options: give "
+                f"options={{{field.name!r}: {options[field.name]!r}}}"
+            )
+
+
+def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
+    """Return the config with its paths made absolute, so that its file works from anywhere.
+
+    Args:
+        config: as it was given.
+        in_memory: whether `dataset` is but the name of a graph that is there already.
+    """
+    data_dir = None if config.data_dir is None else absolute_path(config.data_dir)
+    is_file = not in_memory and is_path(config.dataset)
+    dataset = absolute_path(config.dataset) if is_file else config.dataset
+    tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
+    if name == "tensorboard" and where:
+        tracker = f"{name}={absolute_path(where)}"
+    files = {name: absolute(spec) for name, spec in own_code(config).items()}
+    if is_partition_file(config.partition):
+        files["partition"] = absolute_path(config.partition)
+    return make_config(
+        vars(config) | {"data_dir": data_dir, "dataset": dataset, "tracker": tracker} | files
+    )

@@ -1,0 +1,65 @@
+"""Features that are made of what every silo knows of its own nodes, for graphs without features.
+
+n: nodes. F: features.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Features, Graph, Schema
+
+FeatureSource = Literal["given", "degree", "constant", "onehot-degree"]
+# Columns of features that are made. Those of onehot-degree are fixed, for no silo knows the largest
+# degree of others: one for each degree from 0 to 62, and one for 63 and more.
+WIDTHS = {"degree": 1, "constant": 1, "onehot-degree": 64}
+
+
+def made_features(source: FeatureSource, degree: Tensor) -> Features:
+    """Return the features that are made of the degrees (n,) int64 of nodes.
+
+    >>> made_features("degree", torch.tensor([2, 0]))
+    tensor([[2.],
+            [0.]])
+
+    Args:
+        source: degree: (n, 1), the degree; constant: (n, 1), ones; onehot-degree: (n, 64) sparse,
+            one 1 a row.
+        degree: number of neighbors, in the own silo and in others.
+    """
+    if source == "degree":
+        return degree.float()[:, None]
+    if source == "constant":
+        return torch.ones(len(degree), 1)
+    width, n = WIDTHS["onehot-degree"], len(degree)
+    column = degree.clamp(max=width - 1).numpy()
+    ones = np.ones(n, dtype=np.float32)
+    return CSR.from_scipy(sp.csr_matrix((ones, column, np.arange(n + 1)), shape=(n, width)))
+
+
+def with_features(graph: Graph, source: FeatureSource) -> Graph:
+    """Return the graph with the features that are asked for; degrees are those of the graph."""
+    if source == "given":
+        return graph
+    return replace(graph, x=made_features(source, graph.adj.degree))
+
+
+def with_width(schema: Schema, source: FeatureSource, name: str) -> Schema:
+    """Return the schema of the graph that `with_features` makes; raises as `check_given` does."""
+    check_given(source, schema.num_features, name)
+    return replace(schema, num_features=WIDTHS.get(source, schema.num_features))
+
+
+def check_given(source: FeatureSource, num_features: int, name: str) -> None:
+    """Raise `DataError` where the given features are asked for, and there are none."""
+    if source == "given" and not num_features:
+        raise DataError(
+            f"expected a graph with features, got {name!r} without: choose features degree, "
+            "constant or onehot-degree, such as --features degree"
+        )

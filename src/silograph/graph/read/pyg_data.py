@@ -1,0 +1,162 @@
+"""Graphs from PyG data in memory: one `Data`, or a list of them, each the graph of one client.
+
+n: nodes.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from silograph.core.errors import DataError
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Features, Graph, LabelForm
+from silograph.graph.read.arrays import PARTS, ArrayInput, from_arrays
+from silograph.graph.read.edge_values import UNUSED, differing, report_unused
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+def from_pyg(
+    data: Any,
+    *,
+    num_classes: int | None = None,
+    node_id: ArrayInput | None = None,
+    silo: ArrayInput | None = None,
+    silo_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    task: LabelForm | None = None,
+    name: str = "graph",
+) -> Graph:
+    """Return the graph of a `torch_geometric.data.Data`, or of a list with one for each client.
+
+    A `Data` has `edge_index`, `y` and mostly `x`. `train_mask`, `val_mask` and `test_mask`, each
+    (n,) bool, become the split where all three are there. `edge_weight` and `edge_attr` are not
+    used; that is reported where they differ from edge to edge.
+
+    Of a list, each `Data` is the graph of one silo, and no edge joins two of them: `run` with
+    `partition="silo"` trains one client on each. Their names are `silo_names`, by default
+    client_00, client_01 and so on. All have the same features and label their nodes alike.
+
+    The other arguments and the errors are those of `from_arrays`; errors in a list name the `Data`.
+    """
+    if isinstance(data, list | tuple):
+        if silo is not None:
+            raise DataError("expected no silo beside a list of Data, got one: each is a silo")
+        members = [_checked(each, f"{_place(i)}: ") for i, each in enumerate(data)]
+        arrays = _joined(members, tuple(silo_names))
+    else:
+        members = [_checked(data)]
+        arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
+    report_unused(name, dict.fromkeys(key for each in members for key in _unused(each)))
+    return from_arrays(
+        **arrays,
+        num_classes=num_classes,
+        node_id=node_id,
+        class_names=class_names,
+        task=task,
+        name=name,
+    )
+
+
+def _checked(data: Any, where: str = "") -> "Data":
+    """Return data that have what a graph needs."""
+    from torch_geometric.data import Data
+
+    if not isinstance(data, Data):
+        raise DataError(
+            f"{where}expected a torch_geometric.data.Data, got {type(data).__name__}: "
+            "of a dataset pass its first graph, dataset[0]"
+        )
+    for key in ("edge_index", "y"):
+        if data.get(key) is None:
+            raise DataError(f"{where}expected data.{key}, got None: set it, or use from_arrays")
+    found = [key for key in _masks(data) if data.get(key) is None]
+    if 0 < len(found) < len(PARTS):
+        raise DataError(
+            f"{where}expected all of {', '.join(_masks(data))} or none, got no {found[0]}: "
+            "add it (all False will do) or delete the others"
+        )
+    return data
+
+
+def _masks(data: "Data") -> dict[str, Any]:
+    return {f"{part}_mask": data.get(f"{part}_mask") for part in PARTS}
+
+
+def _unused(data: "Data") -> list[str]:
+    """Return the names of the values of edges that are not used."""
+    given = {key: data.get(key) for key in UNUSED}
+    return differing({k: v.detach().cpu() for k, v in given.items() if torch.is_tensor(v)})
+
+
+def _arrays(data: "Data") -> dict[str, Any]:
+    """Return the arguments of `from_arrays` that data give."""
+    masks = list(_masks(data).values())
+    return {
+        "edge_index": data.edge_index,
+        "x": data.get("x"),
+        "y": data.y,
+        "split": None if masks[0] is None else masks,
+    }
+
+
+def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arguments of `from_arrays` for the graphs of several clients side by side."""
+    if not members:
+        raise DataError("expected at least one Data in the list of clients, got none")
+    if names and len(names) != len(members):
+        raise DataError(
+            f"expected a name for each of {len(members)} clients, got {len(names)} silo_names"
+        )
+    graphs = [_member(data, place) for place, data in enumerate(members)]
+    _check_alike(graphs)
+    adj = CSR.block_diagonal([graph.adj for graph in graphs])
+    splits = [list(vars(graph.split).values()) for graph in graphs if graph.split is not None]
+    width = max(2, len(str(len(graphs) - 1)))
+    return {
+        "edge_index": torch.stack([adj.row, adj.indices.long()]),
+        "x": _stacked([graph.x for graph in graphs]),
+        "y": np.concatenate([np.asarray(data.y.detach().cpu()) for data in members]),
+        "split": [torch.cat(masks) for masks in zip(*splits, strict=True)] or None,
+        "silo": np.repeat(np.arange(len(graphs)), [graph.num_nodes for graph in graphs]),
+        "silo_names": names or [f"client_{place:0{width}d}" for place in range(len(graphs))],
+    }
+
+
+def _member(data: "Data", place: int) -> Graph:
+    """Return the graph of one client, its labels left out: all clients number them together."""
+    try:
+        return from_arrays(**_arrays(data) | {"y": np.zeros(len(data.y), dtype=np.int64)})
+    except DataError as error:
+        raise DataError(f"{_place(place)}: {error}") from None
+
+
+def _check_alike(graphs: Sequence[Graph]) -> None:
+    """Raise `DataError` unless all clients have the same features, and all or none a split."""
+    for place, graph in enumerate(graphs):
+        for what, ours, first in (
+            ("features", graph.num_features, graphs[0].num_features),
+            ("sparse features", isinstance(graph.x, CSR), isinstance(graphs[0].x, CSR)),
+            ("masks", graph.split is not None, graphs[0].split is not None),
+        ):
+            if ours != first:
+                raise DataError(
+                    f"{_place(place)}: expected {what} as in Data 0 ({first}), got {ours}: give "
+                    "all clients the same"
+                )
+
+
+def _stacked(parts: Sequence[Features]) -> Features | None:
+    """Return the features of all clients, one below the other; None where there are none."""
+    sparse = [part for part in parts if isinstance(part, CSR)]
+    if sparse:
+        return CSR.stacked_rows(sparse)
+    dense = torch.cat([part for part in parts if not isinstance(part, CSR)])
+    return dense if dense.shape[1] else None
+
+
+def _place(place: int) -> str:
+    return f"Data {place} of the list"
