@@ -163,7 +163,8 @@ class InProcess:
         check_fields(inbox, len(positions), where, shared=True, patched=True)
         self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, len(positions)))
         device = self._device
-        inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
+        if device.type != "cpu":
+            inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
         fold = None
         if reduce is not None:
             fold = Reduction(reduce, len(self._ids), compiled=self._compiled)

@@ -144,6 +144,7 @@ def patched(
     assert isinstance(start, Patched)  # see `starts_compact`
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
     place = {path: number for number, path in enumerate(sorted(set(paths)))}
-    base = torch.stack([rest(start.base[g], count) for g, count in place])
+    bases = [rest(start.base[g], count) for g, count in place]
+    base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
     which = torch.tensor([place[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)
