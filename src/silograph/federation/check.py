@@ -122,17 +122,17 @@ def _problem(
     name: str, field: Field, clients: int, shared: bool, patched: bool, rows: bool
 ) -> str | None:
     """Return what was expected and what came, or None."""
-    t = field.t
+    t, shape = field.t, field.t.shape
     if t.dtype not in DTYPES:
         return f"a dtype that frames carry, got {t.dtype},"
-    if len(name.encode()) > MAX_NAME or t.dim() > MAX_DIMENSIONS:
+    if len(name.encode()) > MAX_NAME or len(shape) > MAX_DIMENSIONS:
         return f"a name of at most {MAX_NAME} bytes and {MAX_DIMENSIONS} dimensions"
     match field:
         case Shared():
             return None if shared else "Stacked or Ragged, got Shared"
         case Stacked():
-            if t.dim() == 0 or len(t) != clients:
-                return f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
+            if not shape or shape[0] != clients:
+                return f"a slice for each of {clients} clients, got shape {tuple(shape)}"
         case Patched():
             if not patched:
                 return "Stacked or Ragged, got Patched"
@@ -140,9 +140,9 @@ def _problem(
         case Ragged() if not rows:
             return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
         case Ragged(_, off):
-            ends = off.tolist()
-            if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != len(t):
-                return f"runs of {len(t)} rows for {clients} clients, got offsets {ends[:9]}"
+            ends, count = off.tolist(), shape[0]
+            if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != count:
+                return f"runs of {count} rows for {clients} clients, got offsets {ends[:9]}"
             if any(a > b for a, b in itertools.pairwise(ends)):
                 return f"ascending offsets, got {ends[:9]}"
     return None

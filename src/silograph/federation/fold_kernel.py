@@ -1,4 +1,4 @@
-"""The inner loop of `silograph.federation.fold`, compiled."""
+"""The inner loops of `silograph.federation.fold`, compiled."""
 
 import numpy as np
 from numba import njit
@@ -14,3 +14,19 @@ def add_rows(
         j, factor = index[i], factors[i]
         for h in range(rows.shape[1]):
             total[j, h] += (rows[i, h] - around[j, h]) * factor
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def add_slices(
+    total: np.ndarray,
+    slices: np.ndarray,
+    around: np.ndarray,
+    factors: np.ndarray,
+    chosen: np.ndarray,
+) -> None:
+    """total[h] += (slices[i, h] - around[h]) * factors[i], one chosen i after the other."""
+    for i in range(slices.shape[0]):
+        if chosen[i]:
+            factor = factors[i]
+            for h in range(slices.shape[1]):
+                total[h] += (slices[i, h] - around[h]) * factor

@@ -83,21 +83,22 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
         clients: C, at least 1.
     """
     size = HEADER.size + len(op.encode())
-    rows = np.zeros(clients, dtype=np.int64)
+    rows: np.ndarray | None = None  # bytes of each client's own numbers of rows
     for name, field in payload.items():
-        t = field.t
-        dims, values = t.dim(), t.numel()
+        shape, value = field.t.shape, field.t.element_size()
         if isinstance(field, Stacked):
-            dims, values = dims - 1, values // clients
+            each = shape[1:]
         elif isinstance(field, Patched):  # travels whole
-            values = field.base[0].numel()
-        size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
-        if isinstance(field, Ragged):
-            row = t.element_size() * math.prod(t.shape[1:])
-            rows += row * field.off.diff().cpu().numpy()
+            each = field.base.shape[1:]
         else:
-            size += t.element_size() * values
-    return rows + size
+            each = shape
+        size += FIELD.size + len(name.encode()) + DIMENSION.size * len(each)
+        if isinstance(field, Ragged):
+            counts = field.off.diff().cpu().numpy() * (value * math.prod(shape[1:]))
+            rows = counts if rows is None else rows + counts
+        else:
+            size += value * math.prod(each)
+    return np.full(clients, size, dtype=np.int64) if rows is None else rows + size
 
 
 def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:

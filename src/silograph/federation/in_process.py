@@ -1,7 +1,8 @@
 """The in-process engine: all clients in this process, in blocks of `block_size`."""
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,22 @@ from silograph.federation.ledger import Ledger, Record
 from silograph.federation.per_client import per_client
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
+
+
+class _Called(NamedTuple):
+    """The clients of one block that a call goes to.
+
+    Attributes:
+        block: its number.
+        positions: (k,) int64, of the clients in the federation.
+        among: (k,) int64, which of the clients of the call they are.
+        local: (k,) int64, of the clients in the block.
+    """
+
+    block: int
+    positions: Tensor
+    among: Tensor
+    local: Tensor
 
 
 class InProcess:
@@ -67,11 +84,13 @@ class InProcess:
         self._strict = strict
         self._compiled = compiled
         everyone = torch.arange(clients.num_clients)
-        self._members = everyone.split(block_size)
+        members = everyone.split(block_size)
+        self._starts = torch.tensor([0, *itertools.accumulate(map(len, members))])
         whole = block_size >= clients.num_clients
-        blocks = [clients] if whole else [clients.take(part) for part in self._members]
+        blocks = [clients] if whole else [clients.take(part) for part in members]
         self._device = clients.off.device
         self._blocks = [CalledBlocks(block) for block in blocks]
+        self._everyone = self._called(everyone)
         self._states = [BlockState(block.num_clients) for block in blocks]
         self._account = Account(clients.num_clients)
 
@@ -144,33 +163,46 @@ class InProcess:
         check_fields(inbox, len(positions), where, shared=True, patched=True)
         self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, len(positions)))
         device = self._device
-        inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
+        if device.type != "cpu":
+            inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
         fold = None
         if reduce is not None:
             fold = Reduction(reduce, len(self._ids), compiled=self._compiled)
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
         meters: list[Meter] = []
-        for index, members in enumerate(self._members):
-            called = torch.isin(positions, members)
-            if not bool(called.any()):
-                continue
-            local = (positions[called] - members[0]).to(device)
-            mine = called.nonzero()[:, 0].to(device)
-            part = self._carried(envelope, take_all(inbox, mine), len(local))
-            with metered(len(local)) as meter:
+        everyone = len(positions) == len(self._ids)
+        for called in self._everyone if everyone else self._called(positions):
+            clients, local = len(called.local), called.local
+            part = self._carried(envelope, take_all(inbox, called.among), clients)
+            with metered(clients) as meter:
                 reply = self._run_block(
-                    index, op, part, local, key, rows=rows, number=envelope.round
+                    called.block, op, part, local, key, rows=rows, number=envelope.round
                 )
-            sizes.append(frame_sizes(op.__name__, reply, len(local)))
+            sizes.append(frame_sizes(op.__name__, reply, clients))
             meters.append(meter)
-            reply = self._carried(envelope, reply, len(local))
+            reply = self._carried(envelope, reply, clients)
             if fold is not None:
-                fold.add(reply, positions[called])
+                fold.add(reply, called.positions)
             else:
                 replies.append(reply)
         self._account.up(envelope, positions, np.concatenate(sizes), meters)
         return fold.result() if fold is not None else join(replies)
+
+    def _called(self, positions: Tensor) -> list[_Called]:
+        """Return the clients of each block among those at `positions` (k,) int64, ascending."""
+        places, device = torch.arange(len(positions)), self._device
+        ends = torch.searchsorted(positions, self._starts).tolist()
+        return [
+            _Called(
+                block=number,
+                positions=positions[a:b],
+                among=places[a:b].to(device),
+                local=(positions[a:b] - self._starts[number]).to(device),
+            )
+            for number, (a, b) in enumerate(itertools.pairwise(ends))
+            if a < b
+        ]
 
     def _carried(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         """Return the payload as it arrives: in strict mode, what is left of it after the wire."""

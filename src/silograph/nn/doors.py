@@ -29,8 +29,9 @@ MOST_STEPS = 2**53  # beyond, counting by ones stands still even in float64
 
 def dtype_of(block: ClientBlock) -> torch.dtype:
     """Return the dtype of a block's floating point values."""
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    return block.adj.values.dtype
+    adj = block.adj if block.source is None else block.source[0].adj  # a part copies when asked
+    assert adj.values is not None  # blocks carry values of the run's dtype
+    return adj.values.dtype
 
 
 def check_fit(

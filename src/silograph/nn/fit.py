@@ -121,7 +121,9 @@ def patched(
     `rest` tells where the other rows are after a number of steps from a base (F, H).
     """
     assert isinstance(start, Patched)  # see `starts_compact`
-    paths = torch.stack([start.which.cpu(), steps.cpu()])
-    found, which = paths.unique(dim=1, return_inverse=True)
-    base = torch.stack([rest(start.base[g], count) for g, count in found.T.tolist()])
-    return Patched(base, which.to(rows.device), rows, x.used.feature, x.used.off)
+    paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
+    place = {path: number for number, path in enumerate(sorted(set(paths)))}
+    bases = [rest(start.base[g], count) for g, count in place]
+    base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
+    which = torch.tensor([place[path] for path in paths], device=rows.device)
+    return Patched(base, which, rows, x.used.feature, x.used.off)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import offsets
+from silograph.core.payload import offsets, rows_of
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import MISSING, LabelForm, label_form
 from silograph.task.loss import node_loss
@@ -83,6 +83,9 @@ class Judges:
 
 def judges_of(block: ClientBlock) -> Judges:
     """Return the rows of a block that judge, worked out once."""
+    if "judges" not in block.memo and block.source is not None:
+        whole, positions = block.source
+        block.memo["judges"] = _judges_at(judges_of(whole), whole.off, block.off, positions)
     if "judges" not in block.memo:
         rows = judged_mask(block).nonzero()[:, 0]
         counts = torch.bincount(block.client[rows], minlength=block.num_clients)
@@ -90,6 +93,15 @@ def judges_of(block: ClientBlock) -> Judges:
     found = block.memo["judges"]
     assert isinstance(found, Judges)
     return found
+
+
+def _judges_at(judges: Judges, off: Tensor, new_off: Tensor, positions: Tensor) -> Judges:
+    """Return those of the clients at `positions` (k,), whose rows move from `off` to `new_off`."""
+    counts = judges.off.diff()[positions]
+    chosen = rows_of(judges.off, positions)
+    shift = torch.repeat_interleave(new_off[:-1] - off[positions], counts)
+    rows = judges.rows[chosen] + shift
+    return Judges(rows, judges.y[chosen], judges.val[chosen], offsets(counts))
 
 
 def judged_rows(

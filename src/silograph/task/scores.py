@@ -3,10 +3,12 @@
 C: clients. K: classes or label bits. B: bins.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from silograph.graph.graph import LabelForm
@@ -105,23 +107,32 @@ PARTS: tuple[Part, ...] = ("val", "test")
 
 def auc_of(histogram: Tensor) -> float | None:
     """Return the macro AUC of (K, 2, B) counts; scores within one bin count as ties."""
-    wrong, right = histogram[:, 0].double(), histogram[:, 1].double()
-    below = wrong.cumsum(dim=1) - wrong
-    area = (right * (below + wrong / 2)).sum(dim=1)
-    pairs = right.sum(dim=1) * wrong.sum(dim=1)
+    wrong, right = histogram.cpu().numpy().astype(np.float64).transpose(1, 0, 2)
+    below = wrong.cumsum(axis=1) - wrong
+    area = (right * (below + wrong / 2)).sum(axis=1)
+    pairs = right.sum(axis=1) * wrong.sum(axis=1)
     judged = pairs > 0
-    return float((area[judged] / pairs[judged]).mean()) if bool(judged.any()) else None
+    return _mean(area[judged] / pairs[judged]) if judged.any() else None
+
+
+def _mean(values: np.ndarray) -> float:
+    """Return the mean of values (k,), added in torch's order."""
+    return float(torch.from_numpy(values).mean())
+
+
+def _whole(counts: Mapping[str, Tensor], part: Part, names: Iterable[str]) -> list[np.ndarray]:
+    """Return counts as int64: a score takes many small steps, which torch makes slowly."""
+    return [counts[f"{part}.{name}"].cpu().numpy().astype(np.int64) for name in names]
 
 
 def _right_and_judged(
     counts: Mapping[str, Tensor], part: Part, task: LabelForm
-) -> tuple[Tensor, Tensor]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Return right and judged labels of each client, (C,) int64 both."""
-    nodes, tp, fp, fn, known = (
-        counts[f"{part}.{name}"].long() for name in ("nodes", "tp", "fp", "fn", "known")
-    )
     if task == "multiclass":
+        tp, nodes = _whole(counts, part, ("tp", "nodes"))
         return tp.sum(1), nodes
+    fp, fn, known = _whole(counts, part, ("fp", "fn", "known"))
     return (known - fp - fn).sum(1), known.sum(1)
 
 
@@ -168,20 +179,19 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
         part: which nodes.
         task: what the labels mean.
     """
-    nodes = counts[f"{part}.nodes"]
-    if int(nodes.sum()) == 0:
+    nodes, tp, fp, fn = _whole(counts, part, ("nodes", "tp", "fp", "fn"))
+    if nodes.sum() == 0:
         return None
-    tp, fp, fn = (counts[f"{part}.{name}"].long() for name in ("tp", "fp", "fn"))
     right, judged = _right_and_judged(counts, part, task)
     busy = judged > 0
     hits, errors = tp.sum(0), (fp + fn).sum(0)
     present = hits + errors > 0
-    f1 = 2 * hits[present].double() / (2 * hits[present] + errors[present])
+    f1 = 2 * hits[present] / (2 * hits[present] + errors[present])
     return Scores(
         {
             "accuracy": int(right.sum()) / int(judged.sum()),
-            "accuracy_client_mean": float((right[busy].double() / judged[busy]).mean()),
-            "f1_macro": float(f1.mean()) if len(f1) else None,
+            "accuracy_client_mean": _mean(right[busy] / judged[busy]),
+            "f1_macro": _mean(f1) if len(f1) else None,
             "f1_micro": 2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
             "auc": auc_of(counts["test.histogram"]) if part == "test" else None,
             "loss": float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),

@@ -131,6 +131,8 @@ class ClientBlock:
     @cached_property
     def num_train(self) -> Tensor:
         """Training nodes of every client, (C,) int64."""
+        if self.source is not None:
+            return self.source[0].num_train[self.source[1]]
         return self.count(self.split.train)
 
     def count(self, mask: Tensor) -> Tensor:

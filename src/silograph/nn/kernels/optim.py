@@ -4,6 +4,8 @@ import numpy as np
 
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
 
+TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
+
 
 @compiled
 def adam(p: Array, g: Array, m: Array, v: Array, steps: StepRule, t: int) -> None:
@@ -72,10 +74,14 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
 @kernel
 def rest(p: Array, steps: StepRule, count: int) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
-    grad, moments = np.empty(p.shape[1], p.dtype), np.empty((2, p.shape[1]), p.dtype)
-    start = np.empty(p.shape[1], p.dtype)
-    for i in range(p.shape[0]):
-        start[:] = p[i]
+    flat = p.reshape(-1)
+    most = min(flat.shape[0], TOGETHER)
+    grad, moments = np.empty(most, p.dtype), np.empty((2, most), p.dtype)
+    start = np.empty(most, p.dtype)
+    for begin in range(0, flat.shape[0], TOGETHER):
+        part = flat[begin : begin + TOGETHER]
+        n = part.shape[0]
+        start[:n] = part
         for t in range(count):
-            grad[:] = 0
-            step(p[i], grad, start, moments[0], moments[1], steps, t + 1)
+            grad[:n] = 0
+            step(part, grad[:n], start[:n], moments[0, :n], moments[1, :n], steps, t + 1)
