@@ -332,6 +332,8 @@ def _result(
     check_loss([test.uncut], "test", best.round)
     return Result(
         config=replace(config, out=path),
+        method=setup.method,
+        held=setup.method.setting.held(setup.method_config.options),
         test=test,
         val=val,
         baseline=None if setup.simulated is None else baseline_scores(setup),

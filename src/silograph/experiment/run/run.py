@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -32,6 +32,8 @@ from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
+from silograph.experiment.run_options import RunOptions
+from silograph.experiment.signature import with_keywords
 from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_scale, is_path
 from silograph.graph.graph import Graph
@@ -44,6 +46,7 @@ LOG = logging.getLogger("silograph")
 MODES = ("live", "plain", "none")
 
 
+@with_keywords(RunOptions)
 def run(
     graph: Graph | Silos | str | os.PathLike[str] | None = None,
     *,
@@ -51,7 +54,7 @@ def run(
     method: Method | str | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Result:
     """Train a federation and return what came of it.
 
@@ -77,10 +80,10 @@ def run(
     """
     check_mode(progress)
     check_trackers(trackers)
-    own = own_of([method, options.get("model")])
-    if "model" in options:
-        options = options | {"model": name_of(options["model"])}
-    asked, source = asked_run(graph, config, options | _named(method))
+    own, given = own_of([method, options.get("model")]), {**options, **_named(method)}
+    if "model" in given:
+        given["model"] = name_of(given["model"])
+    asked, source = asked_run(graph, config, given)
     # Before any data is read: a wrong name should not cost a minute.
     parts = choose(asked, method if isinstance(method, Method) else None)
     make = own.models.get(asked.model) or own_module(asked)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
@@ -18,6 +18,8 @@ from silograph.experiment.resolve.in_memory_parts import Own, check_known_again,
 from silograph.experiment.resolve.parts import check_some_have, find_method, fitting, without_method
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import asked_run, check_mode, with_absolute_paths
+from silograph.experiment.run_options import StudyOptions
+from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of
@@ -31,6 +33,7 @@ from silograph.task.metric_table import metric_of
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
+@with_keywords(StudyOptions)
 def compare(
     graph: Graph | str | os.PathLike[str] | None = None,
     *,
@@ -46,7 +49,7 @@ def compare(
     out: str | os.PathLike[str] | None = None,
     progress: str = "none",
     config: RunConfig | None = None,
-    **run_options: Any,
+    **run_options: Unpack[StudyOptions],
 ) -> Comparison:
     """Run methods on the same cuts, splits and initial weights, and compare them seed by seed.
 
@@ -83,7 +86,7 @@ def compare(
     """
     check_mode(progress)
     refuse_in_memory(graph)
-    asked, own, run_options = _named_parts(
+    asked, own, given = _named_parts(
         Asked(
             methods=checked_list("methods", methods),
             seeds=checked_seeds(seeds),
@@ -96,11 +99,11 @@ def compare(
         ),
         run_options,
     )
-    base, _ = asked_run(graph, config, run_options)
+    base, _ = asked_run(graph, config, given)
     if metric is not None and metric_of(metric).validation:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
-    check_some_have({*run_options, *asked.over}, base, asked.over)
+    check_some_have({*given, *asked.over}, base, asked.over)
     how = How(check_processes(processes, base.threads, own.names), progress)
     plan = ComparisonPlan(asked, base, own, graph if isinstance(graph, Graph) else None)
     return _compared(plan, plan.cells(), how, None if out is None else Path(out))

@@ -46,6 +46,11 @@ class Comparison:
         """Return the tables."""
         return self.summary()
 
+    def _repr_html_(self) -> str:
+        from silograph.study.compare.tables import html_of
+
+        return html_of(self)
+
     @cached_property
     def rows(self) -> list[ComparisonRow]:
         """One dict for each method and value of what is varied: means over seeds, and the test.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import RunConfig
+from silograph.core.html import html_lines, html_table
 from silograph.core.ranges import Range
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.markdown import markdown_table
@@ -48,6 +49,10 @@ class Tuned:
     def __repr__(self) -> str:
         """Return the table."""
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        title = f"search: {self.config.method} on {self.config.dataset}"
+        return html_table(title, *self._texts()) + html_lines(self.notes)
 
     @property
     def metric(self) -> Metric:
@@ -112,12 +117,10 @@ class Tuned:
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
-        from rich.console import Console
-
-        from silograph.experiment.terminal_table import table_of
+        from silograph.experiment.terminal_table import console_to, table_of
 
         file = io.StringIO()
-        console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+        console = console_to(file, width)
         console.print(table_of(*self._texts()))
         console.print()
         for note in self.notes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
@@ -19,6 +19,8 @@ from silograph.experiment.resolve.in_memory_parts import check_known_again, name
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import asked_run, check_mode, with_absolute_paths
+from silograph.experiment.run_options import TuneOptions
+from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.study.cells import Cell, Line, lasts, metric_in
 from silograph.study.compare.compare import (
@@ -50,6 +52,7 @@ PLAN, LINES, WINNER, PAGE, BEST = (
 )
 
 
+@with_keywords(TuneOptions)
 def tune(
     graph: Graph | str | os.PathLike[str] | None = None,
     *,
@@ -64,7 +67,7 @@ def tune(
     out: str | os.PathLike[str] | None = None,
     progress: str = "none",
     config: RunConfig | None = None,
-    **run_options: Any,
+    **run_options: Unpack[TuneOptions],
 ) -> Tuned:
     """Search settings of a method by validation scores; the winner alone is judged on test nodes.
 
