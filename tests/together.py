@@ -1,4 +1,4 @@
-"""Training of all silos together, and the centralized training that it should be."""
+"""Training of all silos together, the centralized training that it should be, and whole rounds."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
-from silograph.methods.base import Method, MethodConfig
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.nn.model import Model, forward, init_weights
 from silograph.task.loss import node_loss
 
@@ -60,6 +60,26 @@ def train(
         losses.append(report.train_loss)
     assert state.weights is not None
     return losses, state.weights
+
+
+def held_of(block: ClientBlock) -> ClientBlock:
+    """Return the nodes of the first client by name, as what a server holds."""
+    return block.take(torch.tensor([block.ids.index(min(block.ids))]))
+
+
+def whole_round(
+    method: Method,
+    fed: InProcess,
+    cfg: MethodConfig,
+    held: ClientBlock,
+    state: ServerState,
+    t: int,
+    key: Key,
+) -> tuple[ServerState, RoundReport]:
+    """Do a round as runs do it: the method's, then the server's own steps, if it has any."""
+    state, report = method.round(fed, cfg, state, t, key)
+    on_held = method.setting.on_held
+    return state if on_held is None else on_held(cfg, held, state, t, key), report
 
 
 def train_centrally(uncut: ClientBlock, cfg: MethodConfig) -> tuple[list[float], dict[str, Tensor]]:

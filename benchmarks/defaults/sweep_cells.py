@@ -37,6 +37,7 @@ PROTOCOL: dict[str, Any] = {
 def momentum(lr: float) -> dict[str, Any]:
     """Return the options of a server step with momentum .9."""
     options = {"server_optimizer": "momentum", "server_lr": lr, "server_momentum": 0.9}
+    options |= {"server_tau": 1e-5}  # without effect, but in the lines
     return {"method": "fedopt", "options": options}
 
 

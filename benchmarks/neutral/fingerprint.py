@@ -247,6 +247,7 @@ VARIANTS: dict[str, Options] = {
     "local_fanout": {"method": "local", **BATCHES},
     "local_drop_optimizer": {"method": "local", "keep_optimizer": False},
     "fedopt_momentum": {"method": "fedopt", "options": {"server_optimizer": "momentum"}},
+    "fedopt_absolute_tau": {"method": "fedopt", "options": {"server_tau": 1e-5}},
     "fedopt_participation": {"method": "fedopt", "participation": 0.5, "rounds": 4},
     "fedopt_keep_optimizer": {"method": "fedopt", "momentum": 0.9, "keep_optimizer": True},
     "fedprox_fanout": {"method": "fedprox", "options": {"mu": 0.5}, **BATCHES},

@@ -181,6 +181,7 @@ class PlainLoop:
             model.parameters(), lr=LEARNING_RATE, weight_decay=config.weight_decay
         )
         model.train()
+        assert config.local_epochs is not None  # given
         for _ in range(config.local_epochs):
             optimizer.zero_grad()
             logits = model(client.x, client.edges)
@@ -267,6 +268,7 @@ class TunedLoop:
             live, lr=LEARNING_RATE, weight_decay=config.weight_decay, fused=True
         )
         self.model.train()
+        assert config.local_epochs is not None  # given
         for _ in range(config.local_epochs):
             optimizer.zero_grad()
             logits = self.model(client.x, client.edges)

@@ -1,8 +1,15 @@
 """Server steps against their equations, worked out by hand."""
 
+import pytest
 import torch
 
-from silograph.aggregation.server_step import ServerAdam, ServerMomentum, replace
+from silograph.aggregation.server_step import (
+    ScaleFreeAdam,
+    ServerAdam,
+    ServerMomentum,
+    ServerStep,
+    replace,
+)
 from silograph.nn.conv import Params
 
 NOTHING: Params = {}
@@ -58,8 +65,117 @@ def test_adam_by_hand() -> None:
     assert abs(weights["w"][0].item() - expected) < 1e-14
 
 
+# --- the step that is free of scale ---------------------------------------------------------------
+
+SCALE_FREE = ScaleFreeAdam(lr=0.01, beta1=0.9, beta2=0.99, relative_tau=0.1)
+
+
+def steps_along(
+    step: ServerStep, changes: list[Params], dtype: torch.dtype = torch.float64
+) -> list[Params]:
+    """The steps that follow these changes; weights are 0, so that a change is exact."""
+    zeros, memory, taken = {k: torch.zeros_like(c) for k, c in changes[0].items()}, NOTHING, []
+    for change in changes:
+        new, memory = step(zeros, change, memory)
+        taken.append(new)
+    assert all(w.dtype is dtype for new in taken for w in new.values())
+    return taken
+
+
+def drawn_changes(rounds: int, dtype: torch.dtype = torch.float64) -> list[Params]:
+    """Changes of two tensors, of sizes as they differ between weights."""
+    g = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        spread = torch.exp(2 * torch.randn(*shape, generator=g, dtype=dtype))
+        return 1e-3 * torch.randn(*shape, generator=g, dtype=dtype) * spread
+
+    return [{"a": draw(5, 3), "b": 10 * draw(4)} for _ in range(rounds)]
+
+
+def scaled_by(changes: list[Params], factor: float, names: str = "ab") -> list[Params]:
+    return [{k: c * factor if k in names else c for k, c in each.items()} for each in changes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("relative_tau", [0.0, 0.1, 1.0])
+def test_a_step_is_free_of_scale(relative_tau: float, dtype: torch.dtype) -> None:
+    """All changes times c leave every step what it is, bit for bit where c is a power of two."""
+    changes = drawn_changes(6, dtype)
+    step = ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau)
+    ours = steps_along(step, changes, dtype)
+    for factor, exact in ((2.0**-20, True), (2.0**20, True), (1e-4, False), (3e3, False)):
+        theirs = steps_along(step, scaled_by(changes, factor), dtype)
+        for a, b in zip(ours, theirs, strict=True):
+            for name in a:
+                rtol = 0 if exact else {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
+                torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=0)
+
+
+def test_tensors_have_scales_of_their_own() -> None:
+    """So small features, whose weights get small gradients, do not slow the first layer down."""
+    changes = drawn_changes(4)
+    ours = steps_along(SCALE_FREE, changes)
+    theirs = steps_along(SCALE_FREE, scaled_by(changes, 2.0**-12, "a"))
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, theirs, strict=True) for k in a)
+
+
+def test_an_absolute_tau_has_a_scale() -> None:
+    """What `ServerAdam` does not hold: below tau its steps shrink with the changes."""
+    changes = drawn_changes(3)
+    ours, theirs = (
+        steps_along(ServerAdam(0.01, 0.9, 0.99, 1e-5), scaled_by(changes, c))[-1] for c in (1, 1e-5)
+    )
+    assert theirs["a"].abs().max() < 0.1 * ours["a"].abs().max()
+
+
+def test_scale_free_adam_by_hand() -> None:
+    """Changes 3 and 4 in one tensor, then 0 and 4; tau is 1 of the root mean square.
+
+    First: m' = (3, 4), v' = (9, 16), root mean square sqrt(12.5); steps 3 / (3 + sqrt(12.5)) and
+    4 / (4 + sqrt(12.5)). Second, b1 = b2 = .5: m = (.75, 3), m' = m / .75 = (1, 4),
+    v = (2.25, 12), v' = (3, 16), root mean square sqrt(9.5).
+    """
+    step = ScaleFreeAdam(lr=1.0, beta1=0.5, beta2=0.5, relative_tau=1.0)
+    zero = {"w": torch.zeros(2, dtype=torch.float64)}
+    first, memory = step(zero, {"w": torch.tensor([3.0, 4.0]).double()}, {})
+    expected = [3 / (3 + 12.5**0.5), 4 / (4 + 12.5**0.5)]
+    torch.testing.assert_close(
+        first["w"], torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0
+    )
+    assert set(memory) == {"first/w", "second/w", "steps"}
+    second, memory = step(zero, {"w": torch.tensor([0.0, 4.0]).double()}, memory)
+    expected = [1 / (3**0.5 + 9.5**0.5), 4 / (4 + 9.5**0.5)]
+    torch.testing.assert_close(
+        second["w"], torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0
+    )
+    assert int(memory["steps"]) == 2
+
+
+def test_without_tau_it_is_adam() -> None:
+    """The oracle: torch's Adam with gradient x - mean and no eps."""
+    p = START["w"].clone().requires_grad_()
+    oracle = torch.optim.Adam([p], lr=0.3, betas=(0.9, 0.99), eps=0.0)
+    weights, memory = START, NOTHING
+    for mean in ({"w": MEANS[1]["w"]}, {"w": MEANS[2]["w"]}, {"w": MEANS[1]["w"]}):
+        p.grad = p.detach() - mean["w"]
+        oracle.step()
+        weights, memory = ScaleFreeAdam(0.3, 0.9, 0.99, 0.0)(weights, mean, memory)
+        torch.testing.assert_close(weights["w"], p.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("relative_tau", [0.0, 0.1])
+def test_a_tensor_that_never_changed_stays(relative_tau: float) -> None:
+    """Also one whose changes are too small to be squared: no step, and no division by zero."""
+    step = ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau)
+    for change in (0.0, 1e-30):
+        start = {"w": torch.zeros(3)}
+        new, _ = step(start, {"w": torch.full((3,), change)}, {})
+        assert new["w"].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_input_is_untouched() -> None:
-    for step in (ServerMomentum(1.0, 0.9), ServerAdam(0.1, 0.9, 0.99, 1e-3)):
+    for step in (ServerMomentum(1.0, 0.9), ServerAdam(0.1, 0.9, 0.99, 1e-3), SCALE_FREE):
         _, memory = step(START, MEANS[0], {})
         before = {k: m.clone() for k, m in memory.items()}
         step(START, MEANS[1], memory)

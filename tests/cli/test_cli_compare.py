@@ -81,7 +81,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "over nothing": (["--over", "lr="], "expected --over lr as a list like a,b, got ''"),
     "key": (["--over", "clientz=1"], "unknown key to vary 'clientz': did you mean 'clients'"),
     "options": (["--options", "mu=1"], "expected --options METHOD.NAME=VALUE, got 'mu=1'"),
-    "option": (["--options", "fedavg.mu=1"], "expected no options in options of fedavg, got 'mu'"),
+    "option": (
+        ["--options", "fedavg.mu=1"],
+        "got mu: method fedprox has it; leave it out, or choo",
+    ),
     "option's method": (["--options", "fedopt.mu=1"], "unknown method with options 'fedopt'"),
     "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),
     "flag of a run": (["--method", "local"], "No such option: --method"),

@@ -28,26 +28,26 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
     "option as a flag": (
         ["run", "g.npz", "--server-lr", "0.1"],
-        "expected an option of fedopt as --option server_lr=VALUE, got --server-lr",
+        "expected an option of method fedopt, scaffold, llcg as --option server_lr=VALUE, got --se",
     ),
     "option as a flag of many": (
         ["compare", "g.npz", "--server-lr=0.1"],
-        "expected an option of fedopt as --options fedopt.server_lr=VALUE, got --server-lr",
+        "expected an option of method fedopt, scaffold, llcg as --options fedopt.server_lr=VALUE",
     ),
     "underscore": (["run", "--local_epochs", "2"], "--local-bias, --local-epochs)"),
     "partition": (["run", "g.npz", "--partition", "metes"], "'metes': did you mean 'metis'? "),
     "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),
     "option": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
-        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
     ),
     "option of none": (
         ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
-        "expected no options in options of fedavg, got 'mu'",
+        "selector uniform), got mu: method fedprox has it; leave it out, or choose that part",
     ),
     "option of the default method": (
         ["run", "g.npz", "--option", "server_lrr=1"],
-        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
     ),
     "option's value": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "key": (["run", "g.npz", "--config", "key.toml"], "unknown key in key.toml 'rouns': did you"),
     "key under options": (
         ["run", "g.npz", "--config", "deep.toml", "--method", "fedopt"],
-        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'? ",
+        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
     ),
     "file of a model": (
         ["run", "g.npz", "--model", "mine.py"],
@@ -99,7 +99,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "alpha": (
         ["run", "g.npz", "--partition", "dirichlet", "--alpha", "1e9"],
-        "expected 0 < alpha <= 1e+06, got 1000000000.0",
+        "alpha: input should be less than or equal to 1000000, got 1000000000.0 (options of diri",
     ),
     "clients of a part": (
         ["run", "g.npz", "--partition", "metis_overlapping", "--clients", "12"],
@@ -107,15 +107,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "alpha of another cut": (
         ["run", "g.npz", "--alpha", "0.5"],
-        "expected alpha with partition dirichlet only, got partition metis: leave alpha out, or c",
+        "expected an option of the chosen parts (partition metis), got alpha: partition dirichlet",
     ),
     "share of another cut": (
         ["partition", "g.npz", "--partition", "silo", "--part-share", "0.1"],
-        "expected part_share with partition metis_overlapping only, got partition silo: leave pa",
+        "expected an option of the chosen parts (partition silo), got part_share: partition metis_",
     ),
     "alpha of no cut that is compared": (
         ["compare", "g.npz", "--over", "partition=metis,random", "--over", "alpha=0.1,1"],
-        "expected alpha with partition dirichlet only, got partition metis, random: leave alpha",
+        "expected an option of the chosen parts (partition metis), got alpha: partition dirichlet",
     ),
     "one folder twice": (["report", "x", "../work/x"], "expected result folders that differ, got"),
     "favored classes": (

@@ -252,6 +252,9 @@ def test_the_list_of_methods(capsys: Capture) -> None:
         assert f"\n{name}: {method.title}\n  {method.reference}\n" in f"\n{text}"
         for option in dataclasses.fields(method.options):
             assert f"  --option {option.name}={str(option.default).lower()}  " in text
+        assert f"Caution: {method.caution}\n" in text or not method.caution
+    assert "clients: sgd 0.1, 10 local epochs in a round\n" in text
+    assert "clients: adam 0.01, 1 local epoch in a round, optimizer state kept between" in text
 
 
 def test_the_list_of_datasets(capsys: Capture) -> None:

@@ -15,8 +15,10 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import (
     RunConfig,
+    changed_values,
     checked,
     make_config,
+    not_said_again,
 )
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option, read_toml, write_toml
@@ -194,7 +196,8 @@ def test_an_option_out_of_range_is_told_by_its_part(
     dotted = {k: v for k, v in values.items() if k != option} | {
         "options": {option: values[option]}
     }
-    for asked in (values, dotted):
+    ways = (values, dotted) if values[option] == values[option] else (values,)  # no nan there
+    for asked in ways:
         message = one_line(lambda asked=asked: choose(make_config(asked)))  # type: ignore[misc]
         assert message.startswith(start)
         assert got in message
@@ -334,6 +337,57 @@ def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:
     message = one_line(lambda: read_toml(missing))
     assert message == f"expected a run file at {missing}, got: No such file or directory"
     assert one_line(lambda: read_toml(tmp_path)).startswith(f"expected a run file at {tmp_path}")
+
+
+def test_what_was_left_open_stands_apart_and_is_left_out_of_runs_that_differ(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.toml"
+    config = make_config(
+        {"lr": 0.1, "split_seed": 3, "options": {"method.mu": 1, "model.heads": 2}}
+    )
+    path.write_text(write_toml(config, {"lr", "init_seed", "model.heads"}), encoding="utf-8")
+    assert make_config(read_toml(path)) == config
+    anew = make_config(read_toml(path, anew=True))
+    assert (anew.lr, anew.split_seed, anew.options) == (None, 3, {"method.mu": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("defaults = 3\n", "expected tables [options], [defaults] and [defaults.options] in "),
+        ("options = 3\n[defaults]\n", "expected tables [options], [defaults] and [defaults."),
+        ("[defaults]\noptions = 3\n", "expected tables [options], [defaults] and [defaults."),
+        ("[defaults]\nlrr = 3\n", "expected keys of a run under [defaults] in "),
+    ],
+)
+@pytest.mark.parametrize("anew", [True, False])
+def test_what_was_left_open_is_tables_of_keys(
+    tmp_path: Path, content: str, expected: str, anew: bool
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(content, encoding="utf-8")
+    assert one_line(lambda: read_toml(path, anew=anew)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "left"),
+    [
+        ({"method.mu": 1, "mu": 2, "model.mu": 3}, ["mu"], []),
+        ({"method.mu": 1, "mu": 2, "model.mu": 3}, ["method.mu"], ["model.mu"]),
+        ({"method.mu": 1, "nu": 2}, ["partition.nu", "model.mu"], ["method.mu"]),
+    ],
+)
+def test_an_option_is_the_same_by_either_name(
+    options: dict[str, Any], names: list[str], left: list[str]
+) -> None:
+    assert list(not_said_again(options, names)) == left
+
+
+def test_a_key_replaces_the_option_that_it_is() -> None:
+    config = make_config({"options": {"partition.alpha": 0.3, "method.alpha": 1, "method.lr": 2}})
+    changed = changed_values(config, {"alpha": 0.4, "lr": 0.1})
+    assert changed["options"] == {"method.alpha": 1, "method.lr": 2}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.selection.uniform import select_uniform
+from together import held_of, whole_round
 
 Built = tuple[ClientBlock, Route]
 ROUNDS = 3
@@ -51,10 +52,10 @@ def run(
     fed = InProcess(cfg, *built, block_size, strict=strict)
     key = Key.of(5)
     state = method.init(fed, cfg, init_weights(cfg.model, Key.of(9), torch.float64), key)
-    reports = []
+    reports, held = [], held_of(built[0])
     for t in range(1, ROUNDS + 1):
         fed.start_round(t)
-        state, report = method.round(fed, cfg, state, t, key)
+        state, report = whole_round(method, fed, cfg, held, state, t, key)
         reports.append(report)
     left = dict(own_counts(fed, key))
     if state.weights is not None:

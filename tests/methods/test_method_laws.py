@@ -26,6 +26,7 @@ from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model, init_weights
 from silograph.nn.optim import SGD, Adam, Optimizer
+from together import held_of, whole_round
 
 ROUNDS = 3
 TOLERANCE = 1e-10
@@ -73,9 +74,9 @@ def train(
     key = Key.of(5)
     weights = init_weights(cfg.model, Key.of(9), torch.float64)
     state = method.init(fed, cfg, weights, key)
-    losses = []
+    losses, held = [], held_of(block)
     for t in range(1, rounds + 1):
-        state, report = method.round(fed, cfg, state, t, key)
+        state, report = whole_round(method, fed, cfg, held, state, t, key)
         losses.append(report.train_loss)
     own = {
         name: {
@@ -347,7 +348,11 @@ def test_ops_leave_their_input_untouched(
     state = method.init(fed, cfg, weights, key)
     before = dict(fed.states()[0])
     saved = {k: f.t.clone() for k, f in before.items()}
-    method.round(fed, cfg, state, 1, key)
+    after, _ = method.round(fed, cfg, state, 1, key)
+    kept = {k: w.clone() for k, w in (after.weights or {}).items()}
+    if method.setting.on_held is not None:
+        method.setting.on_held(cfg, held_of(block), after, 1, key)
+    assert all(torch.equal(w, kept[k]) for k, w in (after.weights or {}).items())
     assert all(torch.equal(before[k].t, saved[k]) for k in saved)
     again = init_weights(cfg.model, Key.of(9), torch.float64)
     assert all(torch.equal(w, again[k]) for k, w in weights.items())

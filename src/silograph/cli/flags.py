@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic import BeforeValidator
 
-from silograph.core.config import RunConfig, changed_values, make_config
+from silograph.core.config import RunConfig, changed_values, make_config, not_said_again
 from silograph.core.run_file import parse_option, read_toml
 from silograph.experiment.resolve.flat_options import HELP
 
@@ -118,14 +118,15 @@ def command(
             own = {key: given.pop(key) for key in extra}
             file = given.pop("config")
             flags = {key: value for key, value in given.items() if value is not None}
-            # A command that runs several methods lets each choose its defaults.
-            method = flags.get("method") if "method" in fields else ""
-            values = read_toml(file, method=method) if file is not None else {}
+            # Runs that differ from the file's, as all of a study do, choose their own defaults.
+            anew = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
+            values = read_toml(file, anew=anew) if file is not None else {}
             base = make_config(values, source=str(file))
             texts = flags.pop("options", None)
             merged = changed_values(base, flags)
             if texts is not None:
-                flags["options"] = merged["options"] | dict(parse_option(text) for text in texts)
+                said = dict(parse_option(text) for text in texts)
+                flags["options"] = not_said_again(merged["options"], said) | said
             return body(Given(make_config(merged | flags), base, flags), **own)
 
         parameters = [

@@ -17,6 +17,7 @@ from silograph.experiment.terminal_table import console_to, table_of
 from silograph.graph.datasets import DATASETS, load
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
+from silograph.methods.base import Method, Needs
 
 MOST_ROWS = 40  # clients shown one by one
 
@@ -81,9 +82,20 @@ def _print_parts(parts: Iterable[NamedPart]) -> None:
         _print_hanging(console, f"{part.name}: {part.title}", style="bold")
         if reference := getattr(part, "reference", ""):
             _print_hanging(console, f"  {reference}")
+        if isinstance(part, Method):
+            _print_hanging(console, f"  clients: {_training(part.needs)}")
         for f in dataclasses.fields(part.options):
             default = str(f.default).lower()
             _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
+        if isinstance(part, Method) and part.caution:
+            _print_hanging(console, f"  Caution: {part.caution}")
+
+
+def _training(needs: Needs) -> str:
+    """Return how clients train by default."""
+    passes = "1 local epoch" if needs.local_epochs == 1 else f"{needs.local_epochs} local epochs"
+    kept = ", optimizer state kept between rounds" if needs.keep_optimizer else ""
+    return f"{needs.optimizer} {needs.learning_rate(needs.optimizer):g}, {passes} in a round{kept}"
 
 
 def _print_hanging(console: Console, text: str, style: str | None = None) -> None:

@@ -8,7 +8,7 @@ command line, as `NAME` or `PART.NAME`.
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -152,9 +152,13 @@ class RunConfig:
     rounds: Annotated[int, Field(ge=1, lt=2**31)] = field(
         default=100, metadata=option("number of rounds", "Training")
     )
-    local_epochs: Count = field(
-        default=1,
-        metadata=option("passes of a client over its nodes in a round", "Training", tune=lin(1, 5)),
+    local_epochs: Count | None = field(
+        default=None,
+        metadata=option(
+            "passes of a client over its nodes in a round (default: by method, 1 for most)",
+            "Training",
+            tune=lin(1, 5),
+        ),
     )
     collect: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.0,
@@ -186,7 +190,7 @@ class RunConfig:
     lr: Annotated[float, Field(gt=0)] | None = field(
         default=None,
         metadata=option(
-            "the clients' learning rate (default: sgd 0.1, adam 0.01)",
+            "the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)",
             "Training",
             tune=log(1e-3, 1.0),
         ),
@@ -295,7 +299,8 @@ def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunCon
 def changed_values(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config with changes over them.
 
-    Options of a part that is replaced by another one go with it.
+    Options of a part that is replaced by another one go with it, and so does an option under
+    another name than in the changes.
     """
     gone = {kind for kind in changes if changes[kind] != getattr(config, kind, None)}
     kept = {
@@ -304,7 +309,28 @@ def changed_values(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, A
         if f.metadata.get("part") not in gone and getattr(config, f.name) is not None
     }
     options = {n: v for n, v in config.options.items() if n.partition(".")[0] not in gone}
-    return kept | {"options": options} | dict(changes)
+    return kept | {"options": not_said_again(options, in_full(changes))} | dict(changes)
+
+
+def in_full(keys: Collection[str]) -> list[str]:
+    """Return the PART.NAME of those keys of a config that are options of a part."""
+    own = (f for f in dataclasses.fields(RunConfig) if f.name in keys and "part" in f.metadata)
+    return [f"{f.metadata['part']}.{f.name}" for f in own]
+
+
+def not_said_again(options: Mapping[str, Scalar], names: Collection[str]) -> dict[str, Scalar]:
+    """Return the options that are not among names, each NAME or PART.NAME."""
+    return {
+        own: value
+        for own, value in options.items()
+        if not any(_is_same_option(own, name) for name in names)
+    }
+
+
+def _is_same_option(one: str, other: str) -> bool:
+    """Whether two names, each with a part or without, can be of one option."""
+    (kind, _, name), (kind2, _, name2) = one.rpartition("."), other.rpartition(".")
+    return name == name2 and (kind == kind2 or not kind or not kind2)
 
 
 def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "") -> T:

@@ -11,19 +11,18 @@ from silograph.core.errors import ConfigError
 from silograph.core.ranges import Scalar
 
 DEFAULTS = "defaults"  # table of a run file
-BY_METHOD = ("optimizer", "lr", "keep_optimizer")  # keys whose default is the method's
 
 
-def read_toml(path: str | Path, *, method: str | None = None) -> dict[str, Any]:
+def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
     """Return the keys of a run file.
 
     Args:
         path: the file.
-        method: that goes over the file's. Keys under `[defaults]` are those that the file's method
-            chose; another one chooses its own.
+        anew: leave out what stands under `[defaults]`, which was not given but chosen for the run
+            as the file has it: a run that differs from it chooses its own.
 
     Raises:
-        ConfigError: the file is missing or is not TOML.
+        ConfigError: the file is missing or is not TOML, or has no tables where they should be.
     """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -31,29 +30,41 @@ def read_toml(path: str | Path, *, method: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"expected a run file at {path}, got: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected TOML in {path}, got: {error}") from None
-    chosen = values.pop(DEFAULTS, {})
-    if not isinstance(chosen, dict) or not set(chosen) <= set(BY_METHOD):
-        raise ConfigError(f"expected {', '.join(BY_METHOD)} under [{DEFAULTS}] in {path}")
-    return values if method not in (None, values.get("method")) else {**values, **chosen}
+    if DEFAULTS not in values:
+        return values
+    chosen, given = values.pop(DEFAULTS), values.pop("options", {})
+    own = chosen.pop("options", {}) if isinstance(chosen, dict) else None
+    if not isinstance(own, dict) or not isinstance(given, dict):
+        raise ConfigError(
+            f"expected tables [options], [{DEFAULTS}] and [{DEFAULTS}.options] in {path}"
+        )
+    names = {f.name for f in dataclasses.fields(RunConfig)}
+    if foreign := sorted({*chosen} - names):
+        raise ConfigError(f"expected keys of a run under [{DEFAULTS}] in {path}, got {foreign[0]}")
+    return {**values, "options": given} if anew else {**chosen, **values, "options": own | given}
 
 
-def write_toml(config: RunConfig, defaults: Collection[str] = ()) -> str:
+def write_toml(config: RunConfig, left_open: Collection[str] = ()) -> str:
     """Return the run file that reads back as this config; keys left to their default stand too.
 
     Args:
         config: the run.
-        defaults: keys that the method chose.
+        left_open: keys and options whose values were not given: they stand under `[defaults]`.
     """
-    tables: dict[str, list[str]] = {"": [], "options": [], DEFAULTS: []}
+    tables: dict[str, list[str]] = {
+        name: [] for name in ("", "options", DEFAULTS, f"{DEFAULTS}.options")
+    }
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name != "options" and value is not None:
-            table = tables[DEFAULTS if f.name in defaults else ""]
+            table = tables[DEFAULTS if f.name in left_open else ""]
             table.append(f"{f.name} = {toml_value(value)}")
     for name, value in config.options.items():
-        tables["options"].append(f"{toml_value(name)} = {toml_value(value)}")
-    lines = [*tables.pop(""), "", "[options]", *tables.pop("options")]
-    lines += ["", f"[{DEFAULTS}]", *tables[DEFAULTS]] if defaults else []
+        table = tables[f"{DEFAULTS}.options" if name in left_open else "options"]
+        table.append(f"{toml_value(name)} = {toml_value(value)}")
+    lines = tables.pop("")
+    for name, own in tables.items():
+        lines += ["", f"[{name}]", *own] if own or name == "options" else []
     return "\n".join(lines) + "\n"
 
 

@@ -71,8 +71,8 @@ class StudyOptions(TypedDict, total=False):
     """appnp: share of the prediction kept in a step (default: 0.1)"""
     rounds: int
     """number of rounds"""
-    local_epochs: int
-    """passes of a client over its nodes in a round"""
+    local_epochs: int | None
+    """passes of a client over its nodes in a round (default: by method, 1 for most)"""
     collect: float
     """share of neighbors in other silos whose features each client fetches before training
     (features leave their silo)"""
@@ -86,7 +86,7 @@ class StudyOptions(TypedDict, total=False):
     optimizer: Literal["adam", "sgd"] | None
     """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
     lr: float | None
-    """the clients' learning rate (default: sgd 0.1, adam 0.01)"""
+    """the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)"""
     weight_decay: float
     """L2 penalty added to the gradient"""
     momentum: float

@@ -197,12 +197,17 @@ class ServerHolds:
         return self.share(options)
 
 
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # where a method names none of its own
+
+
 @dataclass(frozen=True)
 class Needs:
     """What a method needs of the clients' training, and its defaults.
 
     Attributes:
         optimizer: default of the run's `optimizer`.
+        lr: default of the run's `lr` with that optimizer; None: that of `LEARNING_RATES`.
+        local_epochs: default of the run's `local_epochs`.
         keep_optimizer: default of the run's `keep_optimizer`.
         plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
             plain SGD.
@@ -214,11 +219,18 @@ class Needs:
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float | None = None
+    local_epochs: int = 1
     keep_optimizer: bool = False
     plain_sgd: bool = False
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
     score_first: bool = False
     controller: Callable[[Any], Controller] = fixed_knobs
+
+    def learning_rate(self, optimizer: str) -> float:
+        """Return the default of the run's `lr` with an optimizer."""
+        own = self.lr if optimizer == self.optimizer else None
+        return LEARNING_RATES[optimizer] if own is None else own
 
 
 OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
@@ -246,6 +258,8 @@ class Method(Generic[Options]):
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
             the same for all, from the server's (none where it has no model) and the tensors of
             the clients' state; None: those of the server.
+        caution: where its defaults are known not to learn, and what does; listings and
+            comparisons say it.
     """
 
     name: str
@@ -259,6 +273,7 @@ class Method(Generic[Options]):
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
     own_weights: OwnWeights[Options] | None = None
+    caution: str = ""
 
 
 AnyMethod = Method[Any]

@@ -23,9 +23,11 @@ Memory and bytes: variates are as large as the model and touch every weight, so 
 and torch trains. Every client of the federation keeps one copy of the model, in checkpoints too;
 messages are twice those of FedAvg. They count as weights, of which they are differences.
 
-The defaults are the paper's server step, 1, and this library's rate of local SGD, 0.1; no rate was
-better throughout. Validation accuracy beside FedAvg with the same SGD (METIS, 3 local epochs, 100
-rounds, server view; Cora with 10 clients: seeds 0 and 1, else seed 0):
+The defaults are the paper's server step, 1, this library's rate of local SGD, 0.1, and ten local
+epochs: with one, 100 rounds are 100 steps of rate 0.1, which do not learn
+(benchmarks/defaults/methods.md). No rate was better throughout. Validation accuracy beside FedAvg
+with the same SGD (METIS, 3 local epochs, 100 rounds, server view; Cora with 10 clients: seeds 0
+and 1, else seed 0):
 
     rate               0.1          0.3          1
     Cora, 10 clients   .849 (.848)  .861 (.856)  .855 (.855)
@@ -190,8 +192,10 @@ SCAFFOLD = Method(
     round=fit_round,
     needs=Needs(
         optimizer="sgd",
+        local_epochs=10,
         plain_sgd=True,
         corrections=lambda _: (Shift({}),),  # filled in at the clients
     ),
     calls=CALLS,
+    caution="plain sgd learns slowly where features are small: raise --lr there",
 )

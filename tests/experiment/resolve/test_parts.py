@@ -9,10 +9,11 @@ import pytest
 
 import silograph as sg
 from runs import FAST, MakeGraph
+from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import CheckpointError, ConfigError
+from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.resolved_config import ResolvedConfig, asked_again, resolved_values
-from silograph.core.run_file import read_toml
+from silograph.core.run_file import read_toml, write_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.resolve.flat_options import DECLARED, HELP
 from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, options_of
@@ -171,6 +172,51 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
     assert resolve(config, graph).config.lr == 0.1
     assert sg.resume(path, graph=graph).config.options["method.server_lr"] == 0.005
     assert resolve(make_config({}), graph).config.lr == 9
+
+
+@pytest.mark.parametrize(
+    ("first", "flags"),
+    [
+        ({"partition": "dirichlet", "alpha": 0.3}, {"alpha": 0.4}),
+        ({"fanout": "2"}, {"fanout": "3"}),
+        ({"fanout": "2"}, {"hidden": 3}),
+        ({"options": {"server_lr": 0.1}}, {"options": ["server_lr=0.2"]}),
+        ({"options": {"method.server_lr": 0.1}}, {"method": "fedavg"}),
+        ({}, {"seed": 7, "clients": 3}),
+        ({"split_seed": 5}, {"seed": 7}),
+        ({}, {"fanout": "3"}),
+        ({}, {"options": ["server_optimizer=momentum"]}),
+        ({"clients": 3}, {"optimizer": "adam"}),
+    ],
+)
+def test_flags_over_the_file_of_a_run_are_flags_over_what_was_given(
+    work: Path,
+    make_graph: MakeGraph,
+    monkeypatch: pytest.MonkeyPatch,
+    first: dict[str, Any],
+    flags: dict[str, Any],
+) -> None:
+    """The oracle is a file that has what was given, and nothing else."""
+    plain = {n: v for n, v in OPEN.items() if n != "clients"} | {"dataset": "g.npz"} | first
+    sg.run(**plain, out="first")
+    (work / "given.toml").write_text(write_toml(make_config(plain)), encoding="utf-8")
+    seen: list[RunConfig] = []
+
+    def spy(*, config: RunConfig, progress: str) -> None:
+        seen.append(dataclasses.replace(config, dataset=str(work / "g.npz"), out=None))
+        raise SilographError("seen")
+
+    monkeypatch.setattr("silograph.experiment.run.run.run", spy)
+    texts = [
+        text
+        for name, value in flags.items()
+        for each in (value if isinstance(value, list) else [value])
+        for text in ("--option" if name == "options" else f"--{name}", str(each))
+    ]
+    for file in ("first/config.toml", "given.toml"):
+        assert run_app(["run", "--config", file, *texts]) == 2
+    one, other = (resolve(config, make_graph()).config for config in seen)
+    assert one == other
 
 
 def test_lines_from_before_mean_what_they_meant() -> None:

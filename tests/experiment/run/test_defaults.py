@@ -3,6 +3,7 @@
 Optimizer and learning rate belong to the method; the others are fields with one value.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph, outcome, rows_of, same_bits, weights_of
-from silograph.aggregation.server_step import ServerAdam, ServerMomentum, replace
+from silograph.aggregation.server_step import ScaleFreeAdam, ServerAdam, ServerMomentum, replace
 from silograph.core.config import RunConfig
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
@@ -20,29 +21,29 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.methods.base import NoOptions
+from silograph.methods.base import Needs, NoOptions
 from silograph.methods.fedavg import FedOptOptions, server_step
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
-# Method: the clients' optimizer, its rate, and whether it outlives the round. The list is fixed.
-WRITTEN_OUT: dict[str, tuple[str, float, bool]] = {
-    "fedopt": ("sgd", 0.1, False),
-    "fedavg": ("adam", 0.01, False),
-    "fedprox": ("adam", 0.01, False),
-    "fedper": ("adam", 0.01, False),
-    "scaffold": ("sgd", 0.1, False),
-    "llcg": ("adam", 0.01, False),
-    "label_guided": ("adam", 0.01, True),
-    "bns": ("adam", 0.01, True),
-    "cagnet": ("adam", 0.01, True),
-    "local": ("adam", 0.01, True),
-    "centralized": ("adam", 0.01, True),
-    "graphsaint": ("adam", 0.01, True),
+# Method: the clients' optimizer, its rate, passes in a round, and whether its state outlives it.
+# The list is fixed.
+WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
+    "fedopt": ("sgd", 0.1, 1, False),
+    "fedavg": ("adam", 0.01, 1, False),
+    "fedprox": ("adam", 0.01, 3, False),
+    "fedper": ("adam", 0.01, 1, False),
+    "scaffold": ("sgd", 0.1, 10, False),
+    "llcg": ("adam", 0.01, 1, False),
+    "label_guided": ("adam", 0.01, 1, True),
+    "bns": ("adam", 0.01, 1, True),
+    "cagnet": ("adam", 0.01, 1, True),
+    "local": ("adam", 0.01, 1, True),
+    "centralized": ("adam", 0.01, 1, True),
+    "graphsaint": ("adam", 0.01, 1, True),
 }
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.1, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
-TAU = 1e-5
-NAMES = ("optimizer", "lr", "keep_optimizer")
+NAMES = ("optimizer", "lr", "local_epochs", "keep_optimizer")
 
 
 def small(graph: Graph, **options: Any) -> Result:
@@ -66,11 +67,12 @@ def assert_same(a: Result, b: Result) -> None:
 
 OPTIONS = {
     "method.server_optimizer": "adam",
-    "method.server_lr": 0.005,
+    "method.server_lr": 0.01,
     "method.server_momentum": 0.9,
     "method.server_beta1": 0.9,
     "method.server_beta2": 0.99,
-    "method.server_tau": TAU,
+    "method.server_relative_tau": 0.1,
+    "method.server_tau": None,
     "model.residual": False,
     "selector.participation": 1.0,
 }
@@ -78,23 +80,25 @@ OPTIONS = {
 
 def test_every_method_has_its_defaults() -> None:
     assert set(WRITTEN_OUT) == set(METHODS)
-    assert (RunConfig().method, training(RunConfig())) == ("fedopt", (None, None, None))
+    assert (RunConfig().method, training(RunConfig())) == ("fedopt", (None,) * 4)
 
 
 def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: list[Setup]) -> None:
     result = small(make_graph())
     config = result.config
-    assert (config.method, config.options, config.local_epochs) == ("fedopt", OPTIONS, 1)
+    assert (config.method, config.options) == ("fedopt", OPTIONS)
     assert training(config) == WRITTEN_OUT["fedopt"]
     assert setups[0].method is METHODS["fedopt"]
     assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
     options = setups[0].method_config.options
-    assert options == FedOptOptions("adam", 0.005, 0.9, 0.9, 0.99, TAU)
+    assert options == FedOptOptions("adam", 0.01, 0.9, 0.9, 0.99, 0.1, None)
     assert_same(result, small(make_graph(), method="fedopt"))
 
 
 def test_the_step_of_the_server() -> None:
-    assert server_step(FedOptOptions()) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=TAU)
+    assert server_step(FedOptOptions()) == ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau=0.1)
+    of_the_paper = FedOptOptions(server_tau=1e-5)
+    assert server_step(of_the_paper) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=1e-5)
     momentum = FedOptOptions(server_optimizer="momentum")
     assert server_step(momentum) == ServerMomentum(lr=1.0, momentum=0.9)
     assert server_step(NoOptions()) is replace
@@ -106,10 +110,11 @@ def test_what_a_method_trains_with_is_written_out(
 ) -> None:
     result = small(make_graph(), method=method)
     assert training(result.config) == WRITTEN_OUT[method]
-    optimizer, lr, keep = WRITTEN_OUT[method]
+    optimizer, _, epochs, keep = WRITTEN_OUT[method]
     assert setups[0].method_config.optimizer == OPTIMIZERS[optimizer]
     assert setups[0].method_config.keep_optimizer == keep
-    given = {"optimizer": optimizer, "lr": lr, "keep_optimizer": keep}
+    assert setups[0].method_config.schedule.epochs == epochs
+    given = dict(zip(NAMES, WRITTEN_OUT[method], strict=True))
     assert_same(result, small(make_graph(), method=method, **given))
     # A config that was written out makes the same run.
     assert_same(result, sg.run(make_graph(), config=result.config))
@@ -122,15 +127,23 @@ def test_the_learning_rate_follows_the_optimizer(
 ) -> None:
     config = small(make_graph(), method=method, optimizer=optimizer).config
     rate = {"sgd": 0.1, "adam": 0.01}[optimizer]
-    assert training(config) == (optimizer, rate, WRITTEN_OUT[method][2])
+    assert training(config) == (optimizer, rate, *WRITTEN_OUT[method][2:])
     assert setups[0].method_config.optimizer == OPTIMIZERS[optimizer]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_learning_rate_does_not_change_the_optimizer(make_graph: MakeGraph, method: str) -> None:
     config = small(make_graph(), method=method, lr=0.125).config
-    optimizer, _, keep = WRITTEN_OUT[method]
-    assert training(config) == (optimizer, 0.125, keep)
+    optimizer, _, *others = WRITTEN_OUT[method]
+    assert training(config) == (optimizer, 0.125, *others)
+
+
+def test_a_method_has_a_rate_of_its_own_with_its_own_optimizer(make_graph: MakeGraph) -> None:
+    needs = Needs(optimizer="sgd", lr=0.25, local_epochs=4)
+    own = dataclasses.replace(METHODS["fedavg"], name="own", needs=needs)
+    assert training(small(make_graph(), method=own).config) == ("sgd", 0.25, 4, False)
+    given = {"optimizer": "adam", "local_epochs": 2}
+    assert training(small(make_graph(), method=own, **given).config) == ("adam", 0.01, 2, False)
 
 
 def test_momentum_goes_with_the_default(make_graph: MakeGraph, setups: list[Setup]) -> None:
@@ -172,16 +185,15 @@ def test_what_a_folder_says_of_a_run_without_further_flags(
     method = flags[-1] if flags else "fedopt"
     values = json.loads(printed(capsys, *COMMAND, *flags, "--out", "x"))
     assert values["method"] == method
-    given = read_toml("x/config.toml", method="another")
+    given = read_toml("x/config.toml", anew=True)
     assert given["method"] == method
     assert not given.keys() & set(NAMES)  # not given, so that another method has its own
     assert read_toml("x/config.toml").keys() >= set(NAMES)  # but what they were stands there
-    optimizer, lr, keep = WRITTEN_OUT[method]
     config = resolved("x")
     assert config["method"] == repr(method)
-    assert [config[name] for name in NAMES] == [repr(optimizer), repr(lr), repr(keep)]
-    others = ("momentum", "weight_decay", "local_epochs", "option selector.participation")
-    assert [config[name] for name in others] == ["0.0", "0.0005", "1", "1.0"]
+    assert [config[name] for name in NAMES] == [repr(value) for value in WRITTEN_OUT[method]]
+    others = ("momentum", "weight_decay", "option selector.participation")
+    assert [config[name] for name in others] == ["0.0", "0.0005", "1.0"]
 
 
 @pytest.mark.usefixtures("work")
@@ -205,4 +217,4 @@ def test_another_method_over_a_run_file_has_its_own_defaults(capsys: Capture) ->
     again = ["run", "--config", "first/config.toml", "--json"]
     printed(capsys, *again, "--method", "fedavg", "--out", "second")
     config = resolved("second")
-    assert [config[name] for name in NAMES] == ["'adam'", "0.01", "False"]
+    assert [config[name] for name in NAMES] == ["'adam'", "0.01", "1", "False"]

@@ -161,8 +161,6 @@ def test_a_constructor_of_another_form(make_graph: MakeGraph) -> None:
         ({"layers": 3}, "layers=3"),
         ({"hidden": 8}, "hidden=8"),
         ({"dropout": 0.1}, "dropout=0.1"),
-        ({"residual": True}, "residual=True"),
-        ({"heads": 2}, "heads=2"),
         ({"fanout": "3"}, "fanout=3"),
         ({"neighbors": "fanout"}, "neighbors=fanout"),
     ],
@@ -176,6 +174,24 @@ def test_options_of_layers_are_refused(
     assert str(caught.value) == (
         f"expected {name} with silograph's own models only, got {message} with model "
         f"{HERE}:Linear, which decides by itself: leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "owners"),
+    [
+        ({"residual": True}, "model gcn, sage, graphconv, gin, gat, appnp, mlp has it"),
+        ({"heads": 2}, "model gat has it"),
+    ],
+)
+def test_options_of_other_models_are_refused(
+    make_graph: MakeGraph, options: dict[str, Any], owners: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), model=Linear, **OWN | options)
+    assert str(caught.value) == (
+        f"expected an option of the chosen parts (model module), got {next(iter(options))}: "
+        f"{owners}; leave it out, or choose that part"
     )
 
 

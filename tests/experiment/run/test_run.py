@@ -40,7 +40,7 @@ def test_the_same_config_gives_the_same_bits(
     options = {"method": method, "dtype": dtype, "participation": share, "partition": "metis"}
     first, second = (go(make_graph(), **options) for _ in range(2))
     assert same_bits(weights_of(first), weights_of(second))
-    assert (weights_of(first) is None) == (method == "local")
+    assert (weights_of(first) is None) == (METHODS[method].evaluate.view != "server")
     assert rows_of(first) == rows_of(second)
     assert first.test == second.test
     assert first.val == second.val
@@ -276,9 +276,14 @@ def test_a_config_and_what_replaces_it(make_graph: MakeGraph) -> None:
         ({"model": "gcnn"}, "unknown model 'gcnn': did you mean 'gcn'"),
         (
             {"method": "fedopt", "options": {"server_lrr": 1}},
-            "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'",
+            r"unknown option of the chosen parts \(method fedopt, .*\) 'server_lrr': did you mean "
+            "'server_lr'",
         ),
-        ({"options": {"mu": 1}}, "expected no options in options of fedavg, got 'mu'"),
+        (
+            {"options": {"mu": 1}},
+            r"expected an option of the chosen parts \(method fedavg, .*\), got mu: method fedprox "
+            "has it",
+        ),
         ({"momentum": 0.9}, "expected momentum 0 with optimizer adam, got 0.9"),
         ({"device": "gpu"}, "expected a torch device of this machine, got 'gpu'"),
         ({"device": "meta"}, "expected a torch device of this machine, got 'meta'"),
@@ -346,8 +351,11 @@ def test_a_run_that_diverges_says_so(
     with pytest.raises(TrainingError, match=message):
         run(make_graph(), **base | options, rounds=9, out=str(out))
     assert not (out / "result.json").exists()
-    with pytest.raises(TrainingError, match=message):
-        sg.resume(out, graph=make_graph())
+    if "in round 1" in message:  # nothing to go on from
+        assert not out.exists()
+    else:
+        with pytest.raises(TrainingError, match=message):
+            sg.resume(out, graph=make_graph())
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])

@@ -184,6 +184,31 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
 
 
+def test_methods_that_coincide_are_told(make_graph: MakeGraph) -> None:
+    """FedProx with one local step is FedAvg."""
+    common: dict[str, Any] = {"seeds": 2, "processes": 0, **SHORT}
+    methods = ["fedavg", "local", "fedprox"]
+    for epochs, same in ((1, 1), (2, 0)):
+        table = sg.compare(make_graph(), methods=methods, local_epochs=epochs, **common)
+        told = [note for note in table.notes if "same scores and losses" in note]
+        assert told == same * [
+            "fedavg and fedprox have the same scores and losses in every round: with these "
+            "settings they are the same method"
+        ]
+
+
+def test_defaults_that_do_not_learn_are_told(make_graph: MakeGraph) -> None:
+    """Once for a method, and only where its clients train by default."""
+    common: dict[str, Any] = {"seeds": 2, "processes": 0, **SHORT, "rounds": 1}
+    del common["lr"]
+    table = sg.compare(make_graph(), methods=["fedavg", "fedopt"], **common)
+    caution = f"fedavg: {sg.methods.FEDAVG.caution}"
+    assert [note for note in table.notes if note.startswith("fedavg: ")] == [caution]
+    assert caution.partition(";")[0] in table.summary(400)
+    other = sg.compare(make_graph(), methods=["fedavg"], optimizer="sgd", **common)
+    assert not any(note.startswith("fedavg: ") for note in other.notes)
+
+
 def test_pairs_are_the_seeds_that_both_have() -> None:
     table = with_scores({"fedavg": [0.7, None, 0.5], "local": [0.6, 0.9, None]}, baseline="fedavg")
     row = {row["method"]: row for row in table.rows}["local"]
@@ -362,7 +387,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),
     "an option": (
         {"options": {"fedopt": {"server_lrr": 1}}, "methods": ["fedopt"]},
-        "unknown key in options of fedopt 'server_lrr': did you mean 'server_lr'",
+        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
     ),
     "another's option": ({"options": {"fedop": {}}}, "unknown method with options 'fedop'"),
     "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),

@@ -22,6 +22,7 @@ import recipe_clients as bias_by_clients
 import recipe_federating as federating
 import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
+import recipe_methods as methods
 import recipe_pubmed as pubmed
 import recipe_sweep as tables_of_the_sweep
 import sweep_cells as sweep
@@ -221,6 +222,8 @@ def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "seed" not in labels and "clients" in labels:
+        return methods.cell_of(*labels.values())
     if "seed" not in labels:
         return layers.cell_of(*labels.values())
     if "train share" in labels:
@@ -290,6 +293,7 @@ def numbers_of(cells: Sequence[Cell]) -> int:
 def test_the_cells_of_recipes() -> None:
     assert numbers_of(fedgrains.cells(Found([]))) == 3 * 3 * 13
     assert numbers_of(sweep.cells(Found([]))) == 2 * len(sweep.BY_NAME)
+    assert numbers_of(methods.cells(Found([]))) == len(methods.NAMES) * 2 * len(methods.METHODS)
     assert numbers_of(pubmed.cells(Found([]))) == len(pubmed.RATES) * len(pubmed.VARIANTS)
     settings = len(bias_by_clients.SETTINGS) * len(bias_by_clients.METHODS)
     samples = len(bias_by_clients.SAMPLES) - 1  # one of them stands in the tables, too

@@ -86,7 +86,11 @@ def test_trials_are_plain_runs_and_the_winner_is_by_validation(make_graph: MakeG
     assert [line["labels"]["seed"] for line in read_lines(Path("t/winner.jsonl"))] == [0, 1]
     config = make_config(read_toml("t/best.toml"))
     assert config.lr == found.best.params["lr"]
-    assert config.options == {"server_lr": found.best.params["server_lr"]}
+    server_lr = found.best.params["server_lr"]
+    assert config.options["method.server_lr"] == server_lr
+    given = read_toml("t/best.toml", anew=True)  # what is no default of the library
+    assert given["options"] == {"method.server_lr": server_lr}
+    assert not given.keys() & {"partition_seed", "split_seed", "init_seed", "optimizer"}
 
 
 def test_a_stopped_search_goes_on_exactly(make_graph: MakeGraph) -> None:
@@ -226,7 +230,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a range that no cut reads": (
         {"ranges": {"alpha": "0.1:1.0"}},
-        "expected alpha with partition dirichlet only, got partition random: leave alpha out",
+        "expected an option of the chosen parts (partition random), got alpha: partition dirichlet",
     ),
     "minutes as text": ({"max_minutes": "1"}, "expected more than 0 minutes, got '1'"),
     "search seed": ({"search_seed": "a"}, "expected a whole number as search_seed, got 'a'"),
@@ -248,13 +252,17 @@ def test_a_mistake_is_one_line(make_graph: MakeGraph, case: str) -> None:
 
 def test_a_value_that_is_given_is_not_searched(capsys: Capture) -> None:
     command = ["tune", "g.npz", *FLAGS, "--trials", "1", "--json", "--out"]
-    flags = ["--hidden", "4", "--dropout", "0", "--option", "server_tau=0.001"]
+    flags = ["--hidden", "4", "--dropout", "0", "--option", "server_relative_tau=0.001"]
     told = json.loads(printed(capsys, *command, "t", *flags))
     assert list(told["ranges"]) == ["local_epochs", "lr", "weight_decay", "server_lr"]
     config = make_config(read_toml("t/best.toml"))
-    assert (config.hidden, config.dropout, config.options["server_tau"]) == (4, 0.0, 0.001)
+    tau = config.options["method.server_relative_tau"]
+    assert (config.hidden, config.dropout, tau) == (4, 0.0, 0.001)
     assert run_app([*command, "u", *flags]) == 0
-    assert "given, and so not searched: hidden, dropout, server_tau" in capsys.readouterr().err
+    assert (
+        "given, and so not searched: hidden, dropout, server_relative_tau"
+        in capsys.readouterr().err
+    )
     file = ["--config", "t/best.toml", "--keys", "lr"]  # what a file says is where it starts from
     assert list(json.loads(printed(capsys, *command, "v", *file))["ranges"]) == ["lr"]
 

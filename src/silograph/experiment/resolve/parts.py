@@ -225,16 +225,31 @@ def owners_of(name: str) -> str:
     return " or ".join(f"{kind} {', '.join(names)}" for kind, names in found.items() if names)
 
 
+def given_options(config: RunConfig, parts: Parts) -> dict[str, Scalar]:
+    """Return the options that a config gives, as PART.NAME."""
+    named = {kind: getattr(parts, kind).part for kind in TABLES}
+    return {f"{k}.{n}": v for k, own in placed(config, named).items() for n, v in own.items()}
+
+
+def left_open(config: RunConfig, parts: Parts) -> set[str]:
+    """Return what a config leaves to silograph: its keys, and options as PART.NAME.
+
+    The neighbor sampler that an option has chosen is not left open.
+    """
+    given = given_options(config, parts)
+    keys = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
+    keys |= {"kernels"} if config.kernels == "auto" else set()
+    return (keys - {name.partition(".")[0] for name in given}) | (parts.options.keys() - given)
+
+
 def given_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """Return what of a config was given and is not the default; options as PART.NAME."""
-    named = {kind: getattr(parts, kind).part for kind in TABLES}
-    options = {f"{k}.{n}": v for k, own in placed(config, named).items() for n, v in own.items()}
     values = {
         f.name: getattr(config, f.name)
         for f in dataclasses.fields(config)
         if f.name not in (*FLAT, "options") and getattr(config, f.name) not in (None, f.default)
     }
-    return values | {"options": options}
+    return values | {"options": given_options(config, parts)}
 
 
 def option_help(parts: Parts) -> dict[str, str]:

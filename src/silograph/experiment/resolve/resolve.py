@@ -29,7 +29,6 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.selection.uniform import ALL, UNIFORM
 
-LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # for SGD: benchmarks/defaults/sweep.md
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -101,7 +100,7 @@ def resolve(
     model = make_model(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
-    schedule = Schedule(asked.local_epochs, asked.batch_size, neighbors_of(asked, parts))
+    schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
     kernels = choose_kernels(asked, Training(model, optimizer, schedule, corrections), where)
@@ -136,7 +135,8 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         "clients": clients,
         "neighbors": asked.neighbors or parts.neighbors.part.name,
         "optimizer": optimizer,
-        "lr": LEARNING_RATES[optimizer] if asked.lr is None else asked.lr,
+        "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
+        "local_epochs": asked.local_epochs or needs.local_epochs,
         "keep_optimizer": keep,
         **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }

@@ -1,7 +1,8 @@
 """Result folders: made once, never overwritten, files complete or absent.
 
 config.toml         the run with every default written out, ready for `silograph run --config`: it
-                    means the same when a default has changed since
+                    means the same when a default has changed since; what was not given stands
+                    under [defaults], and a run that differs chooses it anew
 run.json            what was given and what was resolved, versions, source, hashes of graph and cut
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
@@ -32,8 +33,8 @@ from typing import IO, Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.resolved_config import asked_again
-from silograph.core.run_file import BY_METHOD, write_toml
-from silograph.experiment.resolve.parts import given_values, option_help
+from silograph.core.run_file import write_toml
+from silograph.experiment.resolve.parts import given_values, left_open, option_help
 from silograph.experiment.resolve.source import Source
 from silograph.experiment.result_files import (
     ABOUT,
@@ -286,8 +287,8 @@ class ResultFolder:
 
 def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
     """Write what is known before the first round."""
-    chosen = [name for name in BY_METHOD if getattr(asked, name) is None]
-    write_atomic(folder / CONFIG, write_toml(asked_again(replace(setup.config, out=None)), chosen))
+    again = asked_again(replace(setup.config, out=None))
+    write_atomic(folder / CONFIG, write_toml(again, left_open(asked, setup.parts)))
     given = given_values(replace(asked, out=None), setup.parts)
     method, cut = setup.method, setup.simulated
     about: dict[str, Any] = {

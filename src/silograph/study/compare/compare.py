@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
-from silograph.core.config import RunConfig, make_config
+from silograph.core.config import RunConfig, in_full, make_config, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Scalar
 from silograph.experiment.resolve.client_data import refuse_in_memory
@@ -160,7 +160,9 @@ class ComparisonPlan:
         points = list(product(*asked.over.values()))
         for seed, point, method in product(asked.seeds, points, asked.methods):
             varied = dict(zip(asked.over, point, strict=True))
-            own = self._options(method) | dict(asked.options.get(method, {}))
+            given = asked.options.get(method, {})
+            said = [*in_full(varied), *given]
+            own = not_said_again(self._options(method), said) | dict(given)
             changes = {**varied, "method": method, "options": own, "seed": seed, "out": None}
             config = fitting(make_config(values | changes), self.own.methods.get(method))
             labels = {"method": method, **varied, "seed": seed}

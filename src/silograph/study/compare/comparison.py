@@ -3,13 +3,14 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.resolve.parts import find_method
+from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
 from silograph.study.cells import LASTING, Cell, Line, metric_in
@@ -162,6 +163,30 @@ class Comparison:
                 names.append(name)
         return ways
 
+    def _alike(self) -> list[list[str]]:
+        """Return the groups of methods whose runs coincide in all scores and losses."""
+        groups: dict[str, list[str]] = {}
+        for method in self.asked.methods:
+            pairs = zip(self.cells, self.lines, strict=True)
+            ran = [line for cell, line in pairs if cell.labels["method"] == method]
+            if all(line is not None and "error" not in line for line in ran):
+                came = json.dumps([_outcome(line) for line in ran if line is not None])
+                groups.setdefault(came, []).append(method)
+        return [names for names in groups.values() if len(names) > 1]
+
+    def _cautions(self) -> list[str]:
+        """Return what methods say of their defaults, where clients train by these."""
+        found = []
+        for cell in self.cells:
+            method = find_method(cell.config, cell.method)
+            by_default = replace(cell.config, optimizer=None, lr=None, local_epochs=None)
+            given, default = (
+                known_values(c, choose(c, cell.method)) for c in (cell.config, by_default)
+            )
+            if method.caution and given == default:
+                found.append(f"{method.name}: {method.caution}")
+        return list(dict.fromkeys(found))
+
     @property
     def failed(self) -> list[str]:
         """One line of text for each cell that failed."""
@@ -188,6 +213,12 @@ class Comparison:
                 "too small; name a baseline to avoid that"
             )
         notes.append(power_of(len(asked.seeds), asked.test))
+        notes += [
+            f"{' and '.join(names)} have the same scores and losses in every round: with these "
+            "settings they are the same method"
+            for names in self._alike()
+        ]
+        notes += self._cautions()
         if any(row["diverged"] or row["failed"] for row in self.rows):
             notes.append(
                 "means and tests leave out seeds without a result, which favors methods that have "
@@ -237,6 +268,12 @@ class Comparison:
 
 def _scored(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if "error" not in line]
+
+
+def _outcome(line: Line) -> list[Any]:
+    """Return what a run came to, without its costs."""
+    curve = {name: values for name, values in line["curve"].items() if name != "bytes"}
+    return [line["val"], line["test"], curve]
 
 
 def _in_words(metric: Metric) -> str:

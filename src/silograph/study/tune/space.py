@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from silograph.core.config import RunConfig, make_config
+from silograph.core.config import RunConfig, in_full, make_config, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared, parse_range
 from silograph.experiment.resolve.in_memory_parts import Own
@@ -58,8 +58,8 @@ class Space:
         fields = {key: value for key, value in params.items() if key in FIELDS}
         options = {key: value for key, value in params.items() if key not in FIELDS}
         values = {k: v for k, v in vars(self.base).items() if v is not None}
-        options = {**self.base.options, **options}
-        config = make_config(values | fields | {"options": options})
+        kept = not_said_again(self.base.options, [*in_full(fields), *options])
+        config = make_config(values | fields | {"options": kept | options})
         return fitting(config, self.own.methods.get(config.method))
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
@@ -96,9 +96,9 @@ def given_keys(run_options: Mapping[str, Any], base: RunConfig, own: Own) -> set
     return {*run_options, *(key_of(key, base, own) for key in run_options.get("options", {}))}
 
 
-def key_of(key: str, base: RunConfig, own: Own) -> str:
+def key_of(key: Any, base: RunConfig, own: Own) -> Any:
     """Return the one name of a key: NAME of a field or the method's option, else PART.NAME."""
-    if key in FIELDS:
+    if not isinstance(key, str) or key in FIELDS:  # `chosen_ranges` refuses what is no text
         return key
     try:
         kind, name = place_of(key, named_parts(base, own.methods.get(base.method)))

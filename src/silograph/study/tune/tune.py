@@ -13,9 +13,10 @@ from typing import Any, Unpack
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared
-from silograph.core.run_file import BY_METHOD, write_toml
+from silograph.core.run_file import write_toml
 from silograph.experiment.resolve.client_data import refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
+from silograph.experiment.resolve.parts import left_open
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import asked_run, check_mode, with_absolute_paths
@@ -184,8 +185,8 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
                 in_memory = space.graph is not None
                 config = with_absolute_paths(found.config, in_memory=in_memory)
                 parts = choose(config, space.own.methods.get(config.method))
-                chosen = [name for name in BY_METHOD if getattr(config, name) is None]
-                write_atomic(out / BEST, write_toml(spelled_out(config, parts), chosen))
+                again = write_toml(spelled_out(config, parts), left_open(config, parts))
+                write_atomic(out / BEST, again)
     return found
 
 

@@ -1,0 +1,136 @@
+"""Each method with its own defaults beside training alone: where they learn, and where not."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+from silograph.core.config import Scalar
+from silograph.experiment.markdown import markdown_table
+from silograph.study.cells import Cell, Line
+from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
+
+NAMES = {
+    "cora": "Cora",
+    "citeseer": "CiteSeer",
+    "pubmed": "PubMed",
+    "amazon_photo": "Photo",
+    "coauthor_cs": "Coauthor-CS",
+}
+CLIENTS = (10, 100)
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "partition": "metis",
+    "split": "0.2/0.4/0.4",
+    "largest_component": False,
+    "normalize": "none",
+    "participation": 1.0,
+    "model": "gcn",
+    "layers": 2,
+    "hidden": 128,
+    "dropout": 0.5,
+    "rounds": 100,
+    "weight_decay": 5e-4,
+    "momentum": 0.0,
+    "eval_every": 10,
+    "seed": 0,
+}
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": False}
+SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "keep_optimizer": False}
+ONCE: dict[str, Any] = {"local_epochs": 1}
+SERVER: dict[str, Scalar] = {
+    "server_optimizer": "adam",
+    "server_lr": 0.01,
+    "server_beta1": 0.9,
+    "server_beta2": 0.99,
+    "server_relative_tau": 0.1,
+}
+LOCAL, FEDOPT, FEDAVG, LEARNS = "local", "fedopt", "fedavg", "fedavg with SGD .1 x 10"
+FEDPROX, SCAFFOLD, LLCG = "fedprox", "scaffold", "llcg"
+METHODS: dict[str, dict[str, Any]] = {
+    LOCAL: {"method": "local", **ADAM, **ONCE, "keep_optimizer": True},
+    FEDOPT: {"method": "fedopt", **SGD, **ONCE, "options": SERVER},
+    FEDAVG: {"method": "fedavg", **ADAM, **ONCE},
+    LEARNS: {"method": "fedavg", **SGD, "local_epochs": 10},
+    FEDPROX: {"method": "fedprox", **ADAM, "local_epochs": 3, "options": {"mu": 0.1}},
+    LLCG: {
+        "method": "llcg",
+        **ADAM,
+        **ONCE,
+        "options": {"server_share": 1.0, "correction_steps": 1},
+    },
+    SCAFFOLD: {"method": "scaffold", **SGD, "local_epochs": 10, "options": {"server_lr": 1.0}},
+}
+TORCH = (SCAFFOLD,)  # trains all weights of all clients, which takes longest
+
+
+@cache
+def cell_of(dataset: str, clients: int, method: str) -> Cell:
+    """Return a cell."""
+    labels: dict[str, Scalar] = {"dataset": dataset, "clients": clients, "method": method}
+    return cell(labels, **PROTOCOL | METHODS[method], dataset=dataset, clients=clients)
+
+
+def cells(found: Found) -> list[Cell]:
+    """Return all cells, what takes longest last."""
+    del found
+    compiled = [name for name in METHODS if name not in TORCH]
+    small = product(("cora", "citeseer"), (100, 10), compiled)
+    rest = product(NAMES, (10, 100), compiled)
+    torch = product(NAMES, (10, 100), TORCH)
+    return [cell_of(*place) for place in dict.fromkeys([*small, *rest, *torch])]
+
+
+def score(line: Line | None, part: str) -> float | None:
+    """Return the accuracy of the view that a method is about, in percent."""
+    if line is None or "error" in line:
+        return None
+    return 100 * float(line[part][line["judge"]]["accuracy"])
+
+
+def text_of(line: Line | None, alone: Line | None) -> str:
+    """Return test and validation accuracy, marked where the latter is 5 points below `local`."""
+    if line is None:
+        return "-"
+    val, reference = score(line, "val"), score(alone, "val")
+    if val is None:
+        return "diverged"
+    short = " !" if reference is not None and val < reference - 5 else ""
+    return f"{score(line, 'test'):.1f} ({val:.1f}){short}"
+
+
+def table(found: Found) -> str:
+    """Return a row for each method, a column for each dataset and number of clients."""
+    columns = list(product(NAMES, CLIENTS))
+    rows = []
+    for method in METHODS:
+        lines = [found.any(cell_of(*place, method)) for place in columns]
+        alone = [found.any(cell_of(*place, LOCAL)) for place in columns]
+        rows.append([method, *(text_of(*pair) for pair in zip(lines, alone, strict=True))])
+    heads: Sequence[str] = ["method", *(f"{NAMES[d]}, {k}" for d, k in columns)]
+    return markdown_table(heads, rows)
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    return Page({"table": table(found)})
+
+
+RECIPE = Recipe(
+    name="defaults/methods",
+    title="every method with its own defaults beside training alone, 10 and 100 clients",
+    cells=cells,
+    page=page,
+    text="""\
+# The defaults of each method
+
+Test accuracy in percent at the best validation round, in brackets validation accuracy. `!` marks
+more than five points below `local` in validation.
+
+<!-- again -->
+<!-- again -->
+
+<!-- table -->
+<!-- table -->
+""",
+)
