@@ -121,7 +121,7 @@ def test_a_search_takes_the_better_trial(metric: Metric) -> None:
     ]
     assert best_of(trials) == trials[1]
     config = RunConfig()
-    found = Tuned({}, (0,), "server", tuple(trials), trials[1], config, ())
+    found = Tuned({}, (0,), "server", tuple(trials), trials[1], config, "fedavg", ())
     order = [line.split()[0] for line in found.summary().splitlines() if line[:2].strip()]
     assert "1*" in order
     assert order.index("1*") < order.index("0")

@@ -125,7 +125,7 @@ def train(
     complete = folder is not None and folder.is_complete
     path = None if folder is None else str(folder.path)
     if not complete:
-        facts = RunFacts(snapshot.round, path, setup.partition_hash, versions())
+        facts = RunFacts(setup.method.name, snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)

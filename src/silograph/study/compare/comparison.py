@@ -106,6 +106,13 @@ class Comparison:
             row |= _tested(reference, tests.get(row["method"]), adjusted.get(row["method"]))
         return rows
 
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What tables call the methods: their own names where a file was given for them."""
+        methods = {str(c.labels["method"]): find_method(c.config, c.method) for c in self.cells}
+        names = [method.name for method in methods.values()]
+        return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}
+
     def _ran(self, point: Point, method: str) -> list[Line]:
         """Return the lines of a method, also of failed cells."""
         return [
@@ -158,7 +165,7 @@ class Comparison:
             if method.evaluate.view != "server":
                 continue
             way = seen_by(method, cell.config)
-            names, name = ways.setdefault(way, []), str(cell.labels["method"])
+            names, name = ways.setdefault(way, []), self.names[str(cell.labels["method"])]
             if name not in names:
                 names.append(name)
         return ways

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,10 @@ class Compared(Protocol):
     @property
     def cells(self) -> Sequence[Cell]:
         """Its cells."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the methods are called."""
 
     @property
     def rows(self) -> Sequence[ComparisonRow]:
@@ -95,7 +99,6 @@ def _difference(row: ComparisonRow) -> str:
     return shown(row, row["difference"], signed=True)
 
 
-METHOD: Column = ("method", lambda row: str(row["method"]))
 SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
 TESTED: list[Column] = [
     ("difference", _difference),
@@ -128,7 +131,9 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
         ]
     else:
         apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", costs)]
-    return [(title, [METHOD, *columns]) for title, columns in apart]
+    names = comparison.names
+    method: Column = ("method", lambda row: names[row["method"]])
+    return [(title, [method, *columns]) for title, columns in apart]
 
 
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow]]]:

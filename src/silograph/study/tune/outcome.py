@@ -33,6 +33,7 @@ class Tuned:
         trials: all of them, in the order in which they were proposed.
         best: the winner; None where no trial went well.
         config: the run with the winner's values; its seeds are the base's.
+        method: name of the method.
         winner: lines of the winner with its test scores, by seed.
         folder: where it was written, or None.
     """
@@ -43,6 +44,7 @@ class Tuned:
     trials: tuple[Trial, ...]
     best: Trial | None
     config: RunConfig
+    method: str
     winner: tuple[Line, ...]
     folder: str | None = None
 
@@ -51,7 +53,7 @@ class Tuned:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        title = f"search: {self.config.method} on {self.config.dataset}"
+        title = f"search: {self.method} on {self.config.dataset}"
         return html_table(title, *self._texts()) + html_lines(self.notes)
 
     @property
@@ -131,7 +133,7 @@ class Tuned:
         """Return ranges, trials and notes as a page."""
         ranges = [[key, str(values)] for key, values in self.ranges.items()]
         parts = [
-            f"# Search: {self.config.method} on {self.config.dataset}",
+            f"# Search: {self.method} on {self.config.dataset}",
             markdown_table(["key", "range"], ranges),
             markdown_table(*self._texts()),
             "\n".join(f"- {note}" for note in self.notes),
@@ -141,7 +143,7 @@ class Tuned:
     def to_json(self) -> str:
         """Return everything as one line of JSON."""
         values = {
-            "method": self.config.method,
+            "method": self.method,
             "ranges": {key: str(r) for key, r in self.ranges.items()},
             "seeds": self.seeds,
             "view": self.view,

@@ -176,6 +176,7 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
             trials=tuple(tried),
             best=best,
             config=space.base if best is None else space.config(best.params),
+            method=space.method.name,
             winner=tuple(_judged(space, best, how, out)),
             folder=None if out is None else str(out),
         )
