@@ -17,10 +17,10 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, NoOptions
-from silograph.nn.backends import Kernels
+from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, stacked_copies
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.optim import Adam, Optimizer
 
 MakeGraph = Callable[..., Graph]
@@ -37,14 +37,16 @@ class Case:
 
     @property
     def weights(self) -> Params:
-        return init_weights(self.model, Key.of(1), torch.float64)
+        return self.model.init_weights(Key.of(1), torch.float64)
 
     def memory(self, optimizer: Optimizer) -> Params:
         return optimizer.init(stacked_copies(self.weights, C))
 
-    def config(self, kernels: Kernels = "torch") -> MethodConfig:
+    def config(self, kernels: str = "torch") -> MethodConfig:
         adam, schedule = Adam(0.1), Schedule(1)
-        return MethodConfig(self.model, adam, schedule, False, 1.0, NoOptions(), kernels=kernels)
+        return MethodConfig(
+            self.model, adam, schedule, False, 1.0, NoOptions(), backend=BACKENDS[kernels]
+        )
 
 
 def case_of(make_graph: MakeGraph, cut_block: CutBlock, *, sparse: bool) -> Case:

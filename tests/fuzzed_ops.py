@@ -38,7 +38,7 @@ from silograph.federation.fold import Fold
 from silograph.federation.frame import DTYPES, Envelope, decode, encode
 from silograph.federation.session.names import own_ops, qualified
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.backends import why_not_compiled
+from silograph.nn.backends import COMPILED, TORCH
 
 ROOM = 3 * 2**29  # bytes that fuzzing may take beyond what is there at its start
 OUT_OF_BOUNDS = "index is out of bounds"  # how numba says it; torch says more
@@ -270,9 +270,9 @@ class Session:
             for calls in worlds
         ]
         self._tiers = [
-            ["torch"]
-            if why_not_compiled(calls[0].cfg.training, torch.device("cpu"))
-            else ["torch", "compiled"]
+            [TORCH]
+            if COMPILED.why_not(calls[0].cfg.training, torch.device("cpu"))
+            else [TORCH, COMPILED]
             for calls in worlds
         ]
         self.came: Counter[str] = Counter()
@@ -287,7 +287,7 @@ class Session:
         if fuzz.chance(0.7):  # else what earlier calls have worked out is there
             block = replace(block)
         key = call.key if fuzz.chance(0.7) else Key.of(number)
-        cfg = replace(call.cfg, kernels=fuzz.pick(self._tiers[world]))
+        cfg = replace(call.cfg, backend=fuzz.pick(self._tiers[world]))
         state, inbox = call.state, call.inbox
         if fuzz.chance(0.3):
             state = fuzz.pick(self._states[world])
@@ -300,7 +300,7 @@ class Session:
             self.came["too large"] += 1
             return
         name = qualified(call.op)
-        os.pwrite(self._at, f"{number} {name} {cfg.kernels}".ljust(80).encode(), 0)
+        os.pwrite(self._at, f"{number} {name} {cfg.backend.name}".ljust(80).encode(), 0)
         try:
             new, reply = run_op(call.op, cfg, block, state, inbox, key, rows=call.rows)
             envelope = Envelope(call.op.__name__, "control", 0, 0)  # type: ignore[arg-type]
@@ -311,17 +311,19 @@ class Session:
             if fuzz.chance(0.05):
                 self._states[world][self._rng.integers(len(self._states[world]))] = new
             if not call.rows and reply:
-                self.fold(fuzz.mutated(reply, clients, [Stacked]), reply, clients, cfg.kernels)
+                self.fold(
+                    fuzz.mutated(reply, clients, [Stacked]), reply, clients, cfg.backend.compiled
+                )
         except Exception as error:
             came = type(error).__name__
             self._look_at(error, number, name)
         self.came[came] += 1
         self.ops[name][came] += 1
 
-    def fold(self, odd: Payload, reply: Payload, clients: int, kernels: str) -> None:
+    def fold(self, odd: Payload, reply: Payload, clients: int, compiled: bool) -> None:
         """Fold an honest reply and one that is not."""
         reduce = WeightedMean("nodes") if "nodes" in reply and self._fuzzer.chance(0.5) else Sum()
-        fold = Fold(reduce, compiled=kernels == "compiled")
+        fold = Fold(reduce, compiled=compiled)
         if self._fuzzer.chance(0.5):
             fold.add(reply)
         if self._fuzzer.chance(0.5):

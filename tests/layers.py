@@ -14,17 +14,24 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn import GraphConv as PyGGraphConv
 
-from silograph.nn.conv import GAT, GCN, GIN, MLP, SAGE, AnyConv, GraphConv
-from silograph.nn.model import MODELS, Model, stages
+from silograph.nn.conv import Conv
+from silograph.nn.conv.gat import GAT
+from silograph.nn.conv.gcn import GCN
+from silograph.nn.conv.gin import GIN
+from silograph.nn.conv.graphconv import GraphConv
+from silograph.nn.conv.mlp import MLP
+from silograph.nn.conv.plain import PlainConv
+from silograph.nn.conv.sage import SAGE
+from silograph.nn.model import MODELS, Model
 
-CONVS: dict[str, AnyConv] = {
-    "gcn": GCN(),
-    "sage": SAGE(),
-    "graphconv": GraphConv(),
+CONVS: dict[str, Conv] = {
+    "gcn": GCN,
+    "sage": SAGE,
+    "graphconv": GraphConv,
     "gin": GIN(4),
     "gat": GAT(3, concat=True),
     "gat, mean": GAT(2, concat=False),
-    "mlp": MLP(),
+    "mlp": MLP,
 }
 
 
@@ -38,6 +45,7 @@ def model_of(
     return Model(conv, features, outputs=outputs, layers=layers, **given)
 
 
+COMPILED_MODELS = [conv for conv in MODELS if all(s.conv.kernel for s in model_of(conv).stages)]
 MODELS_WITH_SKIPS = [(conv, skips) for conv in MODELS for skips in (False, True)]
 
 
@@ -54,15 +62,15 @@ class _Linear(nn.Module):
         return out
 
 
-def pyg_layer(conv: AnyConv, inputs: int, outputs: int) -> nn.Module:
+def pyg_layer(conv: Conv, inputs: int, outputs: int) -> nn.Module:
     """Return PyG's layer of the same kind."""
     layer: Any
     match conv:
-        case GCN():
+        case PlainConv("GCN"):
             layer = GCNConv(inputs, outputs)
-        case SAGE():
+        case PlainConv("SAGE"):
             layer = SAGEConv(inputs, outputs)
-        case GraphConv():
+        case PlainConv("GraphConv"):
             layer = PyGGraphConv(inputs, outputs)
         case GIN(hidden):
             layer = GINConv(
@@ -76,15 +84,15 @@ def pyg_layer(conv: AnyConv, inputs: int, outputs: int) -> nn.Module:
     return found
 
 
-def pyg_weights(conv: AnyConv, p: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pyg_weights(conv: Conv, p: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our weights under PyG's names; differentiable."""
     match conv:
-        case GCN() | MLP():
-            name = "lin.bias" if isinstance(conv, MLP) else "bias"
+        case PlainConv("GCN" | "MLP" as plain):
+            name = "lin.bias" if plain == "MLP" else "bias"
             return {"lin.weight": p["weight"].T, name: p["bias"]}
-        case SAGE():
+        case PlainConv("SAGE"):
             names = ("lin_l.weight", "lin_r.weight", "lin_l.bias")
-        case GraphConv():
+        case PlainConv("GraphConv"):
             names = ("lin_rel.weight", "lin_root.weight", "lin_rel.bias")
         case GIN():
             pairs = {"nn.0": ("weight", "bias"), "nn.2": ("out", "out_bias")}
@@ -107,7 +115,7 @@ def pyg_weights(conv: AnyConv, p: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def reference(
-    conv: AnyConv, p: Mapping[str, Tensor], x: Tensor, edges: Tensor, outputs: int
+    conv: Conv, p: Mapping[str, Tensor], x: Tensor, edges: Tensor, outputs: int
 ) -> Tensor:
     """Return what PyG's layer gives with these weights; differentiable."""
     layer, weights = pyg_layer(conv, x.shape[1], outputs), pyg_weights(conv, p)
@@ -134,7 +142,7 @@ def reference_model(
         masks: what the input of a layer is multiplied with.
     """
     for layer in range(model.layers):
-        stage = stages(model)[layer]
+        stage = model.stages[layer]
         p = {k.partition(".")[2]: w for k, w in weights.items() if k.split(".")[0] == str(layer)}
         h = x * masks[layer] if masks and layer else x
         h = reference(stage.conv, p, h, edges, model.widths[layer + 1])

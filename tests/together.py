@@ -13,7 +13,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.nn.model import Model, forward, init_weights
+from silograph.nn.model import Model
 from silograph.task.loss import node_loss
 
 KEY = Key.of(5)
@@ -52,7 +52,7 @@ def train(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train in blocks of `size` clients; return the losses and the last weights."""
     fed = InProcess(cfg, block, route, size)
-    state = method.init(fed, cfg, init_weights(cfg.model, Key.of(2), torch.float64), KEY)
+    state = method.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
     losses = []
     for t in range(1, steps + 1):
         state, report = method.round(fed, cfg, state, t, KEY)
@@ -84,13 +84,14 @@ def whole_round(
 
 def train_centrally(uncut: ClientBlock, cfg: MethodConfig) -> tuple[list[float], dict[str, Tensor]]:
     """Autograd and torch's Adam on the joined graph."""
-    start = init_weights(cfg.model, Key.of(2), torch.float64)
+    assert isinstance(cfg.model, Model)
+    start = cfg.model.init_weights(Key.of(2), torch.float64)
     weights = {name: w.clone().requires_grad_() for name, w in start.items()}
     adam = torch.optim.Adam(weights.values(), lr=0.01, weight_decay=5e-4)
     rows, losses = uncut.split.train, []
     for t in range(1, STEPS + 1):
         adam.zero_grad()
-        logits = forward(cfg.model, weights, uncut, KEY.fold("train", t, "epoch", 0, "batch", 0))
+        logits = cfg.model.forward(weights, uncut, KEY.fold("train", t, "epoch", 0, "batch", 0))
         loss = node_loss(logits[rows], uncut.y[rows], cfg.model.task).mean()
         loss.backward()
         adam.step()

@@ -35,7 +35,6 @@ from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph, subgraph
 from silograph.nn.conv import Params
-from silograph.nn.model import forward
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "bench.jsonl", HERE / "bench.md"
@@ -100,7 +99,7 @@ def agreement(shape: Shape, plan: Plan, form: str, dtype: str) -> dict[str, floa
         for _ in range(GUARD_ROUNDS):
             side.round()
         with torch.no_grad():
-            logits[name] = forward(setup.method_config.model, side.weights, block)
+            logits[name] = setup.method_config.model.forward(side.weights, block)
     plain = logits.pop("loop")
     apart = {name: float((out - plain).abs().max()) for name, out in logits.items()}
     if not all(gap <= TOLERANCE[dtype] for gap in apart.values()):  # NaN fails too

@@ -22,6 +22,7 @@ from silograph.core.config import (
 )
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option, read_toml, write_toml
+from silograph.core.widths import hidden_widths, parse_widths
 from silograph.experiment.resolve.resolve import choose, known_values
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -53,8 +54,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "collect": st.floats(0, 1),
     "scale": POSITIVE,
     "model": st.text(),
-    "layers": COUNTS,
-    "hidden": COUNTS,
+    "layers": st.none() | COUNTS,
+    "hidden": COUNTS | st.lists(COUNTS, min_size=1, max_size=4).map(parse_widths),
+    "head": st.sampled_from(["conv", "linear"]),
     "dropout": SHARE,
     "residual": st.booleans(),
     "heads": st.none() | COUNTS,
@@ -232,7 +234,7 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
         ({"drop_edges": 1.5}, "drop_edges: input should be less than or equal to 1", "got 1.5"),
         ({"layers": 0}, "layers: input should be greater than or equal to 1", "got 0"),
         ({"layers": 1.5}, "layers: input should be a valid integer", "got 1.5"),
-        ({"hidden": -1}, "hidden: input should be greater than or equal to 1", "got -1"),
+        ({"hidden": -1}, "hidden: expected a width of 1 or more, or one for each hidden", "got -1"),
         ({"dropout": 1.0}, "dropout: input should be less than 1", "got 1.0"),
         ({"dropout": -0.1}, "dropout: input should be greater than or equal to 0", "got -0.1"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1", "got 0"),
@@ -284,6 +286,43 @@ def test_bytes_may_have_a_unit(given: int | str, count: int) -> None:
     config = make_config({"max_bytes": given})
     assert config.max_bytes == count
     assert f"max_bytes = {count}\n" in write_toml(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "written", "layers", "widths"),
+    [
+        (64, 64, None, (64,)),
+        ("64", 64, 4, (64, 64, 64)),
+        (64, 64, 1, ()),
+        ("256,128", "256,128", None, (256, 128)),
+        (" 256, 128,", "256,128", 3, (256, 128)),
+        ([256, 128], "256,128", None, (256, 128)),
+        ((64,), "64,", None, (64,)),
+        ("064,", "64,", 2, (64,)),
+    ],
+)
+def test_hidden_is_a_width_for_all_or_for_each(
+    given: Any, written: int | str, layers: int | None, widths: tuple[int, ...]
+) -> None:
+    config = make_config({"hidden": given, "layers": layers})
+    assert config.hidden == written
+    assert hidden_widths(config.hidden, config.layers) == widths
+    assert make_config(tomllib.loads(write_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    "odd", [0, -1, 10**18, "", ",", "a", "1,,2", "1,0", "1,-2", "1.5", [], [1.5], "1," * 1001, {}]
+)
+def test_odd_widths_are_refused_in_one_line(odd: Any) -> None:
+    message = one_line(lambda: make_config({"hidden": odd}, source="run.toml"))
+    assert message.startswith("hidden: expected a width of 1 or more, or one for each hidden layer")
+
+
+def test_widths_and_layers_agree() -> None:
+    message = one_line(lambda: hidden_widths("256,128", 2))
+    assert message == (
+        "expected 3 layers with hidden=256,128, got 2: leave layers out, or give one width for all"
+    )
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

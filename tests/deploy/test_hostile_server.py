@@ -38,7 +38,6 @@ from silograph.graph.silos.read import read_silo
 from silograph.methods import cagnet
 from silograph.methods.local_training import begin as begin_training
 from silograph.methods.local_training import train
-from silograph.nn.model import init_weights
 from silos import config_of, folders
 
 HIDDEN = 8
@@ -89,7 +88,7 @@ class Hostile:
 
     def weights(self) -> dict[str, Field]:
         dtype = DTYPES[self.config.dtype]
-        weights = init_weights(self.method_config.model, Key.of(0), dtype)
+        weights = self.method_config.model.init_weights(Key.of(0), dtype)
         return {f"weights/{name}": Shared(w) for name, w in weights.items()}
 
     def begin(self) -> Message:
@@ -316,7 +315,7 @@ def test_a_call_that_fails_is_not_passed_over(silo: Silo, monkeypatch: pytest.Mo
         raise ValueError
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.methods.local_training.fit", fails)
+        patch.setattr(type(server.method_config.backend), "fit", fails)
         assert reason(server.train(server.weights())) == "ValueError at the silo: its log says more"
     line = "expected LOAD after a call of round 1 that has failed, got another"
     assert reason(server.train(server.weights())) == line
@@ -405,6 +404,14 @@ def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) ->
         ({"local_epochs": 2**62}, "expected local_epochs of at most 10000 at a silo"),
         ({"layers": 10**5}, "expected layers of at most 1000 at a silo, got 100000"),
         ({"model": "appnp", "hops": 10**7}, "expected hops of at most 1000 at a silo"),
+        ({"hidden": "1," * 1001}, "hidden: expected a width of 1 or more"),
+        ({"hidden": "9" * 5000}, "hidden: expected a width of 1 or more"),
+        (
+            {"hidden": "8,30000,30000", "layers": 4},
+            "expected a model of at most 268,435,456 weights at a silo",
+        ),
+        ({"hidden": "8,8", "layers": 2}, "expected 3 layers with hidden=8,8, got 2"),
+        ({"model.head": "both"}, "head: input should be 'conv' or 'linear'"),
         ({"hidden": 10**8}, "expected a model of at most 268,435,456 weights at a silo"),
         ({"device": "privateuseone"}, "expected device cpu or cuda of a server"),
         ({"method": "label_guided", "local_epochs": 10**6}, "expected local_epochs of at most"),
@@ -413,7 +420,10 @@ def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) ->
 def test_no_config_holds_a_silo_up(silo: Silo, options: dict[str, Any], line: str) -> None:
     server = Hostile(silo)
     facts = server.facts(method=options.get("method", "fedavg"))
-    facts["config"] |= options
+    own = facts["config"]["options"] | {k: v for k, v in options.items() if "." in k}
+    if "model" in options:
+        own = {k: v for k, v in own.items() if not k.startswith("model.")}
+    facts["config"] |= {k: v for k, v in options.items() if "." not in k} | {"options": own}
     assert reason(server.ask(Type.START, facts_body(facts))).startswith(line)
 
 

@@ -20,7 +20,6 @@ from silograph.federation.fold import Fold
 from silograph.graph.block.block import ClientBlock
 from silograph.methods import bns, cagnet
 from silograph.methods.base import MethodConfig
-from silograph.nn.backends import Kernels
 from silograph.nn.doors import check_places
 from silograph.nn.fit import stacked_copies
 from silograph.nn.reach import boundary_reach, partial_reach
@@ -48,7 +47,7 @@ def test_the_weights_of_a_pass_are_shared(case: Case) -> None:
 
 
 @TIERS
-def test_logits_of_another_model_are_not_judged(case: Case, kernels: Kernels) -> None:
+def test_logits_of_another_model_are_not_judged(case: Case, kernels: str) -> None:
     j = len(judges_of(case.block).rows)
     scale = {name: Shared(torch.ones(K)) for name in ("mean", "deviation")}
     for odd in (torch.zeros(1, 65536), torch.zeros(j, 2), torch.zeros(j, K)):
@@ -73,7 +72,7 @@ FIELD = Patched(
 
 @TIERS
 @pytest.mark.parametrize("place", [5, -1, -6, 2**40])
-def test_no_row_is_added_beside_the_sum(kernels: Kernels, place: int) -> None:
+def test_no_row_is_added_beside_the_sum(kernels: str, place: int) -> None:
     fold = Fold(Sum(), compiled=kernels == "compiled")
     fold.add({"w": FIELD})
     odd = replace(FIELD, index=torch.tensor([0, place, 1]))
@@ -82,7 +81,7 @@ def test_no_row_is_added_beside_the_sum(kernels: Kernels, place: int) -> None:
 
 
 @TIERS
-def test_every_row_has_a_place_and_a_weight(kernels: Kernels) -> None:
+def test_every_row_has_a_place_and_a_weight(kernels: str) -> None:
     def folded(field: Patched | Stacked, nodes: Tensor | None = None) -> None:
         fold = Fold(WeightedMean("nodes") if nodes is not None else Sum(), compiled=compiled)
         fold.add({"w": field} if nodes is None else {"w": field, "nodes": Stacked(nodes)})

@@ -25,7 +25,7 @@ from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig
 from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.optim import Adam
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def test_features_can_be_worked_out_from_single_partial_sums(
         return reply
 
     monkeypatch.setattr(InProcess, "call", overhear)
-    weights = init_weights(cfg.model, Key.of(2), torch.float64)
+    weights = cfg.model.init_weights(Key.of(2), torch.float64)
     state = LABEL_GUIDED.init(fed, cfg, weights, Key.of(0))
     for t in range(1, 5):
         state, _ = LABEL_GUIDED.round(fed, cfg, state, t, Key.of(0))

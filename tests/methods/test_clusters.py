@@ -41,9 +41,9 @@ from silograph.methods import (
     train,
     weight_specs,
 )
-from silograph.nn.backends import Kernels
+from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
 
@@ -124,7 +124,7 @@ def config(graph: Graph, **changes: Any) -> MethodConfig:
 
 
 def run(method: Method, cfg: MethodConfig, fed: Federation) -> ServerState:
-    state = method.init(fed, cfg, init_weights(cfg.model, FIRST, torch.float64), KEY)
+    state = method.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
     for t in range(1, ROUNDS + 1):
         fed.start_round(t)
         state, _ = method.round(fed, cfg, state, t, KEY)
@@ -143,10 +143,10 @@ def built_of(
 def test_two_clusters_are_two_runs_of_fedavg(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., Built],
-    kernels: Kernels,
+    kernels: str,
     case: str,
 ) -> None:
-    (block, route), cfg = built_of(make_graph, cut_block, kernels=kernels, **CASES[case])
+    (block, route), cfg = built_of(make_graph, cut_block, backend=BACKENDS[kernels], **CASES[case])
     for size in (5, 2):
         found = run(CLUSTERED, cfg, InProcess(cfg, block, route, size)).memory
         for cluster, members in enumerate(MEMBERS):
@@ -159,10 +159,10 @@ def test_two_clusters_are_two_runs_of_fedavg(
 
 @TIERS
 def test_a_session_gives_the_bits_and_the_bytes_of_a_simulation(
-    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], kernels: Kernels
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], kernels: str
 ) -> None:
     """A silo gets its base only, and is held to a whole model as its inbox."""
-    (block, route), cfg = built_of(make_graph, cut_block, kernels=kernels)
+    (block, route), cfg = built_of(make_graph, cut_block, backend=BACKENDS[kernels])
     calls = CLUSTERED.calls
     assert calls is not None
     agreed = Program(

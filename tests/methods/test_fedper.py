@@ -22,9 +22,9 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, FEDPER, MethodConfig, Params
 from silograph.methods.fedper import FedPerOptions, split
-from silograph.nn.backends import Kernels
+from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights, weight_shapes
+from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 
 Built = tuple[ClientBlock, Route]
@@ -57,16 +57,16 @@ def config(graph: Graph, **changes: Any) -> MethodConfig[FedPerOptions]:
 def test_fedper_is_the_loop_over_clients(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., Built],
-    kernels: Kernels,
+    kernels: str,
     sparse: bool,
     participation: float,
 ) -> None:
     """The first layer is averaged by training nodes; each client's last one goes on by itself."""
     graph = make_graph(50, sparse=sparse, features=12)
-    cfg = config(graph, kernels=kernels, participation=participation)
+    cfg = config(graph, backend=BACKENDS[kernels], participation=participation)
     block, route = cut_block(graph, CLIENTS)
     fed = InProcess(cfg, block, route, CLIENTS)
-    weights = init_weights(cfg.model, Key.of(9), torch.float64)
+    weights = cfg.model.init_weights(Key.of(9), torch.float64)
     state = FEDPER.init(fed, cfg, weights, KEY)
     base, last = split(weights, 1)
     own: list[Params] = [dict(last) for _ in fed.ids]
@@ -146,7 +146,7 @@ def test_only_the_base_travels(make_graph: MakeGraph, private: int) -> None:
     graph = make_graph()
     result = go(graph, method="fedper", layers=3, options={"private": private}, participation=0.5)
     sizes = graph.num_features, 8, graph.num_classes, 3
-    shapes = weight_shapes(Model("gcn", *sizes, 0.5, "multiclass"))
+    shapes = Model("gcn", *sizes, 0.5, "multiclass").weight_shapes
     base, own = split(shapes, private)
     sent = {f"weights/{name}": shape for name, shape in base.items()}
     down = frame_bytes("train_private", sent)
@@ -174,7 +174,7 @@ def test_clients_that_are_not_called_keep_what_they_have(
     cfg = config(graph, participation=0.34)
     block, route = cut_block(graph, CLIENTS)
     fed = InProcess(cfg, block, route, CLIENTS)
-    state = FEDPER.init(fed, cfg, init_weights(cfg.model, Key.of(9), torch.float64), KEY)
+    state = FEDPER.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), KEY)
     for t in range(1, ROUNDS + 1):
         before = {k: w.clone() for k, w in under("private", fed.states()[0]).items()}
         state, report = FEDPER.round(fed, cfg, state, t, KEY)
@@ -213,7 +213,7 @@ def test_the_last_part_of_a_module_is_private(make_graph: MakeGraph) -> None:
 def test_layers_without_weights_do_not_count(make_graph: MakeGraph) -> None:
     """APPNP's hops have none: the last layer is that of its MLP."""
     model = Model("appnp", 7, 8, 3, 2, 0.5, "multiclass", hops=3, teleport=0.1)
-    assert [name.partition(".")[0] for name in split(weight_shapes(model), 1)[1]] == ["1", "1"]
+    assert [name.partition(".")[0] for name in split(model.weight_shapes, 1)[1]] == ["1", "1"]
     go(make_graph(), method="fedper", model="appnp", rounds=1)
 
 

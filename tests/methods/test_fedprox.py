@@ -18,11 +18,11 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig
 from silograph.methods.fedprox import FEDPROX, FedProxOptions, corrections
-from silograph.nn.backends import Kernels
+from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 
 Built = tuple[ClientBlock, Route]
@@ -34,7 +34,7 @@ TIERS = pytest.mark.parametrize(
 ROUNDS, LR, DECAY, MU, STEPS = 3, 0.3, 5e-3, 0.4, 4
 
 
-def config(graph: Graph, kernels: Kernels) -> MethodConfig:
+def config(graph: Graph, kernels: str) -> MethodConfig:
     return MethodConfig(
         model=Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.0, graph.task),
         optimizer=SGD(LR, DECAY),
@@ -42,7 +42,7 @@ def config(graph: Graph, kernels: Kernels) -> MethodConfig:
         keep_optimizer=False,
         participation=1.0,
         options=FedProxOptions(mu=MU),
-        kernels=kernels,
+        backend=BACKENDS[kernels],
         corrections=corrections(FedProxOptions(mu=MU)),
     )
 
@@ -52,13 +52,13 @@ def config(graph: Graph, kernels: Kernels) -> MethodConfig:
 def test_fedprox_is_the_loop_over_clients(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., Built],
-    kernels: Kernels,
+    kernels: str,
     sparse: bool,
 ) -> None:
     graph = make_graph(50, sparse=sparse, features=12)
     cfg, (block, route) = config(graph, kernels), cut_block(graph, 3)
-    weights = init_weights(cfg.model, Key.of(9), torch.float64)
-    fed = InProcess(cfg, block, route, 3, compiled=kernels == "compiled")
+    weights = cfg.model.init_weights(Key.of(9), torch.float64)
+    fed = InProcess(cfg, block, route, 3, compiled=cfg.backend.compiled)
     state = FEDPROX.init(fed, cfg, weights, Key.of(5))
     for t in range(1, ROUNDS + 1):
         state, _ = FEDPROX.round(fed, cfg, state, t, Key.of(5))

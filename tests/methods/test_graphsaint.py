@@ -24,7 +24,7 @@ from silograph.graph.partition.split import make_split
 from silograph.methods.base import MethodConfig
 from silograph.methods.graphsaint import GRAPHSAINT, GraphSAINTOptions
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, forward, init_weights
+from silograph.nn.model import Model
 from silograph.nn.optim import Adam
 from silograph.sampling.graphsaint import draw, presample, subgraph
 from silograph.task.loss import node_loss
@@ -68,7 +68,7 @@ def train(
     built: Blocks, cfg: MethodConfig, size: int = 1, rounds: int = STEPS
 ) -> tuple[list[float | None], dict[str, Tensor]]:
     fed = InProcess(cfg, *built, size)
-    state = GRAPHSAINT.init(fed, cfg, init_weights(cfg.model, Key.of(2), torch.float64), KEY)
+    state = GRAPHSAINT.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
     losses = []
     for t in range(1, rounds + 1):
         state, report = GRAPHSAINT.round(fed, cfg, state, t, KEY)
@@ -85,7 +85,8 @@ def test_subgraphs_of_all_nodes_are_centralized_training(
     """Autograd and torch's Adam on the whole graph: every norm is 1 then."""
     block, route = uncut(make_graph(30, sparse=normalize))
     cfg = config_of(model_of(conv), sampler="node", budget=2000, steps=1, normalize=normalize)
-    start = init_weights(cfg.model, Key.of(2), torch.float64)
+    assert isinstance(cfg.model, Model)
+    start = cfg.model.init_weights(Key.of(2), torch.float64)
     weights = {name: w.clone().requires_grad_() for name, w in start.items()}
     adam = torch.optim.Adam(weights.values(), lr=0.01, weight_decay=5e-4)
     rows, expected = block.split.train, []
@@ -93,7 +94,7 @@ def test_subgraphs_of_all_nodes_are_centralized_training(
         step = KEY.fold("train", t, "epoch", 0, "batch", 0)
         assert len(subgraph(block, cfg.options, step)) == 30
         adam.zero_grad()
-        logits = forward(cfg.model, weights, block, step)
+        logits = cfg.model.forward(weights, block, step)
         loss = node_loss(logits[rows], block.y[rows], cfg.model.task).mean()
         loss.backward()
         adam.step()
@@ -141,7 +142,7 @@ def test_a_step_is_autograd_of_the_weighed_loss(
     built = uncut(make_graph(40))
     model = model_of(conv, dropout=0.0)
     cfg = config_of(model, **SMALL[sampler])
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     fed = InProcess(cfg, *built, 1)
     fed.call(presample, {}, what=Kind.STATISTICS, key=KEY)
     fed.call(draw, {}, what=Kind.CONTROL, key=KEY)
@@ -176,7 +177,7 @@ def test_without_a_drawn_training_node_there_is_no_step(
     block, route = uncut(make_graph(30))
     cfg = config_of(model_of("gcn"), sampler="node", budget=1, steps=1, sample_coverage=1)
     fed = InProcess(cfg, block, route, 1)
-    state = GRAPHSAINT.init(fed, cfg, init_weights(cfg.model, Key.of(2), torch.float64), KEY)
+    state = GRAPHSAINT.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
     seen = set()
     for t in range(1, 20):
         new, report = GRAPHSAINT.round(fed, cfg, state, t, KEY)
@@ -196,7 +197,7 @@ def test_a_round_takes_the_steps_of_its_passes(make_graph: Callable[..., Graph])
         cfg = config_of(model_of("gcn"), **SMALL["walk"] | options)
         cfg = replace(cfg, schedule=Schedule(local_epochs))
         fed = InProcess(cfg, *uncut(make_graph(60)), 1)
-        state = GRAPHSAINT.init(fed, cfg, init_weights(cfg.model, KEY, torch.float64), KEY)
+        state = GRAPHSAINT.init(fed, cfg, cfg.model.init_weights(KEY, torch.float64), KEY)
         GRAPHSAINT.round(fed, cfg, state, 1, KEY)
         taken = sum(r.op == "draw" and r.direction == "down" for r in fed.ledger.records)
         counts = fed.states()[0]
@@ -219,7 +220,7 @@ def test_subgraphs_are_drawn_ahead_where_anything_is_read_off_them(
 ) -> None:
     cfg = config_of(model_of("gcn"), **SMALL["walk"] | options)
     fed = InProcess(cfg, *uncut(make_graph(60)), 1)
-    state = GRAPHSAINT.init(fed, cfg, init_weights(cfg.model, KEY, torch.float64), KEY)
+    state = GRAPHSAINT.init(fed, cfg, cfg.model.init_weights(KEY, torch.float64), KEY)
     assert any(record.op == "presample" for record in fed.ledger.records) == ahead
     _, report = GRAPHSAINT.round(fed, cfg, state, 1, KEY)
     assert report.train_loss is not None

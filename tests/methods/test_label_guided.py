@@ -26,7 +26,7 @@ from silograph.graph.partition.partition import make_partition
 from silograph.methods.base import MethodConfig
 from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions, step
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, forward, init_weights
+from silograph.nn.model import Model
 from silograph.nn.optim import Adam
 from silograph.sampling.label_guided import draw
 from silograph.task.loss import node_loss
@@ -74,11 +74,11 @@ def test_global_training_is_centralized_training(
 def test_gradients_of_several_labels_a_node(make_graph: Callable[..., Graph]) -> None:
     block, route, uncut = cut_of(make_graph(40, multilabel=True), 4, "random")
     model = Model("gcn", 7, 6, 3, 2, 0.0, "multilabel")
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     grads, _ = gradients(InProcess(config_of(model), block, route, 4), model, weights, KEY)
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
     rows = uncut.split.train
-    loss = node_loss(forward(model, leaves, uncut)[rows], uncut.y[rows], "multilabel").mean()
+    loss = node_loss(model.forward(leaves, uncut)[rows], uncut.y[rows], "multilabel").mean()
     for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
         torch.testing.assert_close(grads[name], g, rtol=0, atol=1e-12)
 
@@ -120,7 +120,7 @@ def test_without_a_drawn_training_node_there_is_no_step(
     block, route, _ = cut_of(make_graph(60), 3, "random")
     cfg = config_of(model_of("gcn"), sample=1)
     fed = InProcess(cfg, block, route, 3)
-    state = LABEL_GUIDED.init(fed, cfg, init_weights(cfg.model, Key.of(2), torch.float64), KEY)
+    state = LABEL_GUIDED.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
     seen = set()
     for t in range(1, 30):
         new, report = LABEL_GUIDED.round(fed, cfg, state, t, KEY)
@@ -138,7 +138,7 @@ def test_bytes_are_those_of_touched_rows(make_graph: Callable[..., Graph]) -> No
     model = model_of("gcn", dropout=0.0, residual=False)
     cfg = config_of(model)
     fed = InProcess(cfg, block, route, 4)
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     gradients(fed, model, weights, KEY)
     halo, widths, clients = block.halo, (6, 6, 3), block.num_clients
     assert halo.off[-1] == len(route.target)
@@ -177,7 +177,7 @@ def test_bytes_of_drawn_rows_are_those_of_slots_with_a_drawn_sender(
     model = model_of("gcn", layers=2, dropout=0.0, residual=False)
     cfg = config_of(model, sample=20, normalize=normalize, rows=rows)
     fed = InProcess(cfg, block, route, 4)
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     LABEL_GUIDED.init(fed, cfg, weights, KEY)
     step(fed, cfg, weights, KEY)
 
@@ -319,7 +319,7 @@ def test_edges_that_only_one_owner_knows(make_graph: Callable[..., Graph]) -> No
     halo = replace(block.halo, adj=CSR.from_scipy(dense.tocsr()).to("cpu", torch.float64))
     cfg = config_of(model_of("gcn"))
     fed = InProcess(cfg, replace(block, halo=halo), route, 3)
-    start = init_weights(cfg.model, KEY, torch.float64)
+    start = cfg.model.init_weights(KEY, torch.float64)
     with pytest.raises(
         DataError, match="expected both owners of a cross-client edge to know of it, got 1 "
     ):

@@ -20,8 +20,9 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.nn.fit import Schedule, Training, fit
-from silograph.nn.model import Model, init_weights
+from silograph.nn.backends import TORCH
+from silograph.nn.fit import Schedule, Training
+from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.selection.uniform import select_uniform
@@ -51,7 +52,7 @@ def run(
     method = METHODS[name]
     fed = InProcess(cfg, *built, block_size, strict=strict)
     key = Key.of(5)
-    state = method.init(fed, cfg, init_weights(cfg.model, Key.of(9), torch.float64), key)
+    state = method.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), key)
     reports, held = [], held_of(built[0])
     for t in range(1, ROUNDS + 1):
         fed.start_round(t)
@@ -167,7 +168,7 @@ def test_work_is_the_closed_form(
     steps = Adam(lr=0.01) if optimizer == "adam" else SGD(lr=0.1, momentum=0.9)
     cfg = replace(config(graph, "fedavg"), optimizer=steps)
     fed = InProcess(cfg, block, route, 5)
-    weights = init_weights(cfg.model, Key.of(9), torch.float64)
+    weights = cfg.model.init_weights(Key.of(9), torch.float64)
     method = METHODS["fedavg"]
     state = method.init(fed, cfg, weights, Key.of(5))
     method.round(fed, cfg, state, 1, Key.of(5))
@@ -195,7 +196,7 @@ def layer_work(model: Model, layer: int, n: int, entries: int, values: int, *, t
 
     `both` counts the way back, `two` that for both factors of a product.
     """
-    wide, out, last = model.hidden, model.widths[layer + 1], layer == model.layers - 1
+    wide, out, last = model.widths[1], model.widths[layer + 1], layer == model.layers - 1
     both, two = (2, 3) if train else (1, 1)
     stored = values if layer == 0 else n * wide
     product = 2 * stored * (both if layer == 0 else two)  # for each column of the weight
@@ -229,10 +230,10 @@ def test_work_of_every_layer_is_the_closed_form(
     graph = make_graph(40, sparse=sparse)
     block, _ = cut_block(graph, 5)
     model = model_of(conv, graph.num_features, graph.num_classes, layers=3, residual=True)
-    weights, k = init_weights(model, Key.of(9), torch.float64), graph.num_classes
+    weights, k = model.init_weights(Key.of(9), torch.float64), graph.num_classes
     size = sum(w.numel() for w in weights.values())
     with metered(5) as meter:
-        fit(Training(model, SGD(0.1), Schedule(2)), block, weights, None, Key.of(1))
+        TORCH.fit(Training(model, SGD(0.1), Schedule(2)), block, weights, None, Key.of(1))
     for c, part in enumerate(block.take(torch.tensor([c])) for c in range(5)):
         n, entries, train = len(part.y), part.adj.nnz, int(part.num_train)
         values = part.x.csr.nnz if isinstance(part.x, SparseRows) else n * graph.num_features
@@ -256,7 +257,7 @@ def test_clients_that_do_not_train_do_no_work(
     cfg = config(graph, "fedavg")
     fed = InProcess(cfg, block, route, 5)
     method = METHODS["fedavg"]
-    state = method.init(fed, cfg, init_weights(cfg.model, Key.of(9), torch.float64), Key.of(5))
+    state = method.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), Key.of(5))
     method.round(fed, cfg, state, 1, Key.of(5))
     flops = only(fed, "train", "up")[0].flops
     assert flops[2] == 0

@@ -22,7 +22,6 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph, Split
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.llcg import LLCG, correct, corrected
-from silograph.nn.model import forward
 from silograph.nn.neighbors import Fanout
 from silograph.task.loss import node_loss
 
@@ -69,7 +68,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
             leaves[name].data.copy_(w)
         for _ in range(steps):
             adam.zero_grad()
-            loss = node_loss(forward(cfg.model, leaves, held)[rows], held.y[rows], "multiclass")
+            loss = node_loss(cfg.model.forward(leaves, held)[rows], held.y[rows], "multiclass")
             loss.mean().backward()
             adam.step()
         state, report = LLCG.round(setup.federation, cfg, state, t, key)

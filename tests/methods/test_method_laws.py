@@ -24,7 +24,7 @@ from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 from together import held_of, whole_round
 
@@ -72,7 +72,7 @@ def train(
     block, route = built
     fed = InProcess(cfg, block, route, block_size)
     key = Key.of(5)
-    weights = init_weights(cfg.model, Key.of(9), torch.float64)
+    weights = cfg.model.init_weights(Key.of(9), torch.float64)
     state = method.init(fed, cfg, weights, key)
     losses, held = [], held_of(block)
     for t in range(1, rounds + 1):
@@ -218,7 +218,7 @@ def test_a_round_of_clients_that_cannot_train_changes_nothing(
         cfg = config(graph, METHODS[name])
         trace = train(METHODS[name], cfg, (nobody, route), 5)
         assert trace.losses == [None] * ROUNDS
-        first = init_weights(cfg.model, Key.of(9), torch.float64)
+        first = cfg.model.init_weights(Key.of(9), torch.float64)
         assert all(torch.equal(w, first[k]) for k, w in trace.weights.items())
 
 
@@ -267,7 +267,7 @@ def test_one_client_with_kept_optimizer_is_centralized_training(
 
     theirs = {
         name: w.requires_grad_()
-        for name, w in init_weights(cfg.model, Key.of(9), torch.float64).items()
+        for name, w in cfg.model.init_weights(Key.of(9), torch.float64).items()
     }
     step: torch.optim.Optimizer = (
         torch.optim.Adam(list(theirs.values()), lr=0.01, weight_decay=5e-4)
@@ -305,7 +305,7 @@ def test_fedavg_is_the_loop_over_clients(
             out: torch.Tensor = self.b(torch.relu(self.a(x, edges)), edges)
             return out
 
-    first = init_weights(cfg.model, Key.of(9), torch.float64)
+    first = cfg.model.init_weights(Key.of(9), torch.float64)
     shared = {
         f"{layer}.{theirs}": transposed(first[f"{number}.{our}"])
         for number, layer in enumerate("ab")
@@ -344,7 +344,7 @@ def test_ops_leave_their_input_untouched(
     block, route = cut_block(graph, 5)
     fed = InProcess(cfg, block, route, 5)
     key = Key.of(5)
-    weights = init_weights(cfg.model, Key.of(9), torch.float64)
+    weights = cfg.model.init_weights(Key.of(9), torch.float64)
     state = method.init(fed, cfg, weights, key)
     before = dict(fed.states()[0])
     saved = {k: f.t.clone() for k, f in before.items()}
@@ -354,5 +354,5 @@ def test_ops_leave_their_input_untouched(
         method.setting.on_held(cfg, held_of(block), after, 1, key)
     assert all(torch.equal(w, kept[k]) for k, w in (after.weights or {}).items())
     assert all(torch.equal(before[k].t, saved[k]) for k in saved)
-    again = init_weights(cfg.model, Key.of(9), torch.float64)
+    again = cfg.model.init_weights(Key.of(9), torch.float64)
     assert all(torch.equal(w, again[k]) for k, w in weights.items())

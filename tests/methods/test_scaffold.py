@@ -21,10 +21,11 @@ from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.scaffold import SCAFFOLD, ScaffoldOptions
+from silograph.nn.backends import TORCH
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
-from silograph.nn.fit import Schedule, fit
-from silograph.nn.model import Model, init_weights
+from silograph.nn.fit import Schedule
+from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD
 
@@ -51,7 +52,7 @@ def config(graph: Graph, **changes: Any) -> MethodConfig:
 
 def begin(cfg: MethodConfig, built: Built, block_size: int = 5) -> tuple[InProcess, ServerState]:
     fed = InProcess(cfg, *built, block_size)
-    return fed, SCAFFOLD.init(fed, cfg, init_weights(cfg.model, Key.of(9), torch.float64), KEY)
+    return fed, SCAFFOLD.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), KEY)
 
 
 def variates(fed: InProcess) -> Params:
@@ -154,7 +155,7 @@ def test_a_variate_is_the_mean_gradient_of_the_clients_own_steps(
         common = {k: server.memory[f"variates/{k}"] for k in server.weights}
         shift = Shift({k: common[k] - c for k, c in before.items()})
         training = replace(cfg.training, corrections=(shift,))
-        fitted = fit(training, block, server.weights, None, KEY.fold("train", t))
+        fitted = TORCH.fit(training, block, server.weights, None, KEY.fold("train", t))
         state, _ = SCAFFOLD.round(fed, cfg, state, t, KEY)
         steps = 2 * ((block.num_train + 2) // 3)
         assert torch.equal(fitted.steps, steps)
@@ -192,7 +193,7 @@ def test_clients_agree_on_where_the_gradient_of_all_is_zero(
     for method in (FEDAVG, SCAFFOLD):
         own = replace(cfg, options=method.options())
         fed = InProcess(own, block, route, 3)
-        state = method.init(fed, own, init_weights(cfg.model, Key.of(9), torch.float64), KEY)
+        state = method.init(fed, own, cfg.model.init_weights(Key.of(9), torch.float64), KEY)
         for t in range(1, 81):
             state, _ = method.round(fed, own, state, t, KEY)
         assert state.weights is not None
@@ -203,7 +204,7 @@ def test_clients_agree_on_where_the_gradient_of_all_is_zero(
 def gradient(cfg: MethodConfig, block: ClientBlock, weights: Params) -> float:
     """Largest entry of the gradient of the loss of all training nodes, with decay."""
     training = replace(cfg.training, optimizer=SGD(1.0, 0.05), schedule=Schedule(1))
-    moved = fit(training, block, weights, None, KEY).weights
+    moved = TORCH.fit(training, block, weights, None, KEY).weights
     share = block.num_train.double() / block.num_train.sum()
     grads = [w - torch.einsum("c,c...->...", share, moved[k].t) for k, w in weights.items()]
     return max(float(g.abs().max()) for g in grads)

@@ -33,8 +33,7 @@ from silograph.methods.cagnet import CAGNET
 from silograph.methods.cagnet import step as broadcast_step
 from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
 from silograph.nn.fit import Schedule
-from silograph.nn.model import Model, init_weights
-from silograph.nn.model import forward as forward_uncut
+from silograph.nn.model import Model
 from silograph.nn.optim import Adam
 from silograph.task.loss import node_loss
 from together import KEY, SHARED, cut_by, cut_of, model_of, train, train_centrally
@@ -70,6 +69,26 @@ def test_all_rows_are_centralized_training(
     cfg = config_of(model_of(conv), options)
     losses, weights = train(method, block, route, cfg, size)
     expected, wanted = train_centrally(uncut, cfg)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=1e-10)
+    for name, w in wanted.items():
+        torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
+def test_unequal_widths_and_a_linear_head_are_trained_as_centrally(
+    make_graph: Callable[..., Graph], method: Method, options: object
+) -> None:
+    block, route, uncut = cut_of(make_graph(60, sparse=True), 4, "random")
+    cfg = config_of(replace(model_of("sage", head="linear"), hidden=(7, 5)), options)
+    losses, weights = train(method, block, route, cfg, 3)
+    expected, wanted = train_centrally(uncut, cfg)
+    assert {name: tuple(w.shape) for name, w in wanted.items() if name[0] != "0"} == {
+        "1.weight": (7, 5),
+        "1.root": (7, 5),
+        "1.bias": (5,),
+        "2.weight": (5, 3),
+        "2.bias": (3,),
+    }
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=1e-10)
     for name, w in wanted.items():
         torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
@@ -166,7 +185,7 @@ def test_a_drawn_layer_is_unbiased_by_enumeration(
     assert 5 <= slots <= 8
     model = model_of("gcn", layers=1, dropout=0.0, residual=False)
     cfg = config_of(model, BNSOptions(rate))
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     chosen = [torch.zeros(slots, dtype=torch.bool)]
     draw_by_hand(monkeypatch, chosen)
     mean = torch.zeros(12, 3, dtype=torch.float64)
@@ -178,7 +197,7 @@ def test_a_drawn_layer_is_unbiased_by_enumeration(
         forward(fed, model, weights, key, bns.BY_ROWS)
         p = rate ** sum(bits) * (1 - rate) ** (slots - sum(bits))
         mean += p * logits_of(model, fed.states()[0])
-    expected = forward_uncut(model, weights, uncut)[places(block, uncut)]
+    expected = model.forward(weights, uncut)[places(block, uncut)]
     torch.testing.assert_close(mean, expected, rtol=0, atol=1e-12)
 
 
@@ -190,7 +209,7 @@ def test_the_way_back_is_autograd_of_the_drawn_loss(
     block, route, uncut = cut_of(make_graph(40), 4, "random")
     model = model_of("gcn", layers=2, dropout=0.0, residual=False)
     cfg = config_of(model, BNSOptions(rate))
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     fed = InProcess(cfg, block, route, 4)
     grads, loss = bns.step(fed, cfg, weights, KEY)
 
@@ -224,7 +243,7 @@ def test_bytes_are_those_of_drawn_rows(make_graph: Callable[..., Graph]) -> None
     model = model_of("gcn", layers=2, dropout=0.0, residual=False)
     cfg = config_of(model, BNSOptions(0.5))
     fed = InProcess(cfg, block, route, 4)
-    bns.step(fed, cfg, init_weights(model, KEY, torch.float64), KEY)
+    bns.step(fed, cfg, model.init_weights(KEY, torch.float64), KEY)
     slot = bns.draw(cfg, block, {}, {}, KEY)[0]["pass/slot"].t.nonzero()[:, 0]
     row = torch.unique(route.target[slot])
     slots = torch.searchsorted(slot, route.slot_off)
@@ -259,7 +278,7 @@ def test_a_broadcast_costs_all_rows_at_every_silo(make_graph: Callable[..., Grap
     model = model_of("gcn", layers=2, dropout=0.0, residual=False)
     cfg = config_of(model, NoOptions())
     fed = InProcess(cfg, block, route, 4)
-    start = init_weights(model, KEY, torch.float64)
+    start = model.init_weights(KEY, torch.float64)
     CAGNET.init(fed, cfg, start, KEY)
     broadcast_step(fed, cfg, start, KEY)
     stage: Payload = {"stage": Shared(torch.tensor(0, dtype=torch.int32))}

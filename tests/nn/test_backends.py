@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from layers import COMPILED_MODELS
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked
@@ -16,12 +17,16 @@ from silograph.core.work import Meter, metered
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.nn.backends import COMPILED_MODELS, Kernels, fit, predict, why_not_compiled
-from silograph.nn.backends import rest as tier_rest
-from silograph.nn.conv import Params
+from silograph.nn.backends import BACKENDS, COMPILED
+from silograph.nn.conv import Params, Scales
+from silograph.nn.conv.base import glorot_init, inverse, inverse_root, rooted_init
+from silograph.nn.conv.gcn import GCN
+from silograph.nn.conv.plain import PlainConv
+from silograph.nn.conv.sage import SAGE
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
-from silograph.nn.model import MODELS, Model, init_weights
+from silograph.nn.forward import Stage
+from silograph.nn.model import MODELS, Model, layers_of
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
@@ -30,7 +35,7 @@ pytest.importorskip("numba")
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
 TOLERANCE = 1e-10
-TIERS: tuple[Kernels, ...] = ("torch", "compiled")
+TIERS: tuple[str, ...] = ("torch", "compiled")
 ADAM = Adam(lr=0.05, weight_decay=5e-4)
 MODEL = Model("gcn", 4, 4, 2, 2, 0.0, "multiclass")
 SCHEDULES = {
@@ -56,9 +61,11 @@ class Case:
     def training(self) -> Training:
         return Training(self.model, self.optimizer, self.schedule, self.corrections)
 
-    def run(self, kernels: Kernels) -> tuple[Fitted, Meter]:
+    def run(self, kernels: str) -> tuple[Fitted, Meter]:
         with metered(self.block.num_clients) as meter:
-            fitted = fit(kernels, self.training, self.block, self.start, self.memory, Key.of(3))
+            fitted = BACKENDS[kernels].fit(
+                self.training, self.block, self.start, self.memory, Key.of(3)
+            )
         return fitted, meter
 
 
@@ -70,6 +77,8 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
     options: dict[str, Any] = {
         "conv": "gcn",
         "layers": 2,
+        "hidden": 6,
+        "head": "conv",
         "dropout": 0.5,
         "sparse": True,
         "multilabel": False,
@@ -91,9 +100,16 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
     )
     block, _ = cut_block(graph, options["clients"], dtype=options["dtype"])
     model = Model(
-        options["conv"], 12, 6, graph.num_classes, options["layers"], options["dropout"], graph.task
+        options["conv"],
+        12,
+        options["hidden"],
+        graph.num_classes,
+        options["layers"],
+        options["dropout"],
+        graph.task,
+        head=options["head"],
     )
-    start = init_weights(model, Key.of(1), options["dtype"])
+    start = model.init_weights(Key.of(1), options["dtype"])
     if not options["shared"]:
         start = stacked_copies(start, block.num_clients)
     memory = None
@@ -139,6 +155,50 @@ def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: in
     for schedule in (Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2,) * layers))):
         changes = {"conv": conv, "layers": layers, "schedule": schedule}
         assert_equal(case_of(make_graph, cut_block, **changes))
+
+
+@pytest.mark.parametrize("head", ["conv", "linear"])
+@pytest.mark.parametrize("conv", ["gcn", "sage"])
+def test_widths_and_heads(make_graph: MakeGraph, cut_block: CutBlock, conv: str, head: str) -> None:
+    """Hidden layers wider and narrower than each other and than the outputs."""
+    hops = 2 if head == "linear" else 3
+    schedules = Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2,) * hops))
+    for schedule, hidden in itertools.product(schedules, ((7, 2), (1, 9))):
+        changes = {"conv": conv, "head": head, "hidden": hidden, "layers": 3, "schedule": schedule}
+        for keep, sparse in ((False, True), (True, False)):
+            assert_equal(case_of(make_graph, cut_block, keep=keep, sparse=sparse, **changes))
+    assert_equal(case_of(make_graph, cut_block, conv=conv, head=head, dtype=torch.float64))
+
+
+def test_a_list_of_equal_widths_is_one_width(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    for kernels in TIERS:
+        one, listed = (
+            case_of(make_graph, cut_block, layers=3, hidden=hidden).run(kernels)[0]
+            for hidden in (6, (6, 6))
+        )
+        assert torch.equal(one.logits, listed.logits)
+
+
+@pytest.mark.parametrize(
+    ("scales", "rooted"),
+    [
+        (Scales(), False),
+        (Scales(inverse, None, inverse_root), False),
+        (Scales(None, inverse_root), True),
+    ],
+)
+def test_a_convolution_of_ones_own_is_compiled(
+    make_graph: MakeGraph,
+    cut_block: CutBlock,
+    monkeypatch: pytest.MonkeyPatch,
+    scales: Scales,
+    rooted: bool,
+) -> None:
+    """A convolution is a value: its scales and its second matrix are all that kernels need."""
+    own = PlainConv("Own", rooted_init if rooted else glorot_init, scales, rooted=rooted)
+    monkeypatch.setitem(MODELS, "own", lambda model: layers_of(model, lambda _: own))
+    for schedule in (Schedule(2), SCHEDULES["drawn"]):
+        assert_equal(case_of(make_graph, cut_block, conv="own", schedule=schedule))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -227,7 +287,7 @@ def test_a_client_without_training_nodes_stays_as_it_is(
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_nobody_has_training_nodes(
-    make_graph: MakeGraph, cut_block: CutBlock, kernels: Kernels
+    make_graph: MakeGraph, cut_block: CutBlock, kernels: str
 ) -> None:
     case = case_of(make_graph, cut_block)
     none = torch.zeros_like(case.block.split.train)
@@ -272,7 +332,9 @@ def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, spar
         found = []
         for kernels in TIERS:
             with metered(case.block.num_clients) as meter:
-                found.append((predict(kernels, case.model, case.start, case.block), meter.flops))
+                found.append(
+                    (BACKENDS[kernels].predict(case.model, case.start, case.block), meter.flops)
+                )
         torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=TOLERANCE)
         assert torch.equal(found[0][1], found[1][1])
 
@@ -288,30 +350,44 @@ def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
     training = Training(MODEL, optimizer, Schedule(1), (Proximal(mu),) if mu else ())
     for found in (
         rest(training, start, 4),
-        tier_rest("torch", training, start, 4),
-        tier_rest("compiled", training, start, 4),
+        BACKENDS["torch"].rest(training, start, 4),
+        BACKENDS["compiled"].rest(training, start, 4),
     ):
         torch.testing.assert_close(found, weights["w"][0], rtol=0, atol=1e-14)
     assert torch.equal(start, Key.of(0).matrix(5, 3))
 
 
-def test_why_a_model_is_not_compiled() -> None:
+def test_why_a_model_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = {0: GCN, 1: SAGE}
+    monkeypatch.setitem(MODELS, "several", lambda model: layers_of(model, several.__getitem__))
+    bare = Stage(GCN, 4, 4, drop=False, relu=False), Stage(GCN, 4, 2, drop=False, relu=False)
+    monkeypatch.setitem(MODELS, "bare", lambda _: bare)
     training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
-    assert why_not_compiled(training, cpu) is None
-    reason = why_not_compiled(replace(training, model=replace(MODEL, conv="gat")), cpu)
+    assert COMPILED.why_not(training, cpu) is None
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="gat")), cpu)
     assert reason == "model gat is not compiled"
-    reason = why_not_compiled(replace(training, model=replace(MODEL, residual=True)), cpu)
+    skipping = replace(MODEL, residual=True, layers=3)
+    reason = COMPILED.why_not(replace(training, model=skipping), cpu)
     assert reason == "residual connections are not compiled"
-    reason = why_not_compiled(replace(training, corrections=(Zero(),)), cpu)
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="several")), cpu)
+    assert reason == "model several has several convolutions, which is not compiled"
+    rooted = PlainConv("Own", rooted_init, Scales(own=inverse), rooted=True)
+    monkeypatch.setitem(MODELS, "rooted", lambda model: layers_of(model, lambda _: rooted))
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="rooted")), cpu)
+    assert reason == "model rooted is not compiled"
+    reason = COMPILED.why_not(replace(training, model=replace(MODEL, conv="bare")), cpu)
+    assert reason == "model bare has other steps between its layers, which is not compiled"
+    reason = COMPILED.why_not(replace(training, corrections=(Zero(),)), cpu)
     assert reason == "correction Zero is not compiled"
-    assert why_not_compiled(training, torch.device("cuda")) == "device cuda is not a CPU"
+    assert COMPILED.why_not(training, torch.device("cuda")) == "device cuda is not a CPU"
 
 
 def test_a_correction_that_is_not_compiled_is_refused(
     make_graph: MakeGraph, cut_block: CutBlock
 ) -> None:
     case = case_of(make_graph, cut_block, corrections=(Zero(),))
-    message = "^expected corrections that are compiled, got Zero: run with kernels=torch$"
+    reason = "correction Zero is not compiled"
+    message = f"^expected training that is compiled, got: {reason}; run with kernels=torch$"
     with pytest.raises(ProtocolError, match=message):
         case.run("compiled")
 

@@ -14,21 +14,21 @@ from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.nn.conv import (
-    GAT,
-    GCN,
-    GIN,
-    MLP,
-    SAGE,
-    AnyConv,
-    GraphConv,
+    Conv,
     Params,
-    Propagation,
     convolve,
     internal_messages,
     operator,
 )
 from silograph.nn.conv.base import glorot
-from silograph.nn.model import MODELS, num_sums, stages
+from silograph.nn.conv.gat import GAT
+from silograph.nn.conv.gcn import GCN
+from silograph.nn.conv.gin import GIN
+from silograph.nn.conv.graphconv import GraphConv
+from silograph.nn.conv.mlp import MLP
+from silograph.nn.conv.propagation import Propagation
+from silograph.nn.conv.sage import SAGE
+from silograph.nn.model import MODELS
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -177,15 +177,15 @@ def test_renumbering_the_nodes_renumbers_the_output(
 # Bounds of uniform draws by I = 64, O = 32, H = 16 and 4 heads: Glorot is sqrt(6 / (I + O)), that
 # of torch's linear layers 1 / sqrt(I). None: all zeros.
 ROOTED = {"weight": ((64, 32), 1 / 8), "root": ((64, 32), 1 / 8), "bias": ((32,), 1 / 8)}
-INITIAL: dict[str, tuple[AnyConv, Mapping[str, tuple[tuple[int, ...], float | None]]]] = {
-    "gcn": (GCN(), {"weight": ((64, 32), 0.25), "bias": ((32,), None)}),
-    "mlp": (MLP(), {"weight": ((64, 32), 0.25), "bias": ((32,), None)}),
+INITIAL: dict[str, tuple[Conv, Mapping[str, tuple[tuple[int, ...], float | None]]]] = {
+    "gcn": (GCN, {"weight": ((64, 32), 0.25), "bias": ((32,), None)}),
+    "mlp": (MLP, {"weight": ((64, 32), 0.25), "bias": ((32,), None)}),
     "sage": (
-        SAGE(),
+        SAGE,
         {"weight": ((64, 32), 1 / 8), "root": ((64, 32), 1 / 8), "bias": ((32,), 1 / 8)},
     ),
     "graphconv": (
-        GraphConv(),
+        GraphConv,
         {"weight": ((64, 32), 1 / 8), "root": ((64, 32), 1 / 8), "bias": ((32,), 1 / 8)},
     ),
     "gin": (
@@ -255,11 +255,11 @@ def test_glorot_depends_on_key_and_both_widths() -> None:
 
 
 def test_convolutions_say_who_sums_and_whose_sum_has_parts() -> None:
-    convs = {name: stages(model_of(name))[-1].conv for name in MODELS}
+    convs = {name: model_of(name).stages[-1].conv for name in MODELS}
     assert [name for name, conv in convs.items() if not conv.sums] == ["mlp"]
+    assert [name for name, conv in convs.items() if conv.scales is None] == ["gat"]
     assert [name for name, conv in convs.items() if conv.indivisible] == ["gat"]
     reason = convs["gat"].indivisible
-    assert reason is not None
     assert reason.startswith("attention weighs each edge by both of its ends")
 
 
@@ -267,19 +267,19 @@ def test_no_model_has_two_sums_in_a_stage() -> None:
     for name in MODELS:
         model = model_of(name, layers=3)
         hears = 3 if name == "appnp" else 0 if name == "mlp" else 3
-        assert num_sums(model) == hears
-        assert len(stages(model)) == (6 if name == "appnp" else 3)
+        assert sum(stage.conv.sums for stage in model.stages) == hears
+        assert len(model.stages) == (6 if name == "appnp" else 3)
 
 
 def test_operators_of_one_block_do_not_mix(make_graph: MakeGraph) -> None:
     """StepRule with another restart have another matrix; equal ones share it."""
     messages = internal_messages(uncut(make_graph(20)), torch.float64)
-    one, two = (operator(Propagation(t), messages) for t in (0.1, 0.5))
-    assert operator(Propagation(0.1), messages) is one
+    one, two = (operator(Propagation(t).scales, messages) for t in (0.1, 0.5))
+    assert operator(Propagation(0.1).scales, messages) is one
     assert one.values is not None
     assert two.values is not None
     close(one.values / 0.9, two.values / 0.5)
-    close(one.values / 0.9, operator(GCN(), messages).values)  # type: ignore[arg-type]
+    close(one.values / 0.9, operator(GCN.scales, messages).values)  # type: ignore[arg-type]
 
 
 def test_attention_does_not_overflow(make_graph: MakeGraph) -> None:

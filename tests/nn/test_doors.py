@@ -16,10 +16,10 @@ from doors import KEY, C, Case, CutBlock, F, H, K, MakeGraph, case_of, refused
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.graph.block.block import SparseRows
-from silograph.nn.backends import Kernels, fit, predict, rest
+from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import ModuleModel
@@ -97,22 +97,22 @@ ODD_WEIGHTS = [
 
 @TIERS
 @pytest.mark.parametrize("odd", ODD_WEIGHTS)
-def test_weights_of_another_model_are_refused(case: Case, kernels: Kernels, odd: str) -> None:
+def test_weights_of_another_model_are_refused(case: Case, kernels: str, odd: str) -> None:
     weights, text = odd_weights(case.weights)[odd]
     assert list(odd_weights(case.weights)) == ODD_WEIGHTS
     training = Training(case.model, Adam(0.1), Schedule(1))
     with refused(text):
-        predict(kernels, case.model, weights, case.block)
+        BACKENDS[kernels].predict(case.model, weights, case.block)
     with refused(text):
-        fit(kernels, training, case.block, weights, None, KEY)
+        BACKENDS[kernels].fit(training, case.block, weights, None, KEY)
 
 
 @TIERS
-def test_a_model_for_other_features_is_refused(case: Case, kernels: Kernels) -> None:
+def test_a_model_for_other_features_is_refused(case: Case, kernels: str) -> None:
     model = replace(case.model, features=F + 1)
-    weights = init_weights(model, Key.of(1), torch.float64)
+    weights = model.init_weights(Key.of(1), torch.float64)
     with refused("expected a model of 12 features, got one of 13"):
-        predict(kernels, model, weights, case.block)
+        BACKENDS[kernels].predict(model, weights, case.block)
 
 
 def test_weights_of_another_module_are_refused(make_graph: MakeGraph, cut_block: CutBlock) -> None:
@@ -127,13 +127,13 @@ def test_weights_of_another_module_are_refused(make_graph: MakeGraph, cut_block:
 
     block, _ = cut_block(make_graph(20, features=F), 1)
     model = ModuleModel("own", Layer, F, K, "multiclass")
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     weights["map.bias"] = weights["map.bias"][:1]
     text = "expected map.bias of shape (3,), got (1,): these are weights of another model"
     with refused(text):
-        predict("torch", model, weights, block)
+        BACKENDS["torch"].predict(model, weights, block)
     with refused(text):
-        fit("torch", Training(model, SGD(0.1), Schedule(1)), block, weights, None, KEY)
+        BACKENDS["torch"].fit(Training(model, SGD(0.1), Schedule(1)), block, weights, None, KEY)
 
 
 def odd_memory(m: Params) -> dict[str, tuple[dict[str, Tensor], str]]:
@@ -187,52 +187,55 @@ ODD_MEMORY = [
 
 @TIERS
 @pytest.mark.parametrize("odd", ODD_MEMORY)
-def test_optimizer_state_of_another_model_is_refused(
-    case: Case, kernels: Kernels, odd: str
-) -> None:
+def test_optimizer_state_of_another_model_is_refused(case: Case, kernels: str, odd: str) -> None:
     adam = Adam(0.1)
     found = odd_memory(case.memory(adam))
     assert list(found) == ODD_MEMORY
     memory, text = found[odd]
     with refused(text):
-        fit(kernels, Training(case.model, adam, Schedule(1)), case.block, case.weights, memory, KEY)
+        BACKENDS[kernels].fit(
+            Training(case.model, adam, Schedule(1)), case.block, case.weights, memory, KEY
+        )
 
 
 @TIERS
 @pytest.mark.parametrize("optimizer", [Adam(0.1), SGD(0.1), SGD(0.1, momentum=0.9)])
 def test_state_and_weights_of_any_strides_are_taken(
-    case: Case, kernels: Kernels, optimizer: Optimizer
+    case: Case, kernels: str, optimizer: Optimizer
 ) -> None:
     training = Training(case.model, optimizer, Schedule(2))
     turned = {
         name: w.transpose(0, -1).contiguous().transpose(0, -1) for name, w in case.weights.items()
     }
     memory = case.memory(optimizer)
-    first = fit(kernels, training, case.block, case.weights, memory, KEY)
-    again = fit(kernels, training, case.block, turned, memory, KEY)
+    first = BACKENDS[kernels].fit(training, case.block, case.weights, memory, KEY)
+    again = BACKENDS[kernels].fit(training, case.block, turned, memory, KEY)
     odd = {
         name: m.transpose(1, -1).contiguous().transpose(1, -1) if m.dim() > 1 else m
         for name, m in first.memory.items()
     }
-    on = [fit(kernels, training, case.block, case.weights, m, KEY) for m in (first.memory, odd)]
+    on = [
+        BACKENDS[kernels].fit(training, case.block, case.weights, m, KEY)
+        for m in (first.memory, odd)
+    ]
     for one, other in ((first, again), on):
         assert torch.equal(one.logits, other.logits)
         assert all(torch.equal(m, other.memory[name]) for name, m in one.memory.items())
 
 
 @TIERS
-def test_labels_that_a_model_has_no_output_for_are_refused(case: Case, kernels: Kernels) -> None:
+def test_labels_that_a_model_has_no_output_for_are_refused(case: Case, kernels: str) -> None:
     small = replace(case.model, outputs=2)
-    weights = init_weights(small, Key.of(1), torch.float64)
+    weights = small.init_weights(Key.of(1), torch.float64)
     training = Training(small, SGD(0.1), Schedule(1))
     text = "expected labels of training rows in 0 to 1, got 0 to 2: the model is for fewer classes"
     with refused(text):
-        fit(kernels, training, case.block, weights, None, KEY)
+        BACKENDS[kernels].fit(training, case.block, weights, None, KEY)
 
 
 @TIERS
 def test_a_model_for_another_task_is_refused(
-    case: Case, kernels: Kernels, make_graph: MakeGraph, cut_block: CutBlock
+    case: Case, kernels: str, make_graph: MakeGraph, cut_block: CutBlock
 ) -> None:
     several, _ = cut_block(make_graph(60, features=F, multilabel=True), C)
     bits = replace(case.model, task="multilabel")
@@ -244,27 +247,28 @@ def test_a_model_for_another_task_is_refused(
         (bits, case.block, f"expected 3 bits as labels, got labels of shape ({rows},)"),
         (few, several, f"expected 2 bits as labels, got labels of shape {shape}"),
     ]:
-        weights = init_weights(model, Key.of(1), torch.float64)
+        weights = model.init_weights(Key.of(1), torch.float64)
         with refused(f"{text}: the model is for another task"):
-            fit(kernels, Training(model, SGD(0.1), Schedule(1)), block, weights, None, KEY)
+            BACKENDS[kernels].fit(Training(model, SGD(0.1), Schedule(1)), block, weights, None, KEY)
 
 
 def test_a_fanout_has_a_number_for_each_layer(case: Case) -> None:
     for fanout in ((2,), (2, 2, 2), (2, -1)):
         training = Training(case.model, SGD(0.1), Schedule(1, neighbors=Fanout(fanout)))
         with pytest.raises(ConfigError, match="expected a fanout for each of 2 layers, got"):
-            fit("compiled", training, case.block, case.weights, None, KEY)
+            BACKENDS["compiled"].fit(training, case.block, case.weights, None, KEY)
 
 
 @TIERS
-def test_what_rests_are_rows_of_weights(kernels: Kernels) -> None:
+def test_what_rests_are_rows_of_weights(kernels: str) -> None:
     training = Training(Model("gcn", F, H, K, 2, 0.5, "multiclass"), SGD(0.1, 0.1), Schedule(1))
     for odd in (torch.ones(3), torch.ones(3, 3, dtype=torch.int64)):
         with pytest.raises(ProtocolError, match=r"^expected rows of weights, got torch"):
-            rest(kernels, training, odd, 2)
+            BACKENDS[kernels].rest(training, odd, 2)
     turned = torch.arange(6.0).view(2, 3).T
     assert torch.equal(
-        rest(kernels, training, turned, 2), rest(kernels, training, turned.contiguous(), 2)
+        BACKENDS[kernels].rest(training, turned, 2),
+        BACKENDS[kernels].rest(training, turned.contiguous(), 2),
     )
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from layers import CONVS, model_of
+from layers import COMPILED_MODELS, CONVS, model_of
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked
 from silograph.graph.block.block import ClientBlock, Rows, make_block, whole
@@ -28,22 +28,21 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
-from silograph.nn.backends import COMPILED_MODELS, Kernels, fit
+from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import (
-    GAT,
-    GIN,
-    AnyConv,
     Conv,
     Messages,
     Params,
-    Propagation,
     convolve,
     internal_messages,
-    propagate,
 )
+from silograph.nn.conv.gat import GAT
+from silograph.nn.conv.gin import GIN
+from silograph.nn.conv.propagation import Propagation
 from silograph.nn.fit import Fitted, Schedule, Training, stacked_copies
+from silograph.nn.forward import Pass
 from silograph.nn.mini_batches import batches, sampled_pass
-from silograph.nn.model import MODELS, Model, Pass, init_weights, num_sums
+from silograph.nn.model import MODELS, Model
 from silograph.nn.neighbors import Fanout, Reached
 from silograph.nn.optim import Adam
 from silograph.sampling.neighbors import Bernoulli
@@ -116,7 +115,7 @@ def test_the_sum_over_drawn_neighbors_is_unbiased(make_graph: MakeGraph, fanout:
     torch.testing.assert_close(mean, block.x[1:6].sum(0), rtol=0, atol=1e-12)
 
 
-def drawn_passes(block: ClientBlock, conv: AnyConv) -> dict[tuple[int, ...], Pass]:
+def drawn_passes(block: ClientBlock, conv: Conv) -> dict[tuple[int, ...], Pass]:
     """A pass to node 0 for every set of 2 neighbors that may be drawn."""
     found = {}
     for number in range(200):
@@ -153,7 +152,7 @@ def test_a_sum_over_drawn_neighbors_is_unbiased(make_graph: MakeGraph, conv: Con
     p = stacked_copies(conv.init(Key.of(1), block.num_features, 6), 1)
 
     def summed(x: Rows, messages: Messages) -> Tensor:
-        return propagate(conv, conv.map(p, x, messages.sender_off), messages)[0]
+        return conv.combine(p, conv.map(p, x, messages.sender_off), messages)[0]
 
     found = [summed(i.x, i.messages[0]) for i in drawn_passes(block, conv).values()]
     expected = summed(block.x, internal_messages(block, torch.float64))
@@ -274,10 +273,10 @@ def model_for(graph: Graph, conv: str = "gcn") -> Model:
     return model_of(conv, graph.num_features, graph.num_classes, dropout=0.5, **options)
 
 
-def fitted(kernels: Kernels, model: Model, schedule: Schedule, block: ClientBlock) -> Fitted:
-    start = init_weights(model, Key.of(1), torch.float64)
+def fitted(kernels: str, model: Model, schedule: Schedule, block: ClientBlock) -> Fitted:
+    start = model.init_weights(Key.of(1), torch.float64)
     training = Training(model, Adam(0.05, 5e-4), schedule)
-    return fit(kernels, training, block, start, None, Key.of(3))
+    return BACKENDS[kernels].fit(training, block, start, None, Key.of(3))
 
 
 def dense(field: Stacked | Patched) -> Tensor:
@@ -296,7 +295,7 @@ def assert_close(ours: Params, theirs: Params) -> None:
 @TIERS_OF_MODELS
 @pytest.mark.parametrize("sparse", [True, False])
 def test_one_batch_with_all_neighbors_is_full_batch(
-    make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, kernels: Kernels
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, kernels: str
 ) -> None:
     graph = make_graph(60, sparse=sparse)
     block, _ = cut_block(graph, 3)
@@ -314,7 +313,7 @@ def test_one_batch_with_all_neighbors_is_full_batch(
 
 @TIERS_OF_MODELS
 def test_fanout_from_the_largest_degree_on_draws_nothing(
-    make_graph: MakeGraph, cut_block: CutBlock, conv: str, kernels: Kernels
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, kernels: str
 ) -> None:
     graph = make_graph(60)
     block, _ = cut_block(graph, 3)
@@ -323,14 +322,14 @@ def test_fanout_from_the_largest_degree_on_draws_nothing(
     for fanout in ((largest, largest), (0, largest), (10 * largest, 0)):
         found = fitted(kernels, model, Schedule(2, batch_size=4, neighbors=Fanout(fanout)), block)
         assert_close(weights_of(found), weights_of(every))
-    if num_sums(model):
+    if sum(stage.conv.sums for stage in model.stages):
         fewer = Schedule(2, batch_size=4, neighbors=Fanout((largest - 1, largest)))
         found = fitted(kernels, model, fewer, block)
         assert not torch.equal(weights_of(found)["1.bias"], weights_of(every)["1.bias"])
 
 
 @TIERS
-def test_draws_depend_on_no_numbering_of_nodes(make_graph: MakeGraph, kernels: Kernels) -> None:
+def test_draws_depend_on_no_numbering_of_nodes(make_graph: MakeGraph, kernels: str) -> None:
     graph = make_graph(60)
     cut = make_partition(graph, "random", clients=4, key=Key.of(0))
     split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
@@ -359,7 +358,7 @@ def test_draws_depend_on_no_numbering_of_nodes(make_graph: MakeGraph, kernels: K
 
 @TIERS
 def test_draws_depend_on_no_grouping_of_clients(
-    make_graph: MakeGraph, cut_block: CutBlock, kernels: Kernels
+    make_graph: MakeGraph, cut_block: CutBlock, kernels: str
 ) -> None:
     graph = make_graph(60, sparse=True)
     block, _ = cut_block(graph, 4)

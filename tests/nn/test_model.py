@@ -14,7 +14,8 @@ from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.nn.conv import Params
-from silograph.nn.model import MODELS, Model, dropout, forward, init_weights, stages
+from silograph.nn.forward import dropped
+from silograph.nn.model import MODELS, Model
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -26,7 +27,7 @@ KEEP = keep_probability(DROP)
 
 
 def stacked_weights(model: Model, clients: int) -> Params:
-    own = [init_weights(model, Key.of(c), torch.float64) for c in range(clients)]
+    own = [model.init_weights(Key.of(c), torch.float64) for c in range(clients)]
     return {name: torch.stack([p[name] for p in own]) for name in own[0]}
 
 
@@ -55,11 +56,36 @@ def test_forward_is_a_stack_of_pyg_layers(
 ) -> None:
     block, _ = cut_block(make_graph(40, sparse=sparse), 3)
     model = model_of(conv, layers=layers, residual=residual)
-    weights = init_weights(model, Key.of(1), torch.float64)
+    weights = model.init_weights(Key.of(1), torch.float64)
     with torch.no_grad():
         expected = reference_model(model, weights, dense_x(block), edges(block))
     # The model has dropout, but without a key there is none.
-    close(forward(model, weights, block), expected)
+    close(model.forward(weights, block), expected)
+
+
+@pytest.mark.parametrize("conv", sorted(set(MODELS) - {"appnp", "mlp"}))
+@pytest.mark.parametrize(("hidden", "head"), [((8, 4), "conv"), ((8, 4), "linear"), (6, "linear")])
+def test_widths_and_heads_are_those_of_pyg_layers(
+    make_graph: MakeGraph,
+    cut_block: MakeBlock,
+    conv: str,
+    hidden: int | tuple[int, ...],
+    head: str,
+) -> None:
+    """With a linear head the last layer, and no other, ignores the graph."""
+    block, _ = cut_block(make_graph(40), 3)
+    model = model_of(conv, layers=3, hidden=hidden, head=head)
+    assert [stage.conv.sums for stage in model.stages] == [True, True, head == "conv"]
+    weights = model.init_weights(Key.of(1), torch.float64)
+    with torch.no_grad():
+        expected = reference_model(model, weights, dense_x(block), edges(block))
+    close(model.forward(weights, block), expected)
+
+
+def test_a_list_has_a_width_for_each_hidden_layer() -> None:
+    assert model_of("gcn", layers=3, hidden=(8, 4)).widths == [7, 8, 4, 3]
+    with pytest.raises(ConfigError, match=r"^expected a width for each of 1 hidden layers, got 2$"):
+        model_of("gcn", layers=2, hidden=(8, 4))
 
 
 @SKIPS
@@ -69,14 +95,14 @@ def test_gradients_are_those_of_pyg_layers(
     block, _ = cut_block(make_graph(40), 3)
     model = model_of(conv, layers=4, residual=residual)
     leaves = {
-        k: w.requires_grad_() for k, w in init_weights(model, Key.of(1), torch.float64).items()
+        k: w.requires_grad_() for k, w in model.init_weights(Key.of(1), torch.float64).items()
     }
     generator = torch.Generator().manual_seed(0)
     cotangent = torch.randn(40, 3, dtype=torch.float64, generator=generator)
     ours, theirs = (
         torch.autograd.grad((out * cotangent).sum(), list(leaves.values()))
         for out in (
-            forward(model, leaves, block),
+            model.forward(leaves, block),
             reference_model(model, leaves, dense_x(block), edges(block)),
         )
     )
@@ -92,14 +118,14 @@ def test_dropout_falls_on_the_hidden_rows_by_key_layer_and_row_key(
     """Before the convolutions of hidden layers only: skips and restarts are whole."""
     block, _ = cut_block(make_graph(40), 3)
     model, key = model_of(conv, layers=4, residual=residual), Key.of(8)
-    weights = init_weights(model, Key.of(1), torch.float64)
+    weights = model.init_weights(Key.of(1), torch.float64)
     masks = {
         layer: key.fold("dropout", layer).keep(block.row_key, 6, DROP).double() / KEEP
         for layer in range(1, 4)
     }
     with torch.no_grad():
         expected = reference_model(model, weights, dense_x(block), edges(block), masks)
-    close(forward(model, weights, block, key), expected)
+    close(model.forward(weights, block, key), expected)
 
 
 @pytest.mark.parametrize("teleport", [0.0, 0.5, 1.0])
@@ -108,17 +134,17 @@ def test_a_restart_is_between_propagation_and_none(
 ) -> None:
     block, _ = cut_block(make_graph(40), 3)
     model = model_of("appnp", teleport=teleport)
-    weights = init_weights(model, Key.of(1), torch.float64)
-    out = forward(model, weights, block)
+    weights = model.init_weights(Key.of(1), torch.float64)
+    out = model.forward(weights, block)
     close(out, reference_model(model, weights, dense_x(block), edges(block)))
     if teleport == 1:  # the MLP's predictions
-        close(out, forward(replace(model, conv="mlp"), weights, block))
+        close(out, replace(model, conv="mlp").forward(weights, block))
 
 
 def test_skips_need_three_layers(make_graph: MakeGraph, cut_block: MakeBlock) -> None:
     for layers, skips in ((1, []), (2, []), (3, [1]), (5, [1, 2, 3])):
         model = model_of("gcn", layers=layers, residual=True)
-        assert [n for n, stage in enumerate(stages(model)) if stage.skip] == skips
+        assert [n for n, stage in enumerate(model.stages) if stage.skip] == skips
 
 
 @EVERY_CONV
@@ -127,8 +153,8 @@ def test_a_dropout_of_0_draws_nothing(
 ) -> None:
     block, _ = cut_block(make_graph(40), 3)
     model = replace(model_of(conv), dropout=0.0)
-    weights = init_weights(model, Key.of(1), torch.float64)
-    assert torch.equal(forward(model, weights, block, Key.of(0)), forward(model, weights, block))
+    weights = model.init_weights(Key.of(1), torch.float64)
+    assert torch.equal(model.forward(weights, block, Key.of(0)), model.forward(weights, block))
 
 
 @EVERY_CONV
@@ -139,11 +165,11 @@ def test_stacked_forward_does_not_depend_on_the_grouping(
     block, _ = cut_block(make_graph(60, sparse=sparse), 5)
     model, key = model_of(conv), Key.of(8)
     weights = stacked_weights(model, 5)
-    out = forward(model, weights, block, key)
+    out = model.forward(weights, block, key)
     for positions in ([0], [1], [2], [3], [4], [3, 1], [4, 0, 2]):
         chosen = torch.tensor(positions)
         part = {name: w[chosen] for name, w in weights.items()}
-        got = forward(model, part, block.take(chosen), key)
+        got = model.forward(part, block.take(chosen), key)
         # Bit by bit: products run client by client, and so do the draws.
         assert torch.equal(got, torch.cat([out[block.client == c] for c in positions]))
 
@@ -154,11 +180,11 @@ def test_shared_forward_does_not_depend_on_the_grouping(
 ) -> None:
     block, _ = cut_block(make_graph(60), 5)
     model, key = model_of(conv), Key.of(8)
-    weights = init_weights(model, Key.of(1), torch.float64)
-    out = forward(model, weights, block, key)
+    weights = model.init_weights(Key.of(1), torch.float64)
+    out = model.forward(weights, block, key)
     for c in range(5):
         # One product over all rows may round differently from a product over some.
-        close(forward(model, weights, block.take(torch.tensor([c])), key), out[block.client == c])
+        close(model.forward(weights, block.take(torch.tensor([c])), key), out[block.client == c])
 
 
 def test_dropout_masks_do_not_depend_on_the_grouping(
@@ -166,13 +192,13 @@ def test_dropout_masks_do_not_depend_on_the_grouping(
 ) -> None:
     block, _ = cut_block(make_graph(60), 5)
     ones, key = torch.ones(60, 9, dtype=torch.float64), Key.of(2)
-    whole = dropout(ones, DROP, block.row_key, key)
+    whole = dropped(ones, DROP, block.row_key, key)
     assert set(whole.unique().tolist()) == {0.0, 1 / keep_probability(DROP)}
     for c in range(5):
         rows = block.client == c
         one = block.take(torch.tensor([c]))
-        assert torch.equal(dropout(ones[rows], DROP, one.row_key, key), whole[rows])
-    assert not torch.equal(dropout(ones, DROP, block.row_key, key.fold(1)), whole)
+        assert torch.equal(dropped(ones[rows], DROP, one.row_key, key), whole[rows])
+    assert not torch.equal(dropped(ones, DROP, block.row_key, key.fold(1)), whole)
 
 
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
@@ -181,7 +207,7 @@ def test_dropout_is_unbiased(drop: float) -> None:
     x = torch.linspace(-2, 3, 20 * 6, dtype=torch.float64).view(20, 6)
     total = torch.zeros_like(x)
     for draw in range(draws):
-        total += dropout(x, drop, rows, Key.of(0).fold(draw))
+        total += dropped(x, drop, rows, Key.of(0).fold(draw))
     # The factor is 0 or 1/p: its variance is (1 - p)/p. Five standard deviations of the mean.
     p = keep_probability(drop)
     bound = 5 * x.abs() * ((1 - p) / p / draws) ** 0.5
@@ -190,21 +216,21 @@ def test_dropout_is_unbiased(drop: float) -> None:
 
 def test_dropout_scales_the_gradient_as_the_value() -> None:
     x = torch.linspace(1, 2, 12, dtype=torch.float64).view(4, 3).requires_grad_()
-    out = dropout(x, DROP, torch.arange(4), Key.of(0))
+    out = dropped(x, DROP, torch.arange(4), Key.of(0))
     (grad,) = torch.autograd.grad(out.sum(), x)
     close(grad * x, out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dropout_keeps_the_dtype(dtype: torch.dtype) -> None:
-    assert dropout(torch.ones(4, 3, dtype=dtype), 0.5, torch.arange(4), Key.of(0)).dtype == dtype
+    assert dropped(torch.ones(4, 3, dtype=dtype), 0.5, torch.arange(4), Key.of(0)).dtype == dtype
 
 
 @EVERY_CONV
 def test_initial_weights_are_the_same_numbers_in_both_precisions(conv: str) -> None:
     model = model_of(conv)
-    double = init_weights(model, Key.of(3), torch.float64)
-    single = init_weights(model, Key.of(3), torch.float32)
+    double = model.init_weights(Key.of(3), torch.float64)
+    single = model.init_weights(Key.of(3), torch.float32)
     assert list(double) == list(single)
     for name, value in double.items():
         assert single[name].dtype == torch.float32
@@ -225,7 +251,7 @@ NAMES = {
 @EVERY_CONV
 def test_initial_weights_of_every_layer(conv: str) -> None:
     model = model_of(conv, layers=3)
-    weights = init_weights(model, Key.of(3), torch.float64)
+    weights = model.init_weights(Key.of(3), torch.float64)
     assert model.widths == [7, 6, 6, 3]
     assert list(weights) == [f"{layer}.{name}" for layer in range(3) for name in NAMES[conv]]
     if conv in ("gcn", "sage", "mlp", "graphconv", "appnp"):
@@ -234,18 +260,18 @@ def test_initial_weights_of_every_layer(conv: str) -> None:
             assert weights[f"{layer}.bias"].shape == (outputs,)
     # No layer starts as a copy of another, drawn at equal or at other widths.
     assert not torch.equal(weights["1.weight"], weights["0.weight"][:6])
-    deeper = init_weights(replace(model, layers=4), Key.of(3), torch.float64)
+    deeper = replace(model, layers=4).init_weights(Key.of(3), torch.float64)
     assert not torch.equal(deeper["1.weight"], deeper["2.weight"])
     # A layer's draws depend on its number and widths only.
     assert torch.equal(deeper["1.weight"], weights["1.weight"])
-    other = init_weights(model, Key.of(4), torch.float64)
+    other = model.init_weights(Key.of(4), torch.float64)
     assert not torch.equal(other["0.weight"], weights["0.weight"])
 
 
 def test_widths_of_heads_and_perceptrons() -> None:
     """Heads stand side by side in hidden layers; perceptrons are as wide as these."""
     shapes = {
-        conv: {k: tuple(w.shape) for k, w in init_weights(model, Key.of(0), torch.float32).items()}
+        conv: {k: tuple(w.shape) for k, w in model.init_weights(Key.of(0), torch.float32).items()}
         for conv, model in {"gat": model_of("gat"), "gin": model_of("gin")}.items()
     }
     assert shapes["gat"] == {
@@ -282,7 +308,7 @@ def test_layers_past_the_tenth_keep_their_own_weights(
     model = replace(model_of("mlp", layers=12), dropout=0.0)
     weights = {
         name: w if w.dim() == 2 else w + 1.0  # keeps units alive through all layers
-        for name, w in init_weights(model, Key.of(0), torch.float64).items()
+        for name, w in model.init_weights(Key.of(0), torch.float64).items()
     }
     assert isinstance(block.x, Tensor)
     h = block.x
@@ -290,14 +316,14 @@ def test_layers_past_the_tenth_keep_their_own_weights(
         h = h @ weights[f"{layer}.weight"] + weights[f"{layer}.bias"]
         h = h if layer == 11 else h.relu()
     assert float(h.std(dim=0).min()) > 1e-4
-    close(forward(model, weights, block), h)
+    close(model.forward(weights, block), h)
 
 
 def test_an_unknown_convolution_is_told(make_graph: MakeGraph, cut_block: MakeBlock) -> None:
     model = replace(model_of("gcn"), conv="gcm")
     message = r"^unknown model 'gcm': did you mean 'gcn'\? Choices: appnp, gat, gcn, gin, "
     with pytest.raises(ConfigError, match=message):
-        init_weights(model, Key.of(0), torch.float64)
+        model.init_weights(Key.of(0), torch.float64)
     block, _ = cut_block(make_graph(20), 2)
     with pytest.raises(ConfigError, match=message):
-        forward(model, init_weights(model_of("gcn"), Key.of(0), torch.float64), block)
+        model.forward(model_of("gcn").init_weights(Key.of(0), torch.float64), block)

@@ -18,11 +18,11 @@ from silograph.core.payload import Patched, Stacked, from_bases, offsets
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.nn.backends import Kernels, fit
+from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal, Shift
 from silograph.nn.fit import Fitted, Schedule, Training
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.own_module import ModuleModel
@@ -32,7 +32,7 @@ pytest.importorskip("numba")
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
-TIERS: tuple[Kernels, ...] = ("torch", "compiled")
+TIERS: tuple[str, ...] = ("torch", "compiled")
 C, F, TOLERANCE = 4, 12, 1e-10
 WHICH = torch.tensor([1, 0, 1, 2])
 ADAM = Adam(lr=0.05, weight_decay=5e-4)
@@ -60,7 +60,7 @@ class World:
         self.model = Model(conv, F, 6, graph.num_classes, layers, 0.5, graph.task)
         steps = changes.get("optimizer", ADAM), changes.get("schedule", Schedule(3))
         self.training = Training(self.model, *steps, changes.get("corrections", ()))
-        drawn = [init_weights(self.model, Key.of(g), torch.float64) for g in range(3)]
+        drawn = [self.model.init_weights(Key.of(g), torch.float64) for g in range(3)]
         self.bases = {name: torch.stack([w[name] for w in drawn]) for name in drawn[0]}
         self.whole = {name: t[WHICH] for name, t in self.bases.items()}
         self.keep: bool = changes.get("keep", False)
@@ -69,9 +69,9 @@ class World:
     def based(self) -> dict[str, Patched | Stacked]:
         return {name: from_bases(t, WHICH) for name, t in self.bases.items()}
 
-    def run(self, kernels: Kernels, start: Start) -> Fitted:
+    def run(self, kernels: str, start: Start) -> Fitted:
         memory = self.training.optimizer.init(self.whole) if self.keep else None
-        return fit(kernels, self.training, self.block, start, memory, Key.of(3))
+        return BACKENDS[kernels].fit(self.training, self.block, start, memory, Key.of(3))
 
     def last(self, t: Params) -> Params:
         return {n: w for n, w in t.items() if n.startswith(f"{self.model.layers - 1}.")}
@@ -174,11 +174,11 @@ def test_modules_start_from_bases(make_graph: MakeGraph, cut_block: CutBlock) ->
     world = World(make_graph, cut_block)
     model = ModuleModel("own", Layer, F, world.model.outputs, "multiclass")
     training = Training(model, ADAM, Schedule(2))
-    weights = init_weights(model, Key.of(1), torch.float64)
+    weights = model.init_weights(Key.of(1), torch.float64)
     block = world.block.take(torch.tensor([2]))
     based = {n: from_bases(torch.stack([w, w + 1]), torch.tensor([1])) for n, w in weights.items()}
     whole = {n: w[None] + 1 for n, w in weights.items()}
-    a, b = (fit("torch", training, block, s, None, Key.of(3)) for s in (based, whole))
+    a, b = (BACKENDS["torch"].fit(training, block, s, None, Key.of(3)) for s in (based, whole))
     assert_same(a, b)
 
 
@@ -237,7 +237,7 @@ def odd(world: World) -> dict[str, tuple[dict[str, Any], str]]:
 
 @pytest.mark.parametrize("kernels", TIERS)
 def test_starts_that_do_not_fit_are_refused(
-    make_graph: MakeGraph, cut_block: CutBlock, kernels: Kernels
+    make_graph: MakeGraph, cut_block: CutBlock, kernels: str
 ) -> None:
     world = World(make_graph, cut_block)
     for change, text in odd(world).values():

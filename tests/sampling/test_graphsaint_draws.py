@@ -23,7 +23,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.reach import entries_among
 from silograph.sampling.graphsaint import (
     Sampler,
@@ -245,7 +245,7 @@ def drawn(tiny: Blocks, cfg: Config) -> tuple[InProcess, Key]:
 def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: How) -> None:
     """Of those that are drawn at all: the edge sampler misses nodes without edges."""
     model = model_of(conv)
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     total = torch.zeros(6, 3, dtype=torch.float64)
     seen = torch.zeros(6, 1, dtype=torch.float64)
     found = outcomes(tiny[0], how)
@@ -267,7 +267,7 @@ def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: How) ->
 def test_the_loss_and_its_gradient_are_unbiased(tiny: Blocks, how: How) -> None:
     """Of a model whose rows do not hear each other, any depth: there the loss alone is drawn."""
     model = model_of("mlp", layers=3)
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     expected, full = gradients(InProcess(Config(model, how), *tiny, 1), model, weights, KEY)
     loss, grads = 0.0, {name: torch.zeros_like(w) for name, w in weights.items()}
     found = outcomes(tiny[0], how)

@@ -22,7 +22,7 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.nn.model import Model, init_weights
+from silograph.nn.model import Model
 from silograph.sampling.label_guided import (
     Normalize,
     Weighing,
@@ -168,7 +168,7 @@ def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
 ) -> None:
     block, _ = small
     model, options = model_of(conv), Options("paper", "all")
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     fed = engine(small, Config(model, options), 4)
     mean = torch.zeros(len(block.row_key), 3, dtype=torch.float64)
     for drawn, p in outcomes(fed, block):
@@ -186,7 +186,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
 ) -> None:
     block, _ = small
     model, options = model_of("gcn"), Options(normalize)
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     fed = engine(small, Config(model, options), 4)
     total = torch.zeros(len(block.row_key), 3, dtype=torch.float64)
     seen = torch.zeros(len(block.row_key), 1, dtype=torch.float64)
@@ -215,7 +215,7 @@ def test_many_draws_agree_within_their_spread(
     cut = cut_block(make_graph(40), 3)
     block, _ = cut
     model, drawn_only = model_of("gcn"), options.rows == "drawn"
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     fed = engine(cut, Config(model, options), 20)
     share, draws = (fed.states()[0][f"sampler/{name}"].t for name in ("share", "draws"))
     seen, sums, squares = (torch.zeros(40, width).double() for width in (1, 3, 3))
@@ -339,7 +339,7 @@ def test_the_way_back_is_autograd_of_the_drawn_loss(
     cut = cut_block(make_graph(40), 3)
     block, _ = cut
     model, options = model_of("gcn", 3), Options(normalize, weigh_loss=True)
-    weights = init_weights(model, KEY, torch.float64)
+    weights = model.init_weights(KEY, torch.float64)
     whole = engine(cut, Config(model, options), 30)
     state = whole.states()[0]
 

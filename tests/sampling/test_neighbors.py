@@ -33,11 +33,12 @@ from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.local_training import state_specs
-from silograph.nn.backends import fit, why_not_compiled
+from silograph.nn.any_model import AnyModel
+from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Schedule, Training
-from silograph.nn.model import AnyModel, Model, init_weights
+from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.sampling.neighbors import (
@@ -212,7 +213,7 @@ def trained(
     state: State | None = None,
 ) -> tuple[Fitted, Tensor]:
     """What training leaves, and the counted operations of each client."""
-    start = init_weights(training.layered, Key.of(1), torch.float64)
+    start = training.model.init_weights(Key.of(1), torch.float64)
     memory: Params | None = None
     if keep:
         copies = {k: w.expand(block.num_clients, *w.shape).clone() for k, w in start.items()}
@@ -221,7 +222,7 @@ def trained(
         neighbors = training.schedule.neighbors
         state = neighbors.init(block, training.model, Key.of(0))
     with metered(block.num_clients) as meter:
-        found = fit("torch", training, block, start, memory, Key.of(3), state)
+        found = BACKENDS["torch"].fit(training, block, start, memory, Key.of(3), state)
     return found, meter.flops
 
 
@@ -232,7 +233,7 @@ def weights_in(found: Fitted) -> Params:
 
 
 def shift_of(model: Model, clients: int) -> Shift:
-    weights = init_weights(model, Key.of(9), torch.float64)
+    weights = model.init_weights(Key.of(9), torch.float64)
     scale = torch.arange(clients, dtype=torch.float64)
     return Shift({k: scale.view(-1, *[1] * w.dim()) * w for k, w in weights.items()})
 
@@ -283,7 +284,7 @@ def test_a_client_without_training_nodes_takes_no_step(
 ) -> None:
     model, block = case(make_graph, cut_block)
     found, _ = trained(Training(model, Adam(0.1), Schedule(2, 3, Tempered())), block)
-    start = init_weights(model, Key.of(1), torch.float64)
+    start = model.init_weights(Key.of(1), torch.float64)
     assert all(torch.equal(w[1], start[name]) for name, w in weights_in(found).items())
     assert found.neighbors["steps"].t.tolist() == found.steps.tolist()
     assert found.neighbors["keep"].t[1] == 0.8
@@ -404,12 +405,12 @@ def test_compiled_kernels_refuse_what_they_do_not_draw(
 ) -> None:
     model, block = case(make_graph, cut_block)
     training = Training(model, SGD(0.1), Schedule(1, 3, Bernoulli(0.5)))
-    assert why_not_compiled(training, torch.device("cpu")) == (
+    assert COMPILED.why_not(training, torch.device("cpu")) == (
         "Bernoulli as neighbor sampler is not compiled"
     )
-    start = init_weights(model, Key.of(1), torch.float64)
-    with pytest.raises(ProtocolError, match="expected a neighbor sampler that is compiled, got Be"):
-        fit("compiled", training, block, start, None, Key.of(3))
+    start = model.init_weights(Key.of(1), torch.float64)
+    with pytest.raises(ProtocolError, match="got: Bernoulli as neighbor sampler is not comp"):
+        BACKENDS["compiled"].fit(training, block, start, None, Key.of(3))
 
 
 def test_options_of_a_sampler_can_be_tuned() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from doors import K
 from silograph.core.errors import ProtocolError
 from silograph.graph.graph import LabelForm
-from silograph.nn.backends import Kernels
 from silograph.task.counts import BINS, JudgedRows, histogram, tally
 
 pytest.importorskip("numba")
@@ -30,7 +29,7 @@ def judged(task: LabelForm = "multiclass", **other: Tensor) -> JudgedRows:
     return JudgedRows(**(plain | other), groups=2, task=task)
 
 
-def tier(rows: JudgedRows, kernels: Kernels) -> JudgedRows:
+def tier(rows: JudgedRows, kernels: str) -> JudgedRows:
     return replace(rows, compiled=kernels == "compiled")
 
 
@@ -53,9 +52,7 @@ SCALE = torch.zeros(K, dtype=torch.float64), torch.ones(K, dtype=torch.float64)
         (judged(group=torch.tensor([0, 1, -9, 0])), "expected clients in 0 to 1, got -9 to 1"),
     ],
 )
-def test_rows_that_cannot_be_judged_are_refused(
-    kernels: Kernels, rows: JudgedRows, text: str
-) -> None:
+def test_rows_that_cannot_be_judged_are_refused(kernels: str, rows: JudgedRows, text: str) -> None:
     for count in (tally, lambda r: histogram(r, *SCALE)):
         with pytest.raises(ProtocolError, match=f"^{text}"):
             count(tier(rows, kernels))
@@ -77,7 +74,7 @@ def test_rows_that_cannot_be_judged_are_refused(
     ],
 )
 def test_scales_that_are_none_are_refused(
-    kernels: Kernels, mean: list[float], deviation: list[float], text: str
+    kernels: str, mean: list[float], deviation: list[float], text: str
 ) -> None:
     given = [torch.tensor(t) for t in (mean, deviation)]
     with pytest.raises(ProtocolError, match=f"^{text}"):
@@ -87,9 +84,7 @@ def test_scales_that_are_none_are_refused(
 @TIERS
 @pytest.mark.parametrize("deviation", [5e-324, 1e-300, 1e-9, 1.0, 1e300])
 @pytest.mark.parametrize("mean", [0.0, -1e308, 1e308, 1e-320])
-def test_every_score_has_a_bin_on_every_scale(
-    kernels: Kernels, mean: float, deviation: float
-) -> None:
+def test_every_score_has_a_bin_on_every_scale(kernels: str, mean: float, deviation: float) -> None:
     rows = judged("multilabel", logits=torch.tensor([[0.0, NAN, 1.0]] * 4).double())
     rows.logits[3] = torch.tensor([INF, -INF, 1e-320])
     scale = (torch.full((K,), t, dtype=torch.float64) for t in (mean, deviation))

@@ -34,8 +34,8 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import MISSING, Graph, LabelForm, Split, subgraph
 from silograph.graph.partition.partition import Partition
-from silograph.nn.backends import predict
-from silograph.nn.model import Model, forward, init_weights
+from silograph.nn.backends import BACKENDS, TORCH
+from silograph.nn.model import Model
 from silograph.task.counts import (
     BINS,
     CLIP,
@@ -104,7 +104,7 @@ def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def config(model: Model) -> SimpleNamespace:
-    return SimpleNamespace(model=model, kernels="torch")
+    return SimpleNamespace(model=model, backend=TORCH)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -225,7 +225,7 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
 ) -> None:
     block, _ = case(make_graph, cut_block, task)
     model = Model(conv, K, 5, K, 2, 0.5, task)
-    own = [init_weights(model, Key.of(c if personal else 0), torch.float64) for c in range(CLIENTS)]
+    own = [model.init_weights(Key.of(c if personal else 0), torch.float64) for c in range(CLIENTS)]
     weights = {k: torch.stack([p[k] for p in own]) for k in own[0]}
 
     def ask(part: ClientBlock, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -235,7 +235,7 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
         after: State = state
         if personal:
             after, reply = judge_own(
-                cfg, part, state | remembered(forward(model, tensors, part), part), {}, key
+                cfg, part, state | remembered(model.forward(tensors, part), part), {}, key
             )
             _, bins = bin_own(cfg, part, after, scale, key)
         else:
@@ -283,7 +283,7 @@ def test_what_clients_return_is_what_one_process_counts(
 ) -> None:
     block, route = case(make_graph, cut_block, task)
     model = Model("gcn", K, 5, K, 2, 0.5, task)
-    weights = init_weights(model, Key.of(0), torch.float64)
+    weights = model.init_weights(Key.of(0), torch.float64)
     fed = InProcess(config(model), block, route, block_size=block_size)
 
     def begin(cfg: object, part: ClientBlock, *_: object) -> tuple[State, dict[str, Shared]]:
@@ -292,7 +292,7 @@ def test_what_clients_return_is_what_one_process_counts(
     fed.call(begin, {}, what=Kind.CONTROL, key=Key.of(0))
     same(
         server_counts(fed, weights, Key.of(0)),
-        counts_here("torch", model, weights, block, block.client, CLIENTS),
+        counts_here(TORCH, model, weights, block, block.client, CLIENTS),
     )
     # Nobody has trained: to them all classes are alike.
     zeros = torch.zeros(int(judged_mask(block).sum()), K, dtype=torch.float64)
@@ -315,7 +315,7 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
     for n in (20, 60, 300):
         block, _ = case(make_graph, cut_block, task, n)
         untrained: State = no_logits(model, block)
-        trained: State = {**untrained, **remembered(forward(model, weights, block), block)}
+        trained: State = {**untrained, **remembered(model.forward(weights, block), block)}
         for state in (untrained, trained):
             for judge, sort in ((judge_server, bin_server), (judge_own, bin_own)):
                 after, reply = judge(cfg, block, state, inbox, key)
@@ -349,8 +349,8 @@ def test_training_nodes_and_features_do_not_count(
     assert unjudged.any()
     x = torch.where(unjudged[:, None], 100 * block.x, block.x)
     y = torch.where(unjudged, (block.y + 1) % K, block.y)
-    changed = counts_here("torch", model, weights, replace(block, x=x, y=y), block.client, CLIENTS)
-    got = counts_here("torch", model, weights, block, block.client, CLIENTS)
+    changed = counts_here(TORCH, model, weights, replace(block, x=x, y=y), block.client, CLIENTS)
+    got = counts_here(TORCH, model, weights, block, block.client, CLIENTS)
     for name, value in pooled(rows_of(block)).items():
         assert torch.equal(changed[name], value)
         assert torch.equal(got[name], value)
@@ -449,15 +449,14 @@ def test_counting_uses_no_dropout_and_no_gradient(
     block, _ = case(make_graph, cut_block, "multiclass")
     model = Model("gcn", K, 5, K, 2, 0.9, "multiclass")
     weights = {
-        name: w.requires_grad_()
-        for name, w in init_weights(model, Key.of(0), torch.float64).items()
+        name: w.requires_grad_() for name, w in model.init_weights(Key.of(0), torch.float64).items()
     }
-    got = counts_here("torch", model, weights, block, block.client, CLIENTS)
-    own = remembered(predict("torch", model, weights, block), block)["own/logits"]
+    got = counts_here(TORCH, model, weights, block, block.client, CLIENTS)
+    own = remembered(BACKENDS["torch"].predict(model, weights, block), block)["own/logits"]
     assert not own.t.requires_grad
     assert not any(t.requires_grad for t in got.values())
     with torch.no_grad():
-        logits = forward(model, weights, block)
+        logits = model.forward(weights, block)
     predicted = logits.argmax(dim=1)
     assert torch.equal(own.t, logits[judged_mask(block)])
     assert own.off.diff().tolist() == block.count(judged_mask(block)).tolist()

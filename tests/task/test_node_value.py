@@ -19,7 +19,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import DataError, ProtocolError
 from silograph.experiment.run.setup import prepare
 from silograph.graph.silos.export import write_silos
-from silograph.nn.backends import why_not_compiled
+from silograph.nn.backends import COMPILED
 from silograph.nn.doors import check_labels
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import Model
@@ -134,7 +134,7 @@ def test_rows_that_cannot_be_judged_are_refused(changes: dict[str, Tensor], text
 def test_kernels_are_not_for_numbers(make_graph: MakeGraph) -> None:
     model = Model("gcn", 7, 4, 1, 2, 0.0, "node_value")
     training = Training(model, SGD(0.1), Schedule(1, None), ())
-    told = why_not_compiled(training, torch.device("cpu"))
+    told = COMPILED.why_not(training, torch.device("cpu"))
     assert told == "task node_value is not compiled"
     graph = with_values(make_graph())
     assert go(graph, rounds=1).config.kernels == "torch"

@@ -20,6 +20,7 @@ from silograph.evaluation.evaluate import counts_here
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.graph import MISSING, Graph, LabelForm, Split
 from silograph.graph.partition.partition import Partition
+from silograph.nn.backends import TORCH
 from silograph.nn.model import Model
 from silograph.task.counts import BINS, JudgedRows, histogram, log_odds, score_scale, tally
 from silograph.task.loss import node_loss
@@ -85,7 +86,7 @@ def make_case(
     model = Model("mlp", classes, 1, classes, 1, 0.0, task)
     eye = torch.eye(classes, dtype=torch.float64)
     weights = {"0.weight": eye, "0.bias": torch.zeros(classes, dtype=torch.float64)}
-    return Case(block, counts_here("torch", model, weights, block, block.client, CLIENTS), task)
+    return Case(block, counts_here(TORCH, model, weights, block, block.client, CLIENTS), task)
 
 
 def class_scores(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:

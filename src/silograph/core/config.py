@@ -19,6 +19,7 @@ from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, choice, lin, log
 from silograph.core.ranges import Scalar as Scalar
+from silograph.core.widths import parse_widths
 
 T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -120,11 +121,19 @@ class RunConfig:
             "Model",
         ),
     )
-    layers: Count = field(default=2, metadata=option("number of layers with weights", "Model"))
-    hidden: Count = field(
-        default=128,
-        metadata=option("width of the hidden layers", "Model", tune=choice(32, 64, 128, 256)),
+    layers: Count | None = field(
+        default=None,
+        metadata=option("layers with weights (default: 2, or as hidden says)", "Model"),
     )
+    hidden: Annotated[int | str, BeforeValidator(parse_widths)] = field(
+        default=128,
+        metadata=option(
+            "width of the hidden layers, or one for each: 256,128",
+            "Model",
+            tune=choice(32, 64, 128, 256),
+        ),
+    )
+    head: str | None = field(default=None, metadata=of_part("model", "Model"))
     dropout: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.5,
         metadata=option("share of hidden activations dropped", "Model", tune=lin(0.0, 0.8)),

@@ -33,7 +33,7 @@ class ResolvedConfig:
     selector: str
     model: str
     layers: int
-    hidden: int
+    hidden: int | str
     dropout: float
     method: str
     options: Mapping[str, Scalar | None]

@@ -264,7 +264,7 @@ class Meeting:
             dtype=DTYPES[config.dtype],
             least=len(ids) if venue.least is None else venue.least,
             seconds=venue.seconds,
-            compiled=config.kernels == "compiled",
+            compiled=method_config.backend.compiled,
             returned=self._returned,
             report=self._report,
             patience=venue.rejoin,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
+from silograph.core.widths import hidden_widths
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
@@ -218,8 +220,9 @@ def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
         if isinstance(found, int) and found > most:
             shown = name.rpartition(".")[2]
             raise ConfigError(f"expected {shown} of at most {most} at a silo, got {found}")
-    outputs = silo.num_classes
-    size = config.hidden * (silo.graph.num_features + (config.layers - 1) * config.hidden + outputs)
+    hidden = hidden_widths(config.hidden, config.layers)
+    widths = silo.graph.num_features, *hidden, silo.num_classes
+    size = sum(inputs * outputs for inputs, outputs in pairwise(widths))
     if size * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "

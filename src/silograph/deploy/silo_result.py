@@ -24,14 +24,13 @@ from silograph.core.text import in_path
 from silograph.evaluation.evaluate import counts_left
 from silograph.experiment.report.silo_page import write_silo_report
 from silograph.experiment.result_files import MODEL, REPORT, RESULT, write_atomic
-from silograph.experiment.run.trained_model import TrainedModel, described
+from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights
 from silograph.nn.conv import Params
-from silograph.nn.model import weight_shapes
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS
 
@@ -111,7 +110,7 @@ def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | Non
         return None, None
     state = {name: field.t for name, field in outcome.state.items()}
     mine = own(run.method_config, server, state)
-    return client_weights(weight_shapes(run.method_config.model), mine, 0), "own"
+    return client_weights(run.method_config.model.weight_shapes, mine, 0), "own"
 
 
 def server_has_model(run: SiloRun) -> bool:
@@ -129,7 +128,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "silo": run.silo.name,
         "method": run.method.name,
         "title": run.method.title,
-        "model": described(run.method_config.model),
+        "model": run.method_config.model.described(),
         "model_of": whose,
         "server_has_model": server_has_model(run),
         "best_round": outcome.round,

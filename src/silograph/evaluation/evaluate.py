@@ -4,7 +4,7 @@ A client keeps the logits of its judged rows as state; they never leave. `server
 of the server's model, `own/logits` those of the client's own model, which training leaves there
 (`remembered`).
 
-`cfg` is whatever the method's ops are given; it has `model` and `kernels`.
+`cfg` is whatever the method's ops are given; it has `model` and `backend`.
 
 C: clients. n: rows. j: judged rows.
 """
@@ -30,9 +30,9 @@ from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
-from silograph.nn.backends import Kernels, predict
+from silograph.nn.any_model import AnyModel
+from silograph.nn.backends import Backend
 from silograph.nn.doors import dtype_of
-from silograph.nn.model import AnyModel
 from silograph.task.counts import (
     BINS,
     LEAST_DEVIATION,
@@ -76,7 +76,7 @@ def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
 
 
 def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
-    logits, compiled = state[f"{whose}/logits"].t, cfg.kernels == "compiled"
+    logits, compiled = state[f"{whose}/logits"].t, cfg.backend.compiled
     wanted, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
     if logits.shape != wanted or logits.dtype is not dtype:
         raise ProtocolError(
@@ -92,7 +92,7 @@ def judge_server(
     """Judge the server's model on own nodes. In: `weights/*`. Out: see `Task.tally`."""
     del key
     graph = local_graph(block, state)
-    logits = predict(cfg.kernels, cfg.model, under("weights", inbox), graph)
+    logits = cfg.backend.predict(cfg.model, under("weights", inbox), graph)
     new = {**state, "server/logits": _judged(logits, graph)}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
@@ -176,7 +176,7 @@ def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
 
 
 def counts_here(
-    kernels: Kernels,
+    backend: Backend,
     model: AnyModel,
     weights: Mapping[str, Tensor],
     block: ClientBlock,
@@ -184,10 +184,8 @@ def counts_here(
     groups: int,
 ) -> dict[str, Tensor]:
     """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
-    logits = predict(kernels, model, weights, block)
-    rows = judged_rows(
-        block, _judged(logits, block).t, group, groups, compiled=kernels == "compiled"
-    )
+    logits = backend.predict(model, weights, block)
+    rows = judged_rows(block, _judged(logits, block).t, group, groups, compiled=backend.compiled)
     return counts_of(rows)
 
 

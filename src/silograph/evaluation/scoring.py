@@ -20,7 +20,7 @@ from silograph.evaluation.evaluate import (
 from silograph.evaluation.views import FETCHED, OWN, SILOS
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
-from silograph.nn.model import AnyModel
+from silograph.nn.any_model import AnyModel
 
 
 class Evaluation(Protocol):

@@ -28,9 +28,10 @@ from silograph.exchange.stages import (
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Steps
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.model import AnyModel, Model, stages, weight_shapes
-from silograph.nn.stage_halves import plain
+from silograph.nn.forward import Staged
+from silograph.nn.stage_halves import scales_of
 
 Carry = Callable[[Federation, Mapping[str, Shared], Key], None]
 CarrySteps = Callable[[FieldSpecs, int, Key], Steps]
@@ -95,20 +96,20 @@ BY_NAMED_SUMS = Crossing(
 )
 
 
-def divisible(model: AnyModel) -> Model:
+def divisible(model: AnyModel) -> Staged:
     """Return the model; raise `ConfigError` unless silos can share the sums of every stage."""
-    if not isinstance(model, Model):
+    if model.staged is None:
         raise ConfigError(
-            "expected one of silograph's own models for sums over all silos, got a module, whose "
-            "sums are its own affair: use --model gcn, graphconv, gin, sage or appnp"
+            f"expected one of silograph's own models for sums over all silos, got {model.noun}, "
+            "whose sums are its own affair: use --model gcn, graphconv, gin, sage or appnp"
         )
-    for stage in stages(model):
+    for stage in model.staged.stages:
         if stage.conv.sums:
-            plain(stage.conv)
-    return model
+            scales_of(stage.conv)
+    return model.staged
 
 
-def predict(fed: Federation, model: Model, weights: Mapping[str, Tensor], key: Key) -> None:
+def predict(fed: Federation, model: Staged, weights: Mapping[str, Tensor], key: Key) -> None:
     """Leave the model's logits at the clients, complete sums over all silos' neighbors.
 
     Nothing is dropped, and all is counted as evaluation.
@@ -120,20 +121,20 @@ def predict(fed: Federation, model: Model, weights: Mapping[str, Tensor], key: K
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round
 def weight_specs(
-    model: AnyModel, form: type[Shared] | type[Stacked], prefix: str = "weights"
+    model: AnyModel | Staged, form: type[Shared] | type[Stacked], prefix: str = "weights"
 ) -> FieldSpecs:
     """Return the specs of the weights of a model, or of what has their shapes."""
-    shapes = weight_shapes(model).items()
+    shapes = model.weight_shapes.items()
     return MappingProxyType({f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes})
 
 
-def predict_steps(model: Model, key: Key) -> Steps:
+def predict_steps(model: Staged, key: Key) -> Steps:
     """Return the calls of `predict`."""
     sums = (sums_steps(told, width, key, what=Kind.EVALUATION) for told, width in _sum_specs(model))
     return _begin_step(model, key, train=False), *sums
 
 
-def _begin_step(model: Model, key: Key, *, train: bool) -> Call:
+def _begin_step(model: Staged, key: Key, *, train: bool) -> Call:
     """Return the call of `_begin`."""
     takes = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
     what = Kind.WEIGHTS if train else Kind.EVALUATION
@@ -155,7 +156,7 @@ def _begin(
 
 def forward(
     fed: Federation,
-    model: Model,
+    model: Staged,
     weights: Mapping[str, Tensor],
     key: Key,
     crossing: Crossing = BY_SUMS,
@@ -173,7 +174,7 @@ def forward(
 
 def gradients(
     fed: Federation,
-    model: Model,
+    model: Staged,
     weights: Mapping[str, Tensor],
     key: Key,
     *,
@@ -205,7 +206,7 @@ def gradients(
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
 
 
-def gradient_steps(model: Model, key: Key, crossing: Crossing = BY_SUMS) -> Steps:
+def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Steps:
     """Return the calls of `gradients`."""
     sums = _sum_specs(model)
     count = {"count": FieldSpec(Shared, (), torch.int64, low=1)}
@@ -219,19 +220,19 @@ def gradient_steps(model: Model, key: Key, crossing: Crossing = BY_SUMS) -> Step
     )
 
 
-def _sum_specs(model: Model) -> list[tuple[FieldSpecs, int]]:
+def _sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
     """Return, for every stage that has a sum, specs of what its ops are told, and its width."""
-    shapes = weight_shapes(model)
+    shapes = model.weight_shapes
     found: list[tuple[FieldSpecs, int]] = []
-    for number, stage in enumerate(stages(model)):
+    for number, stage in enumerate(model.stages):
         if stage.conv.sums:
-            maps = plain(stage.conv).maps  # what the rows are mapped by before they are summed
+            maps = stage.conv.maps  # what the rows are mapped by before they are summed
             width = shapes[f"{number}.{maps[0]}"][-1] if maps else stage.inputs
             found.append(({"stage": exactly(number)}, width))
     return found
 
 
-def _with_sums(model: Model) -> list[dict[str, Shared]]:
+def _with_sums(model: Staged) -> list[dict[str, Shared]]:
     """Return what ops are told of every stage that has a sum."""
-    numbers = [number for number, stage in enumerate(stages(model)) if stage.conv.sums]
+    numbers = [number for number, stage in enumerate(model.stages) if stage.conv.sums]
     return [{"stage": Shared(torch.tensor(number, dtype=torch.int32))} for number in numbers]

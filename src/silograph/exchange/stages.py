@@ -40,7 +40,7 @@ from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places, check_weights
-from silograph.nn.model import Model, stages
+from silograph.nn.forward import Staged
 from silograph.nn.reach import (
     Reach,
     boundary_reach,
@@ -61,7 +61,7 @@ from silograph.nn.stage_halves import (
     before,
     before_back,
     entering,
-    plain,
+    scales_of,
     stage_weights,
 )
 from silograph.nn.steps import LOSS_FLOPS
@@ -94,7 +94,7 @@ def contribute(
     number = stage_of(cfg, inbox)
     at, params = inputs_of(cfg, block, state, key, number)
     z = before(params, at)
-    rows = sent(plain(at.stage.conv), z, at.reach)
+    rows = sent(scales_of(at.stage.conv), z, at.reach)
     return {**state, f"pass/z/{number}": Ragged(z, at.reach.off)}, _out(rows, at.reach)
 
 
@@ -114,7 +114,7 @@ def stage_of(cfg: Any, inbox: Payload) -> int:
     Raises:
         ProtocolError: the model has no such stage, or it has no sum over neighbors.
     """
-    number, steps = int(inbox["stage"].t), stages(cfg.model)
+    number, steps = int(inbox["stage"].t), cfg.model.staged.stages
     if not 0 <= number < len(steps) or not steps[number].conv.sums:
         of = [i for i, stage in enumerate(steps) if stage.conv.sums]
         raise ProtocolError(f"expected the number of a stage with a sum, one of {of}, got {number}")
@@ -143,7 +143,7 @@ def finish(
     """
     new = dict(state)
     z = new.pop(f"pass/z/{at.number}").t
-    s = summed(plain(at.stage.conv), z, arrived, at.reach)
+    s = summed(scales_of(at.stage.conv), z, arrived, at.reach)
     new[f"pass/s/{at.number}"] = Ragged(s, at.reach.off)
     new[f"pass/x/{at.number + 1}"] = Ragged(after(params, at, s), at.reach.off)
     return _onward(cfg, block, new, key, at.number + 1)
@@ -153,8 +153,8 @@ def lose(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Take the loss. In: `count` of training rows in all silos. Out: `loss` (C,), to be summed."""
-    model, reach = cfg.model, reach_of(block, state, key)
-    last = len(stages(model))
+    model, reach = cfg.model.staged, reach_of(block, state, key)
+    last = len(model.stages)
     train = block.split.train[reach.rows]
     logits = state[f"pass/x/{last}"].t.detach().requires_grad_()
     with torch.enable_grad():
@@ -167,7 +167,7 @@ def lose(
     off = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     report_rows(off, LOSS_FLOPS * model.outputs)
     new: NewState = {**state, "pass/grad": Ragged(grad, reach.off)}
-    if any(stage.teleport for stage in stages(model)):
+    if any(stage.teleport for stage in model.stages):
         new["pass/origin"] = Ragged(torch.zeros_like(grad), reach.off)
     new = _backward(cfg, block, new, key, last - 1)
     return new, {"loss": Stacked(segment_sum(losses.detach(), off))}
@@ -179,7 +179,7 @@ def return_sums(
     """Walk back to the sum; work out what others are owed. In: `stage`. Out: as `contribute`."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     new, s = back_to_sum(block, state, at, params)
-    return new, _out(sent_back(plain(at.stage.conv), s, at.reach), at.reach)
+    return new, _out(sent_back(scales_of(at.stage.conv), s, at.reach), at.reach)
 
 
 def back_to_sum(
@@ -214,7 +214,7 @@ def finish_back(
     """Walk back from the sum of a stage; `arrived` (r, O) as in `finish`, of gradients."""
     new = dict(state)
     s = new.pop("pass/sum").t
-    z = summed_back(plain(at.stage.conv), s, arrived, at.reach)
+    z = summed_back(scales_of(at.stage.conv), s, arrived, at.reach)
     found = before_back(params, at, z, block.num_clients)
     new = _with_gradients(block, new, at, found)
     return _backward(cfg, block, _entered(at, new), key, at.number - 1)
@@ -244,9 +244,9 @@ def end(state: State) -> State:
     return {name: field for name, field in state.items() if not name.startswith("pass/")}
 
 
-def logits_of(model: Model, state: State) -> Tensor:
+def logits_of(model: Staged, state: State) -> Tensor:
     """Return the logits (n, K) that a pass of all rows has left."""
-    return state[f"pass/x/{len(stages(model))}"].t
+    return state[f"pass/x/{len(model.stages)}"].t
 
 
 def reach_of(block: ClientBlock, state: State, key: Key) -> Reach:
@@ -276,9 +276,9 @@ def inputs_of(
     cfg: Any, block: ClientBlock, state: State, key: Key, number: int
 ) -> tuple[Inputs, Params]:
     """Return what a stage reads, and its weights."""
-    model: Model = cfg.model
+    model: Staged = cfg.model.staged
     reach = reach_of(block, state, key)
-    steps = stages(model)
+    steps = model.stages
     stage = steps[number]
     x = entering(block, reach) if number == 0 else state[f"pass/x/{number}"].t
     origin = None
@@ -293,7 +293,7 @@ def inputs_of(
 
 def _onward(cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int) -> NewState:
     """Do the stages from `number` on that have no sum."""
-    steps = stages(cfg.model)
+    steps = cfg.model.staged.stages
     while number < len(steps) and not steps[number].conv.sums:
         at, params = inputs_of(cfg, block, state, key, number)
         s = before(params, at)
@@ -305,7 +305,7 @@ def _onward(cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int
 
 def _backward(cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int) -> NewState:
     """Walk back through the stages from `number` down that have no sum."""
-    steps = stages(cfg.model)
+    steps = cfg.model.staged.stages
     while number >= 0 and not steps[number].conv.sums:
         at, params = inputs_of(cfg, block, state, key, number)
         s, grad = state[f"pass/s/{number}"].t, state["pass/grad"].t
@@ -343,7 +343,7 @@ def _entered(at: Inputs, state: NewState) -> NewState:
     entered = new.pop("pass/enter", None)
     if entered is None:
         return new
-    steps = stages(at.model)
+    steps = at.model.stages
     first = next((i for i, step in enumerate(steps) if step.teleport), None)
     if at.number == first:  # what is added again at every restart
         entered = Ragged(entered.t + new["pass/origin"].t, at.reach.off)

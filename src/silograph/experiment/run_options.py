@@ -55,10 +55,13 @@ class StudyOptions(TypedDict, total=False):
     model: Make | str
     """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
     FILE.py:NAME or package.module:NAME"""
-    layers: int
-    """number of layers with weights"""
-    hidden: int
-    """width of the hidden layers"""
+    layers: int | None
+    """layers with weights (default: 2, or as hidden says)"""
+    hidden: str | int | str
+    """width of the hidden layers, or one for each: 256,128"""
+    head: str | None
+    """gcn, sage, graphconv, gin, gat: the last layer: conv as the others, or linear, a
+    classifier on top of them (default: conv)"""
     dropout: float
     """share of hidden activations dropped"""
     residual: bool | None

@@ -20,12 +20,12 @@ from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.backends import Kernels
+from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.model import AnyModel
 from silograph.nn.optim import Optimizer
+from silograph.nn.schedule import TrainableModel
 
 Options = TypeVar("Options", default=Any)
 
@@ -41,7 +41,7 @@ class MethodConfig(Generic[Options]):
         keep_optimizer: whether a client's optimizer state outlives the round.
         participation: share of clients that train in a round, drawn uniformly.
         options: the method's own options, of its `Method.options` type.
-        kernels: what trains and judges: compiled kernels or torch.
+        backend: what trains and predicts.
         corrections: what the method adds to the gradient of every local step.
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
@@ -50,13 +50,13 @@ class MethodConfig(Generic[Options]):
             reach clients by messages (`silograph.control.knob_fields`).
     """
 
-    model: AnyModel
+    model: TrainableModel
     optimizer: Optimizer
     schedule: Schedule
     keep_optimizer: bool
     participation: float
     options: Options
-    kernels: Kernels = "torch"
+    backend: Backend = TORCH
     corrections: tuple[Correction, ...] = ()
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None

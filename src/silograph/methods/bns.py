@@ -46,7 +46,7 @@ from silograph.methods.global_training import start_together, steps_together, to
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places
 from silograph.nn.reach import gathered, messages_out
-from silograph.nn.stage_halves import before, plain
+from silograph.nn.stage_halves import before, scales_of
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -109,7 +109,7 @@ def serve(
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
     wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    rows = messages_out(plain(at.stage.conv), z, at.reach)[wanted]
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[wanted]
     new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
     return new, {"rows": Ragged(rows, row.off)}
 

@@ -40,7 +40,7 @@ from silograph.methods.global_training import start_together, steps_together, to
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out
-from silograph.nn.stage_halves import before, plain
+from silograph.nn.stage_halves import before, scales_of
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
@@ -119,7 +119,7 @@ def send(
     """Work out all rows. In: `stage`. Out: `rows` (n, O)."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     z = before(params, at)
-    rows = messages_out(plain(at.stage.conv), z, at.reach)
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)
     new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
     return new, {"rows": Ragged(rows, block.off)}
 
@@ -140,7 +140,7 @@ def send_back(
     """Walk back to the sum. In: `stage`. Out: `rows` (n, O)."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     new, s = back_to_sum(block, state, at, params)
-    return new, {"rows": Ragged(messages_back(plain(at.stage.conv), s, at.reach), block.off)}
+    return new, {"rows": Ragged(messages_back(scales_of(at.stage.conv), s, at.reach), block.off)}
 
 
 def hear_back(

@@ -51,7 +51,6 @@ from silograph.methods.local_training import (
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
-from silograph.nn.model import weight_shapes
 
 PRIVATE = "private"  # begins the names of what a client keeps
 Value = TypeVar("Value")
@@ -146,7 +145,7 @@ def fit_round(
 
 def specs(cfg: MethodConfig[FedPerOptions], form: Form) -> tuple[FieldSpecs, FieldSpecs]:
     """Return the specs of the base's weights, and of the private ones."""
-    base, own = split(weight_shapes(cfg.model), cfg.options.private)
+    base, own = split(cfg.model.weight_shapes, cfg.options.private)
     return named_specs("weights", base, form), named_specs(PRIVATE, own, form)
 
 

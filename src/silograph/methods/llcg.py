@@ -27,7 +27,6 @@ from silograph.core.payload import state_of
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, ServerHolds, ServerState
 from silograph.methods.fedavg import fit_round, init
-from silograph.nn.backends import fit
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 from silograph.nn.neighbors import FULL
@@ -85,7 +84,7 @@ def corrected(
     own = {name: m[None] for name, m in memory.items()}
     if not own:
         own = optimizer.init(stacked_copies(weights, 1))
-    fitted = fit(cfg.kernels, training, held, weights, own, key)
+    fitted = cfg.backend.fit(training, held, weights, own, key)
     after = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
     return {n: w.t[0] for n, w in after.items()}, {n: m[0] for n, m in fitted.memory.items()}
 

@@ -37,10 +37,8 @@ from silograph.methods.local_training import (
     state_specs,
     train_from,
 )
-from silograph.nn.backends import predict
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
-from silograph.nn.model import weight_shapes
 
 
 def begin_own(
@@ -51,7 +49,7 @@ def begin_own(
     own = stacked_copies(under("weights", inbox), block.num_clients)
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
-        said = remembered(predict(cfg.kernels, cfg.model, under("weights", inbox), graph), graph)
+        said = remembered(cfg.backend.predict(cfg.model, under("weights", inbox), graph), graph)
     return {**new, **stacked("weights", own), **said}, reply
 
 
@@ -93,7 +91,7 @@ def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
 def own_weights(cfg: MethodConfig, server: Params, state: Mapping[str, Tensor]) -> Params:
     """Return what each client has trained by itself, (C, ...)."""
     del server
-    return {name: state[f"weights/{name}"] for name in weight_shapes(cfg.model)}
+    return {name: state[f"weights/{name}"] for name in cfg.model.weight_shapes}
 
 
 CALLS = Calls(

@@ -36,10 +36,9 @@ from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.nn.backends import fit, rest
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
-from silograph.nn.model import AnyModel, first_maps, weight_shapes
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
@@ -100,7 +99,7 @@ def zero_weights(model: AnyModel, block: ClientBlock) -> Params:
     """Return zeros in the shape of every weight of every client, (C, ...)."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     clients, like = block.num_clients, block.adj.values
-    return {k: like.new_zeros(clients, *shape) for k, shape in weight_shapes(model).items()}
+    return {k: like.new_zeros(clients, *shape) for k, shape in model.weight_shapes.items()}
 
 
 def begin(
@@ -143,7 +142,7 @@ def train_from(
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
     drawing = {k.partition("/")[2]: f for k, f in state.items() if k.startswith(f"{NEIGHBORS}/")}
-    fitted = fit(cfg.kernels, cfg.training, graph, start, memory, key, drawing)
+    fitted = cfg.backend.fit(cfg.training, graph, start, memory, key, drawing)
     new = {**state, **remembered(fitted.logits, graph)}
     new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     if cfg.keep_optimizer:
@@ -157,8 +156,8 @@ def rests(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:
         return {}
     steps = cfg.schedule.epochs
     return {
-        f"weights/{name}": rest(cfg.kernels, cfg.training, weights[name], steps)
-        for name in first_maps(cfg.model)
+        f"weights/{name}": cfg.backend.rest(cfg.training, weights[name], steps)
+        for name in cfg.model.first_maps
     }
 
 
@@ -199,7 +198,7 @@ def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
     drawing = cfg.schedule.neighbors.specs(cfg.model)
     specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in drawing.items()}
     if cfg.keep_optimizer:
-        like = {name: torch.zeros(1, *shape) for name, shape in weight_shapes(cfg.model).items()}
+        like = {name: torch.zeros(1, *shape) for name, shape in cfg.model.weight_shapes.items()}
         for name, t in cfg.optimizer.init(like).items():
             # Adam counts its steps in float32 whatever the weights are.
             dtype = torch.float32 if name == "steps" else None

@@ -1,14 +1,14 @@
-"""The two forms of training and judging: compiled kernels, and torch for everything else.
+"""What computes training and predictions: compiled kernels, and torch for everything else.
 
-They do the same work on the same draws: float64 results differ by rounding (1e-10).
-
-This is the only way to the compiled ones, and what they read is checked here (`nn.doors`).
+Both do the same work on the same draws: float64 results differ by rounding (1e-10). What they read
+is checked here (`nn.doors`), since compiled kernels and fused optimizers check no bounds.
 """
 
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,33 +17,199 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
 from silograph.nn.doors import check_fit, check_weights
-from silograph.nn.fit import NO_STATE, Fitted, Training
-from silograph.nn.fit import fit as fit_torch
 from silograph.nn.fit import rest as rest_torch
-from silograph.nn.fit_module import fit as fit_module
-from silograph.nn.model import AnyModel, forward
+from silograph.nn.forward import Staged
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.own_module import ModuleModel
+from silograph.nn.schedule import NO_STATE, Fitted, Training
 from silograph.nn.start import Start
 from silograph.task.registry import task_of
 
-Kernels = Literal["compiled", "torch"]
-COMPILED_MODELS = ("gcn", "sage", "mlp")
+
+class Backend(Protocol):
+    """What computes training and predictions, and answers what it can.
+
+    A value: equal ones compute the same.
+    """
+
+    @property
+    def name(self) -> Literal["compiled", "torch"]:
+        """What the config calls it (key `kernels`)."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether replies are summed and predictions counted by compiled kernels, too."""
+
+    def why_not(self, training: Training, device: torch.device) -> str | None:
+        """Return why it cannot train and predict in a run, or None if it can."""
+
+    def copies(self, training: Training) -> int:
+        """Return how often the weights of a block's clients are in memory at once."""
+
+    def fit(
+        self,
+        training: Training,
+        block: ClientBlock,
+        start: Start,
+        memory: Mapping[str, Tensor] | None,
+        key: Key,
+        sampler: State = NO_STATE,
+    ) -> Fitted:
+        """Train every client of a block; see `silograph.nn.fit.fit`.
+
+        Raises:
+            ProtocolError: weights, optimizer state or labels that are not the model's; or something
+                that this cannot train.
+        """
+
+    def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
+        """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+
+    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+        """Return logits (n, K) from internal edges, without dropout.
+
+        Raises:
+            ProtocolError: weights that are not the model's.
+        """
 
 
-def why_not_compiled(training: Training, device: torch.device) -> str | None:
-    """Return why the compiled kernels cannot be used, or None if they can."""
+@dataclass(frozen=True)
+class TorchBackend:
+    """Trains every model on every device."""
+
+    name: ClassVar[Literal["torch"]] = "torch"
+    compiled = False
+
+    def why_not(self, training: Training, device: torch.device) -> str | None:
+        """Nothing is beyond it."""
+        del training, device
+        return None
+
+    def copies(self, training: Training) -> int:
+        """Weights, gradients and two moments; and what corrections keep."""
+        return 4 + sum(correction.copies for correction in training.corrections)
+
+    def fit(
+        self,
+        training: Training,
+        block: ClientBlock,
+        start: Start,
+        memory: Mapping[str, Tensor] | None,
+        key: Key,
+        sampler: State = NO_STATE,
+    ) -> Fitted:
+        """Train as the model says."""
+        check_fit(training, block, start, memory)
+        return training.model.fit(training, block, start, memory, key, sampler)
+
+    def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
+        """Take the steps on all rows together."""
+        if _nothing_moves(training, start, steps):
+            return start
+        return rest_torch(training, start, steps)
+
+    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+        """Pass once through the model."""
+        check_weights(model, weights, block)
+        with torch.no_grad():
+            return model.forward(weights, block)
+
+
+@dataclass(frozen=True)
+class CompiledBackend:
+    """Trains common models on a CPU in a fraction of the time."""
+
+    name: ClassVar[Literal["compiled"]] = "compiled"
+    compiled = True
+
+    def why_not(self, training: Training, device: torch.device) -> str | None:
+        """Return why the compiled kernels cannot be used, or None if they can."""
+        reason = _why_not_compiled(training)
+        if reason is not None:
+            return reason
+        if device.type != "cpu":
+            return f"device {device.type} is not a CPU"
+        if importlib.util.find_spec("numba") is None:
+            return "numba is not installed (extra `fast`)"
+        try:
+            importlib.import_module("silograph.nn.compiled")
+        except RuntimeError as error:  # numba finds no folder that it may write machine code to
+            return f"kernels cannot be kept on disk: {error}; set NUMBA_CACHE_DIR"
+        return None
+
+    def copies(self, training: Training) -> int:
+        """Weights only: gradients and the start are one client's at a time."""
+        del training
+        return 1
+
+    def fit(
+        self,
+        training: Training,
+        block: ClientBlock,
+        start: Start,
+        memory: Mapping[str, Tensor] | None,
+        key: Key,
+        sampler: State = NO_STATE,
+    ) -> Fitted:
+        """Train one client after the other."""
+        del sampler  # those that are compiled remember nothing
+        check_fit(training, block, start, memory)
+        reason = _why_not_compiled(training)
+        if reason is not None:
+            raise ProtocolError(
+                f"expected training that is compiled, got: {reason}; run with kernels=torch"
+            )
+        from silograph.nn import compiled  # numba takes a while to import
+
+        return compiled.fit(_staged(training.model), training, block, start, memory, key)
+
+    def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
+        """Take the steps row by row."""
+        if _nothing_moves(training, start, steps):
+            return start
+        from silograph.nn import compiled
+
+        return compiled.rest(training, start, steps)
+
+    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+        """Pass once through a model that all clients share; torch passes through their own."""
+        check_weights(model, weights, block)
+        name = next(iter(model.weight_shapes))
+        if weights[name].dim() > len(model.weight_shapes[name]):
+            with torch.no_grad():
+                return model.forward(weights, block)
+        from silograph.nn import compiled
+
+        return compiled.predict(_staged(model), weights, block)
+
+
+TORCH, COMPILED = TorchBackend(), CompiledBackend()
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (COMPILED, TORCH)}
+
+
+def _nothing_moves(training: Training, start: Tensor, steps: int) -> bool:
+    """Return whether weights (R, D) without data stay where they are.
+
+    Raises:
+        ProtocolError: they move, and are not rows of weights.
+    """
+    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
+        return True
+    if start.dim() != 2 or not start.is_floating_point():
+        raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
+    return False
+
+
+def _why_not_compiled(training: Training) -> str | None:
+    """Return what of the training has no compiled form, or None."""
     model, optimizer = training.model, training.optimizer
-    if isinstance(model, ModuleModel):
-        return "a torch.nn.Module of your own is not compiled"
-    if model.conv not in COMPILED_MODELS:
-        return f"model {model.conv} is not compiled"
+    reason = _model_not_compiled(model)
+    if reason is not None:
+        return reason
     if not task_of(model.task).classes:
         return f"task {task_of(model.task).name} is not compiled"
-    if model.residual:
-        return "residual connections are not compiled"
     if not isinstance(optimizer, SGD | Adam):
         return f"optimizer {type(optimizer).__name__} is not compiled"
     for correction in training.corrections:
@@ -51,80 +217,35 @@ def why_not_compiled(training: Training, device: torch.device) -> str | None:
             return f"correction {type(correction).__name__} is not compiled"
     if training.schedule.neighbors.fanout(0) is None:
         return f"{type(training.schedule.neighbors).__name__} as neighbor sampler is not compiled"
-    if device.type != "cpu":
-        return f"device {device.type} is not a CPU"
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed (extra `fast`)"
-    try:
-        importlib.import_module("silograph.nn.compiled")
-    except RuntimeError as error:  # numba finds no folder that it may write machine code to
-        return f"kernels cannot be kept on disk: {error}; set NUMBA_CACHE_DIR"
     return None
 
 
-def fit(
-    kernels: Kernels,
-    training: Training,
-    block: ClientBlock,
-    start: Start,
-    memory: Mapping[str, Tensor] | None,
-    key: Key,
-    sampler: State = NO_STATE,
-) -> Fitted:
-    """Train every client of a block; see `silograph.nn.fit.fit`.
+def _model_not_compiled(model: AnyModel) -> str | None:
+    """Return why a model has no compiled form, or None."""
+    if model.staged is None:
+        return f"{model.noun} is not compiled"
+    stages = model.staged.stages
+    if any(stage.conv.kernel is None for stage in stages):
+        return f"{model.noun} is not compiled"
+    if len({stage.conv for stage in stages if stage.conv.sums}) > 1:
+        return f"{model.noun} has several convolutions, which is not compiled"
+    if any(stage.skip for stage in stages):
+        return "residual connections are not compiled"
+    between = [(number > 0, number < len(stages) - 1) for number in range(len(stages))]
+    if [(stage.drop, stage.relu) for stage in stages] != between:
+        return f"{model.noun} has other steps between its layers, which is not compiled"
+    return None
+
+
+def _staged(model: AnyModel) -> Staged:
+    """Return the model as stages.
 
     Raises:
-        ProtocolError: weights, optimizer state or labels that are not the model's; a correction
-            or a neighbor sampler that the compiled kernels do not know.
+        ProtocolError: it has no compiled form.
     """
-    check_fit(training, block, start, memory)
-    if isinstance(training.model, ModuleModel):
-        return fit_module(training, block, start, memory, key)
-    if kernels == "torch":
-        return fit_torch(training, block, start, memory, key, sampler)
-    for correction in training.corrections:
-        if not isinstance(correction, Proximal):
-            raise ProtocolError(
-                f"expected corrections that are compiled, got {type(correction).__name__}: run "
-                "with kernels=torch"
-            )
-    if training.schedule.neighbors.fanout(0) is None:
+    reason = _model_not_compiled(model)
+    if model.staged is None or reason is not None:
         raise ProtocolError(
-            "expected a neighbor sampler that is compiled, got "
-            f"{type(training.schedule.neighbors).__name__}: run with kernels=torch"
+            f"expected a model that is compiled, got: {reason}; run with kernels=torch"
         )
-    from silograph.nn import compiled  # numba takes a while to import
-
-    return compiled.fit(training, block, start, memory, key)
-
-
-def rest(kernels: Kernels, training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
-    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
-        return start
-    if start.dim() != 2 or not start.is_floating_point():
-        raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
-    if kernels == "torch":
-        return rest_torch(training, start, steps)
-    from silograph.nn import compiled
-
-    return compiled.rest(training, start, steps)
-
-
-def predict(
-    kernels: Kernels, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock
-) -> Tensor:
-    """Return logits (n, K) from internal edges, without dropout.
-
-    Raises:
-        ProtocolError: weights that are not the model's.
-    """
-    check_weights(model, weights, block)
-    torch_only = kernels == "torch" or isinstance(model, ModuleModel)
-    if torch_only or weights["0.weight"].dim() != 2:
-        with torch.no_grad():
-            return forward(model, weights, block)
-    from silograph.nn import compiled
-
-    assert not isinstance(model, ModuleModel)  # see above
-    return compiled.predict(model, weights, block)
+    return model.staged

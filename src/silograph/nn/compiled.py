@@ -1,6 +1,6 @@
 """Hands blocks to the compiled kernels: arrays in, tensors out, work counted.
 
-Kernels check no bounds. What does not come from the block itself is checked by `nn.tiers`, which
+Kernels check no bounds. What does not come from the block itself is checked by `nn.backends`, which
 alone calls these functions.
 
 C: clients. n: rows. F: features. U: used rows of the first weights. H: hidden width. K: outputs.
@@ -22,14 +22,14 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import DROPOUT_LEVELS, Key, keep_probability
 from silograph.core.payload import Patched, Stacked, offsets
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.conv import GAT, Conv, Params
+from silograph.nn.conv import Conv, Params
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, patched
+from silograph.nn.forward import Staged
 from silograph.nn.kernel_work import report_pass, report_training
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
-from silograph.nn.model import Model, first_maps, stages, weight_shapes
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.start import (
     Start,
@@ -63,6 +63,7 @@ class _Prepared:
 
 
 def fit(
+    model: Staged,
     training: Training,
     block: ClientBlock,
     start: Start,
@@ -70,7 +71,6 @@ def fit(
     key: Key,
 ) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
-    model = training.layered
     fields = start_fields(model, start, block.num_clients)
     compact = memory is None and starts_compact(model, fields, block.x)
     data = _prepared(model, block, compact=compact)
@@ -79,9 +79,11 @@ def fit(
     used = int(data.called.used_off[-1])
     params = _params(model, block, fields, memory, used=used, compact=compact)
     clients, rows = block.num_clients, int(block.off[-1])
-    loss = np.zeros(clients)
-    logits = np.empty((rows, model.outputs), params.flat.dtype)
-    work = np.zeros((clients, 2 * model.layers + 4), np.int64)
+    filled = arrays.Filled(
+        loss=np.zeros(clients),
+        logits=np.empty((rows, model.outputs), params.flat.dtype),
+        work=np.zeros((clients, 2 * len(model.stages) + 4), np.int64),
+    )
     before = params.steps.copy()
 
     def train(first: int, end: int) -> None:
@@ -95,23 +97,22 @@ def fit(
             _steps(training),
             params,
             np.uint64(key.value),
-            loss,
-            logits,
-            work,
+            filled,
         )
 
     _share_out(block, train)
-    report_training(training, block, work)
-    weights = _weights(training, block, fields, params, before if compact else None)
-    kept = {} if memory is None else _memory(training, block, params)
-    found, steps = torch.from_numpy(logits), torch.from_numpy(params.steps - before)
-    return Fitted(weights, kept, torch.from_numpy(loss).to(found.dtype), found, steps)
+    report_training(model, training, block, filled.work)
+    weights = _weights(model, training, block, fields, params, before if compact else None)
+    kept = {} if memory is None else _memory(model, training, block, params)
+    logits, steps = torch.from_numpy(filled.logits), torch.from_numpy(params.steps - before)
+    loss = torch.from_numpy(filled.loss).to(logits.dtype)
+    return Fitted(weights, kept, loss, logits, steps)
 
 
-def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
     """Return logits (n, K) of one model for all clients."""
     data = _prepared(model, block, compact=isinstance(block.x, SparseRows))
-    first = [weights[name].contiguous().numpy() for name in first_maps(model)]
+    first = [weights[name].contiguous().numpy() for name in model.first_maps]
     w = arrays.Weights(
         first[0], first[-1], _flat(model, {k: t[None] for k, t in weights.items()})[0]
     )
@@ -130,8 +131,6 @@ def predict(model: Model, weights: Mapping[str, Tensor], block: ClientBlock) -> 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
-    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
-        return start
     weight = start.clone(memory_format=torch.contiguous_format)
     kernels_optim.rest(weight.numpy(), _steps(training), steps)
     return weight
@@ -158,9 +157,9 @@ def _share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
             list(pool.map(run, ends[:-1], ends[1:]))
 
 
-def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
+def _prepared(model: Staged, block: ClientBlock, *, compact: bool) -> _Prepared:
     """Return the block's arrays, worked out once for each convolution."""
-    name = ("kernels", model.conv, compact)
+    name = ("kernels", _conv(model), compact)
     if name not in block.memo and block.source is not None:
         whole, positions = block.source
         block.memo[name] = _prepared(model, whole, compact=compact).take(positions, block.off)
@@ -175,24 +174,24 @@ def _prepared(model: Model, block: ClientBlock, *, compact: bool) -> _Prepared:
     return found
 
 
-def _conv(model: Model) -> Conv:
-    """Return the convolution of every layer."""
-    conv = stages(model)[0].conv
-    assert not isinstance(conv, GAT)  # see why_not_compiled
-    return conv
+def _conv(model: Staged) -> Conv:
+    """Return the convolution of the layers that sum over neighbors, if there are any."""
+    return next((stage.conv for stage in model.stages if stage.conv.sums), model.stages[0].conv)
 
 
-def _rows(model: Model, block: ClientBlock) -> arrays.RowArrays:
+def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
     conv, adj, values = _conv(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
+    scales = conv.scales
+    assert scales is not None  # of what has a kernel
     degree = adj.degree.to(values.dtype)[:, None]
     one = torch.ones_like(degree)
-    pre, post = conv.pre(degree), conv.post(degree)
+    pre, post = scales.before(degree), scales.after(degree)
     pre, post = (one if scale is None else scale for scale in (pre, post))
     neighbor = adj.indices.long()
     train = block.split.train.nonzero()[:, 0]
     first = block.off[block.client]
-    own = conv.own(degree)
+    own = scales.itself(degree)
     return arrays.RowArrays(
         off=_array(block.off, np.int64),
         row_key=_array(block.row_key, np.int64).view(np.uint64),
@@ -200,7 +199,7 @@ def _rows(model: Model, block: ClientBlock) -> arrays.RowArrays:
         col=_array(neighbor - first[adj.row], np.int32),
         value=_array((post[adj.row] * pre[neighbor])[:, 0]),
         back=_array((post[neighbor] * pre[adj.row])[:, 0]),
-        own=_array((one if own is None else own)[:, 0]),
+        own=_array((torch.zeros_like(one) if own is None else own)[:, 0]),
         train=_array(train - first[train], np.int64),
         train_off=_array(offsets(block.num_train), np.int64),
         y=_array(block.y if block.y.dim() == 2 else block.y[:, None], np.int64),
@@ -242,27 +241,41 @@ def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, n
     return inputs, _array(csr.indices, np.int32)
 
 
-def _by_layer(fanout: tuple[int, ...], most: int) -> np.ndarray:
-    """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that."""
-    return np.array([min(count, max(most, 1)) for count in fanout[::-1]], np.int64)
+def _by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray:
+    """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that.
+
+    Raises:
+        ConfigError: not a number for each layer that sums over neighbors.
+    """
+    sums = [stage.conv.sums for stage in model.stages]
+    hops = sum(sums) or len(sums)
+    fanout = schedule.neighbors.fanout(hops)
+    if fanout is None or len(fanout) != hops or min(fanout) < 0:
+        raise ConfigError(f"expected a fanout for each of {hops} layers, got {fanout}")
+    counts = iter(fanout)
+    drawn = [next(counts) if hears else 0 for hears in reversed(sums)]
+    return np.array([min(count, max(most, 1)) for count in reversed(drawn)], np.int64)
 
 
-def _shape(model: Model, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
-    fanout = None if schedule.whole else schedule.neighbors.fanout(model.layers)
-    if fanout is not None and (len(fanout) != model.layers or min(fanout) < 0):
-        raise ConfigError(f"expected a fanout for each of {model.layers} layers, got {fanout}")
+def _shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -> arrays.ModelShape:
+    stages = model.stages
+    widths = [stage.outputs for stage in stages]
     keep = keep_probability(model.dropout)
     return arrays.ModelShape(
-        layers=model.layers,
-        hidden=model.hidden,
+        layers=len(stages),
+        form=np.array([arrays.FORMS[str(stage.conv.kernel)] for stage in stages], np.int64),
+        width=np.array([model.features, *widths], np.int64),
+        place=_places(model),
+        act=np.array([0, *widths[:-1]], np.int64).cumsum(),
+        widest=max(widths),
+        rooted=any(stage.conv.rooted for stage in stages),
         outputs=model.outputs,
-        sage=model.conv == "sage",
         multilabel=model.task == "multilabel",
         threshold=round((1 - keep) * DROPOUT_LEVELS),
         scale=1 / keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
-        fanout=NO_DRAW if fanout is None else _by_layer(fanout, most),
+        fanout=NO_DRAW if schedule.whole else _by_layer(model, schedule, most),
     )
 
 
@@ -276,15 +289,30 @@ def _steps(training: Training) -> arrays.StepRule:
     raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 
-def _later_names(model: Model) -> Iterator[str]:
+def _later_names(model: Staged) -> Iterator[str]:
     """Names of the weights after the first matrices, in the kernels' order."""
     yield "0.bias"
-    for layer in range(1, model.layers):
-        yield from (f"{layer}.{name}" for name in _conv(model).maps)
+    for layer, stage in enumerate(model.stages[1:], start=1):
+        yield from (f"{layer}.{name}" for name in stage.conv.maps)
         yield f"{layer}.bias"
 
 
-def _flat(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
+def _places(model: Staged) -> np.ndarray:
+    """Return where each layer's matrix, second matrix and bias are in `_flat`, (L, 3)."""
+    names = list(_later_names(model))
+    sizes = [torch.Size(model.weight_shapes[name]).numel() for name in names]
+    start = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))
+    maps = [[f"{layer}.{name}" for name in s.conv.maps] for layer, s in enumerate(model.stages)]
+    return np.array(
+        [
+            [start.get(of[0], 0), start.get(of[-1], 0), start[f"{layer}.bias"]]
+            for layer, of in enumerate(maps)
+        ],
+        np.int64,
+    )
+
+
+def _flat(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return tensors (C, ...) of the weights after the first matrices side by side, (C, P)."""
     flat: np.ndarray = torch.cat(
         [tensors[name].flatten(1) for name in _later_names(model)], dim=1
@@ -292,22 +320,22 @@ def _flat(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
     return flat
 
 
-def _unflat(model: Model, flat: np.ndarray) -> Params:
+def _unflat(model: Staged, flat: np.ndarray) -> Params:
     """Return what `_flat` put side by side."""
-    shapes = weight_shapes(model)
+    shapes = model.weight_shapes
     names = list(_later_names(model))
     parts = torch.from_numpy(flat).split([torch.Size(shapes[n]).numel() for n in names], dim=1)
     return {n: part.reshape(len(flat), *shapes[n]) for n, part in zip(names, parts, strict=True)}
 
 
-def _matrices(model: Model, tensors: Mapping[str, Tensor]) -> np.ndarray:
+def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return first matrices (C, F, D) as rows of all clients, (M, C * F, D), a copy."""
-    rows: np.ndarray = torch.stack([tensors[n].flatten(0, 1) for n in first_maps(model)]).numpy()
+    rows: np.ndarray = torch.stack([tensors[n].flatten(0, 1) for n in model.first_maps]).numpy()
     return rows
 
 
 def _params(
-    model: Model,
+    model: Staged,
     block: ClientBlock,
     fields: StartFields,
     memory: Mapping[str, Tensor] | None,
@@ -319,7 +347,7 @@ def _params(
 
     `compact`: these are not all of their rows.
     """
-    maps = first_maps(model)
+    maps = model.first_maps
     flat = _flat(model, {n: whole(field) for n, field in fields.items() if n not in maps})
     none3, none2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
     given, which = joined_bases([fields[name] for name in maps])
@@ -343,7 +371,7 @@ def _params(
 
 
 def _moments(
-    model: Model, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
+    model: Staged, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
 ) -> list[np.ndarray]:
     """Return copies of the optimizer's state: of the matrices, then of the rest."""
     found: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
@@ -357,9 +385,11 @@ def _moments(
     return by_rows + by_flat
 
 
-def _memory(training: Training, block: ClientBlock, params: arrays.ParamArrays) -> Params:
+def _memory(
+    model: Staged, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> Params:
     """Return the optimizer's state after training, as `Optimizer.init` names it."""
-    model, optimizer = training.layered, training.optimizer
+    optimizer = training.optimizer
     moments = {
         "first": (params.first_rows, params.first_flat),
         "second": (params.second_rows, params.second_flat),
@@ -369,22 +399,23 @@ def _memory(training: Training, block: ClientBlock, params: arrays.ParamArrays) 
     state: Params = {}
     for kind, (rows, flat) in moments.items():
         tensors = _unflat(model, flat) | _split(model, block, rows)
-        state |= {f"{kind}/{name}": tensors[name] for name in weight_shapes(model)}
+        state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
     if isinstance(optimizer, Adam):
         state["steps"] = torch.from_numpy(params.steps).float()
     return state
 
 
-def _split(model: Model, block: ClientBlock, rows: np.ndarray) -> Params:
+def _split(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
     """Return the first matrices (C, F, D) from rows of all clients."""
     shape = block.num_clients, block.num_features, rows.shape[2]
     return {
         name: torch.from_numpy(part).view(shape)
-        for name, part in zip(first_maps(model), rows, strict=True)
+        for name, part in zip(model.first_maps, rows, strict=True)
     }
 
 
 def _weights(
+    model: Staged,
     training: Training,
     block: ClientBlock,
     fields: StartFields,
@@ -392,7 +423,6 @@ def _weights(
     before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
-    model = training.layered
     found: dict[str, Stacked | Patched] = {
         name: Stacked(t) for name, t in _unflat(model, params.flat).items()
     }
@@ -400,8 +430,8 @@ def _weights(
         found |= {n: Stacked(t) for n, t in _split(model, block, params.rows).items()}
     else:
         steps = torch.from_numpy(params.steps - before)
-        for name, rows in zip(first_maps(model), params.rows, strict=True):
+        for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
             found[name] = patched(partial(rest, training), fields[name], t, block.x, steps)
-    return {name: found[name] for name in weight_shapes(model)}
+    return {name: found[name] for name in model.weight_shapes}

@@ -17,8 +17,8 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Ragged, Stacked, owners, patched_problem
 from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Training
-from silograph.nn.model import AnyModel, weight_shapes
 from silograph.nn.optim import Optimizer
 from silograph.nn.start import Start
 from silograph.task.registry import task_of
@@ -83,7 +83,7 @@ def _shapes(
     model: AnyModel, weights: Mapping[str, object], block: ClientBlock
 ) -> Mapping[str, tuple[int, ...]]:
     """Return shapes by name; raise `ProtocolError` unless model, names and features fit."""
-    shapes = weight_shapes(model)
+    shapes = model.weight_shapes
     if model.features != block.num_features:
         raise ProtocolError(
             f"expected a model of {block.num_features} features, got one of {model.features}"
@@ -202,7 +202,7 @@ def _blank_memory(
     """Return optimizer state (C, ...) that has shapes and dtypes, and no values."""
     blank = {
         name: torch.empty(clients, *shape, dtype=dtype, device="meta")
-        for name, shape in weight_shapes(model).items()
+        for name, shape in model.weight_shapes.items()
     }
     return optimizer.init(blank)
 

@@ -7,9 +7,8 @@ C: clients. n: rows. F: features. H: hidden width. U: used rows of the first wei
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -20,34 +19,13 @@ from silograph.core.payload import Patched, Ragged, Stacked, State
 from silograph.core.work import work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
-from silograph.nn.model import Model, first_maps, forward_pass, whole_pass
+from silograph.nn.forward import Staged, forward_pass, whole_pass
+from silograph.nn.schedule import NO_STATE
+from silograph.nn.schedule import Fitted as Fitted
 from silograph.nn.schedule import Schedule as Schedule
 from silograph.nn.schedule import Training as Training
 from silograph.nn.start import Start, StartFields, start_fields, starts_compact, used_rows, whole
 from silograph.nn.steps import Held, InTraining, Trainer, own_copy, rows_for
-
-NO_STATE: State = MappingProxyType({})
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """What training leaves.
-
-    Attributes:
-        weights: of every client, (C, ...).
-        memory: optimizer state (C, ...), empty if it was not to be kept.
-        loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
-        logits: (n, K) what each client's model says of its rows.
-        steps: (C,) int64 steps taken; 0 without training nodes.
-        neighbors: what the neighbor sampler remembers of every client.
-    """
-
-    weights: dict[str, Stacked | Patched]
-    memory: Params
-    loss: Tensor
-    logits: Tensor
-    steps: Tensor
-    neighbors: State = field(default_factory=dict)
 
 
 def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
@@ -56,6 +34,7 @@ def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
 
 
 def fit(
+    model: Staged,
     training: Training,
     block: ClientBlock,
     start: Start,
@@ -69,19 +48,19 @@ def fit(
     get no gradient from data: they follow one path from each base, which is worked out once.
 
     Args:
-        training: how they train.
+        model: what they train.
+        training: how.
         block: the rows.
         start: weights, see `silograph.nn.start`.
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
         key: key of the draws.
         sampler: what the neighbor sampler remembers.
     """
-    model = training.layered
     fields = start_fields(model, start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
     held = _held(model, block, fields, compact=compact)
     given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
-    trainer = Trainer(training, key, compact=compact, keep=memory is not None)
+    trainer = Trainer(model, training, key, compact=compact, keep=memory is not None)
     found = trainer.run(block, InTraining(held, given, sampler))
     held, given = found.held, found.given
     tensors = {name: f.t for name, f in held.items()}
@@ -94,9 +73,9 @@ def fit(
     return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)
 
 
-def _held(model: Model, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
+def _held(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
     """Return copies of the starting weights, the first ones as used rows only if compact."""
-    rows, held = first_maps(model) if compact else (), Held()
+    rows, held = model.first_maps if compact else (), Held()
     for name, f in fields.items():
         if name in rows:
             assert isinstance(block.x, SparseRows)  # see `starts_compact`

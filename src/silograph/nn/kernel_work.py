@@ -9,31 +9,33 @@ import torch
 from silograph.core.kinds import Kind
 from silograph.core.work import report_clients, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.model import Model, stages
+from silograph.nn.forward import Staged
 from silograph.nn.schedule import Training
 from silograph.nn.steps import LOSS_FLOPS
 
 
-def _whole_counts(model: Model, block: ClientBlock) -> np.ndarray:
+def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
     """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
-    name = ("counts", model.layers, model.conv)
+    sums = tuple(stage.conv.sums for stage in model.stages)
+    name = ("counts", sums)
     if name not in block.memo and block.source is not None:
         whole, positions = block.source
         block.memo[name] = _whole_counts(model, whole)[positions.numpy()]
     if name not in block.memo:
         rows = block.off.diff()
-        edges = block.adj.indptr[block.off].diff() * stages(model)[0].conv.sums
+        edges = block.adj.indptr[block.off].diff()
         entries = torch.zeros_like(rows)
         if isinstance(block.x, SparseRows):
             entries = block.x.csr.indptr[block.off].diff()
-        columns = [rows] * (model.layers + 1) + [edges] * model.layers + [entries] * 2
+        edges_of = [edges * hears for hears in sums]
+        columns = [rows] * (len(sums) + 1) + edges_of + [entries] * 2
         block.memo[name] = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
     found = block.memo[name]
     assert isinstance(found, np.ndarray)
     return found
 
 
-def _pass_flops(model: Model, counts: np.ndarray, *, sparse: bool, passes: int) -> np.ndarray:
+def _pass_flops(model: Staged, counts: np.ndarray, *, sparse: bool, passes: int) -> np.ndarray:
     """Return operations of passes through the model, (C,): what the torch layers report.
 
     Args:
@@ -42,40 +44,44 @@ def _pass_flops(model: Model, counts: np.ndarray, *, sparse: bool, passes: int) 
         sparse: whether features are.
         passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
     """
-    layers, sage = model.layers, model.conv == "sage"
+    layers = len(model.stages)
     work = counts.astype(np.float64).T
     rows, edges = work[: layers + 1], work[layers + 1 : 2 * layers + 1]
     entries, own_entries = work[2 * layers + 1], work[2 * layers + 2]
     total = np.zeros(len(counts))
-    for layer, (width, out) in enumerate(zip(model.widths[:-1], model.widths[1:], strict=True)):
+    for layer, stage in enumerate(model.stages):
+        width, out, rooted = stage.inputs, stage.outputs, stage.conv.rooted
         into, left = rows[layer], rows[layer + 1]
-        products = passes + (passes > 1 and layer > 0)
         if layer == 0 and sparse:
-            total += 2 * out * passes * (entries + own_entries * sage)
+            total += 2 * out * passes * (entries + own_entries * rooted)
         else:
-            total += 2 * width * out * products * (into + left * sage)
-        if model.conv == "gcn":
-            total += out * passes * (2 * edges[layer] + into + 3 * left)
-        elif sage:
-            total += out * passes * (2 * edges[layer] + left) + out * left
+            products = passes + (passes > 1 and layer > 0)
+            total += 2 * width * out * products * (into + left * rooted)
+        if stage.conv.sums and stage.conv.scales is not None:
+            scales = stage.conv.scales
+            each = (scales.post is not None) + 2 * (scales.own is not None)
+            total += out * passes * (2 * edges[layer] + (scales.pre is not None) * into)
+            total += out * passes * each * left
+        total += out * left * rooted  # the sum with the own row
         total += out * passes * left  # bias
-        if layer and passes > 1 and model.dropout > 0:
+        if stage.drop and passes > 1 and model.dropout > 0:
             total += 2 * width * passes * into
-        if layer < layers - 1:
-            total += out * passes * left  # ReLU
+        if stage.relu:
+            total += out * passes * left
     return total
 
 
-def report_pass(model: Model, block: ClientBlock) -> None:
+def report_pass(model: Staged, block: ClientBlock) -> None:
     """Report one pass of all rows without the way back."""
     sparse = isinstance(block.x, SparseRows)
     flops = _pass_flops(model, _whole_counts(model, block), sparse=sparse, passes=1)
     report_clients(torch.from_numpy(flops))
 
 
-def report_training(training: Training, block: ClientBlock, work: np.ndarray) -> None:
+def report_training(
+    model: Staged, training: Training, block: ClientBlock, work: np.ndarray
+) -> None:
     """Report training, and apart from it what the clients' models say of their rows."""
-    model = training.layered
     sparse = isinstance(block.x, SparseRows)
     flops = _pass_flops(model, work, sparse=sparse, passes=2)
     flops += work[:, -1] * training.step_flops

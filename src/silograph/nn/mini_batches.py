@@ -18,7 +18,7 @@ from silograph.core.payload import State, offsets, ranges
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Messages
-from silograph.nn.model import Pass
+from silograph.nn.forward import Pass
 from silograph.nn.neighbors import Drawn, Neighbors, Reached
 
 

@@ -3,37 +3,34 @@
 n: rows. F: features. K: outputs (classes or label bits). C: clients.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from silograph.core.errors import lookup
-from silograph.core.key import Key, keep_probability
-from silograph.core.work import report_rows
-from silograph.graph.block.block import ClientBlock, Rows
+from silograph.core.errors import ConfigError, lookup
+from silograph.core.key import Key
+from silograph.core.payload import State
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
-from silograph.nn import own_module
-from silograph.nn.conv import (
-    GAT,
-    GCN,
-    GIN,
-    MLP,
-    SAGE,
-    AnyConv,
-    GraphConv,
-    Messages,
-    Params,
-    Propagation,
-    convolve,
-    internal_messages,
-)
-from silograph.nn.own_module import ModuleModel
-from silograph.nn.segment import gradients
+from silograph.nn import fit
+from silograph.nn.conv import Conv, Params
+from silograph.nn.conv.gat import GAT
+from silograph.nn.conv.gcn import GCN
+from silograph.nn.conv.gin import GIN
+from silograph.nn.conv.graphconv import GraphConv
+from silograph.nn.conv.mlp import MLP
+from silograph.nn.conv.propagation import Propagation
+from silograph.nn.conv.sage import SAGE
+from silograph.nn.forward import Stage, forward_pass, whole_pass
+from silograph.nn.schedule import NO_STATE, Fitted, Training
+from silograph.nn.start import Start
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Model:
     Attributes:
         conv: name in `MODELS`.
         features: F.
-        hidden: width of the hidden layers.
+        hidden: width of the hidden layers, or a width for each of them.
         outputs: K.
         layers: number of layers with weights.
         dropout: probability with which a hidden activation is dropped in training.
@@ -52,11 +49,12 @@ class Model:
         heads: attention heads of `gat`.
         hops: propagation steps of `appnp`.
         teleport: weight of a prediction in each of them.
+        head: what the last layer is: a convolution as the others, or a linear classifier.
     """
 
     conv: str
     features: int
-    hidden: int
+    hidden: int | tuple[int, ...]
     outputs: int
     layers: int
     dropout: float
@@ -65,46 +63,102 @@ class Model:
     heads: int = 1
     hops: int = 0
     teleport: float = 0.0
+    head: Literal["conv", "linear"] = "conv"
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` unless there is a width for each hidden layer."""
+        if isinstance(self.hidden, tuple) and len(self.hidden) != self.layers - 1:
+            count = self.layers - 1
+            raise ConfigError(
+                f"expected a width for each of {count} hidden layers, got {len(self.hidden)}"
+            )
 
     @property
     def widths(self) -> list[int]:
         """F, hidden, ..., K."""
-        return [self.features, *[self.hidden] * (self.layers - 1), self.outputs]
+        hidden = self.hidden
+        if isinstance(hidden, int):
+            hidden = (hidden,) * (self.layers - 1)
+        return [self.features, *hidden, self.outputs]
+
+    one_by_one = False
+    source = None
+
+    @property
+    def noun(self) -> str:
+        """Its convolution."""
+        return f"model {self.conv}"
+
+    @property
+    def staged(self) -> "Model":
+        """The model itself."""
+        return self
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages; weights of stage i are named `i.NAME`.
+
+        Raises:
+            ConfigError: no such model.
+        """
+        return lookup(MODELS, self.conv, "model")(self)
+
+    @cached_property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every weight, shared form."""
+        with torch.device("meta"):  # nothing is drawn, whatever sizes a file or a server asks for
+            weights = self.init_weights(Key.of(0), torch.float32)
+        return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
+
+    @property
+    def first_maps(self) -> tuple[str, ...]:
+        """Names of the weights that meet the features, and meet them linearly."""
+        return tuple(f"0.{name}" for name in self.stages[0].conv.maps)
+
+    def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
+        """Return initial weights; drawn in float64, so that dtypes start from the same numbers."""
+        return {
+            f"{number}.{name}": value.to(dtype)
+            for number, s in enumerate(self.stages)
+            for name, value in s.conv.init(key.fold(number), s.inputs, s.outputs).items()
+        }
+
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, key: Key | None = None
+    ) -> Tensor:
+        """Return logits (n, K) from internal edges.
+
+        Args:
+            weights: shared by all clients, or with a leading dimension C.
+            block: the rows.
+            key: key of the dropout draws; None turns dropout off.
+        """
+        dtype = next(iter(weights.values())).dtype
+        return forward_pass(self, weights, whole_pass(self, block, dtype), key)
+
+    def fit(
+        self,
+        training: Training,
+        block: ClientBlock,
+        start: Start,
+        memory: Mapping[str, Tensor] | None,
+        key: Key,
+        sampler: State = NO_STATE,
+    ) -> Fitted:
+        """Train every client of a block; see `silograph.nn.fit.fit`."""
+        return fit.fit(self, training, block, start, memory, key, sampler)
+
+    def described(self) -> dict[str, Any]:
+        """Return the shape as plain values."""
+        return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A step through a model with at most one sum over neighbors.
-
-        h = enter(x)                 dropout
-        h = convolve(conv, h)        see `silograph.nn.conv.base`
-        x = leave(h)                 ReLU, the stage's input, the restart
-
-    Attributes:
-        conv: what is in the middle.
-        inputs: I.
-        outputs: O.
-        drop: whether entries of x are dropped in training.
-        relu: whether ReLU follows.
-        skip: whether x, before dropout, is added after ReLU.
-        teleport: weight of what entered the first stage that has one; it is added.
-    """
-
-    conv: AnyConv
-    inputs: int
-    outputs: int
-    drop: bool
-    relu: bool
-    skip: bool = False
-    teleport: float = 0.0
-
-
-def _layers(model: Model, conv: Callable[[bool], AnyConv]) -> tuple[Stage, ...]:
-    """Return layers with ReLU and dropout between them; `conv` is told if it is the last."""
+def layers_of(model: Model, conv: Callable[[int], Conv]) -> tuple[Stage, ...]:
+    """Return layers with ReLU and dropout between them; `conv` is told which one it is."""
     last = model.layers - 1
     return tuple(
         Stage(
-            conv(layer == last),
+            MLP if layer == last and model.head == "linear" else conv(layer),
             inputs,
             outputs,
             drop=layer > 0,
@@ -114,6 +168,13 @@ def _layers(model: Model, conv: Callable[[bool], AnyConv]) -> tuple[Stage, ...]:
         )
         for layer, (inputs, outputs) in enumerate(itertools.pairwise(model.widths))
     )
+
+
+def _perceptron(model: Model, layer: int) -> int:
+    """Return the width inside a layer of `gin`: that of the hidden layer, in the last as before."""
+    if isinstance(model.hidden, int):
+        return model.hidden
+    return model.hidden[min(layer, len(model.hidden) - 1)]
 
 
 def _appnp(model: Model) -> tuple[Stage, ...]:
@@ -126,150 +187,20 @@ def _appnp(model: Model) -> tuple[Stage, ...]:
         relu=False,
         teleport=model.teleport,
     )
-    return _layers(model, lambda _: MLP()) + (step,) * model.hops
+    return layers_of(model, lambda _: MLP) + (step,) * model.hops
 
 
 MODELS: dict[str, Callable[[Model], tuple[Stage, ...]]] = {
-    "gcn": lambda model: _layers(model, lambda _: GCN()),
-    "sage": lambda model: _layers(model, lambda _: SAGE()),
-    "graphconv": lambda model: _layers(model, lambda _: GraphConv()),
-    "gin": lambda model: _layers(model, lambda _: GIN(model.hidden)),
-    "gat": lambda model: _layers(model, lambda last: GAT(model.heads, concat=not last)),
+    "gcn": lambda model: layers_of(model, lambda _: GCN),
+    "sage": lambda model: layers_of(model, lambda _: SAGE),
+    "graphconv": lambda model: layers_of(model, lambda _: GraphConv),
+    "gin": lambda model: layers_of(model, lambda layer: GIN(_perceptron(model, layer))),
+    "gat": lambda model: layers_of(model, lambda layer: GAT(model.heads, layer < model.layers - 1)),
     "appnp": _appnp,
-    "mlp": lambda model: _layers(model, lambda _: MLP()),
+    "mlp": lambda model: layers_of(model, lambda _: MLP),
 }
-
-
-@lru_cache(maxsize=64)
-def stages(model: Model) -> tuple[Stage, ...]:
-    """Return the stages of a model; weights of stage i are named `i.NAME`.
-
-    Raises:
-        ConfigError: no such model.
-    """
-    return lookup(MODELS, model.conv, "model")(model)
 
 
 def num_sums(model: Model) -> int:
     """Return the number of stages that sum over neighbors: how far a node hears."""
-    return sum(stage.conv.sums for stage in stages(model))
-
-
-AnyModel = Model | ModuleModel
-
-
-def init_weights(model: AnyModel, key: Key, dtype: torch.dtype) -> Params:
-    """Return initial weights; drawn in float64, so that dtypes start from the same numbers."""
-    if isinstance(model, ModuleModel):
-        return own_module.init_weights(model, key, dtype)
-    return {
-        f"{number}.{name}": value.to(dtype)
-        for number, stage in enumerate(stages(model))
-        for name, value in stage.conv.init(key.fold(number), stage.inputs, stage.outputs).items()
-    }
-
-
-def first_maps(model: AnyModel) -> tuple[str, ...]:
-    """Return the names of the weights that meet the features, and meet them linearly."""
-    if isinstance(model, ModuleModel):
-        return ()  # nobody knows
-    return tuple(f"0.{name}" for name in stages(model)[0].conv.maps)
-
-
-@lru_cache(maxsize=64)  # shapes are asked for in every round
-def weight_shapes(model: AnyModel) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every weight, shared form."""
-    if isinstance(model, ModuleModel):
-        return own_module.weight_shapes(model)
-    weights = init_weights(model, Key.of(0), torch.float32)
-    return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
-
-
-def dropout(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
-    """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
-    keep = key.keep(row_key, x.shape[1], drop)
-    return x * keep.to(x.dtype) * (1 / keep_probability(drop))
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """What one pass through a model of L stages reads.
-
-    Attributes:
-        x: features of the rows that enter stage 0.
-        messages: L of them; the rows that hear in one are those that send in the next.
-        row_key: (L) keys of the rows that enter each stage.
-    """
-
-    x: Rows
-    messages: tuple[Messages, ...]
-    row_key: tuple[Tensor, ...]
-
-
-def whole_pass(model: Model, block: ClientBlock, dtype: torch.dtype) -> Pass:
-    """Return the pass of all rows of a block along all internal edges."""
-    messages, count = internal_messages(block, dtype), len(stages(model))
-    return Pass(block.x, (messages,) * count, (block.row_key,) * count)
-
-
-def forward(
-    model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, key: Key | None = None
-) -> Tensor:
-    """Return logits (n, K) from internal edges.
-
-    Args:
-        model: the shape.
-        weights: shared by all clients, or with a leading dimension C.
-        block: the rows.
-        key: key of the dropout draws; None turns dropout off.
-    """
-    if isinstance(model, ModuleModel):
-        assert key is None  # its training is elsewhere: silograph.nn.fit_module
-        return own_module.forward(model, weights, block)
-    dtype = next(iter(weights.values())).dtype
-    return forward_pass(model, weights, whole_pass(model, block, dtype), key)
-
-
-def forward_pass(
-    model: Model, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None
-) -> Tensor:
-    """Return logits (r, K) of the rows that hear in the last stage; see `forward`."""
-    x: Rows = inputs.x
-    origin: Tensor | None = None
-    for number, stage in enumerate(stages(model)):
-        messages, prefix = inputs.messages[number], f"{number}."
-        params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        h = x
-        if stage.drop and key is not None and model.dropout > 0:
-            assert isinstance(x, Tensor)  # only the input can be sparse
-            report_rows(messages.sender_off, 2 * x.shape[1] * (1 + gradients(x)))
-            h = dropout(x, model.dropout, inputs.row_key[number], key.fold("dropout", number))
-        if stage.teleport:
-            assert isinstance(x, Tensor)  # linear stages come first
-            origin = messages.own_of(x if origin is None else origin)
-        x = leave(stage, convolve(stage.conv, params, h, messages), x, origin, messages)
-    assert isinstance(x, Tensor)  # at least one stage
-    return x
-
-
-def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:
-    """Return what leaves a stage, (r, O).
-
-    Args:
-        stage: the stage.
-        out: (r, O) what its convolution gave.
-        x: (s, I) what entered the stage.
-        origin: (r, O) what entered the first stage with a restart; None before that.
-        messages: s rows send, r hear.
-    """
-    if stage.relu:
-        report_rows(messages.off, out.shape[1] * (1 + gradients(out)))
-        out = torch.relu(out)
-    if stage.skip:
-        assert isinstance(x, Tensor)  # never the first stage
-        report_rows(messages.off, out.shape[1])
-        out = out + messages.own_of(x)
-    if origin is not None:
-        report_rows(messages.off, 2 * out.shape[1] * (1 + gradients(origin)))
-        out = out + stage.teleport * origin
-    return out
+    return sum(stage.conv.sums for stage in model.stages)

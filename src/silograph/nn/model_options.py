@@ -5,19 +5,29 @@
 
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, Count
 
+Head = Literal["conv", "linear"]
 RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
+HEAD = {"help": "the last layer: conv as the others, or linear, a classifier on top of them"}
 
 
 @dataclass(frozen=True, config=STRICT)
 class LayerOptions:
-    """Options of models that are layers alone."""
+    """Options of models that are convolutions alone."""
+
+    residual: bool = field(default=False, metadata=RESIDUAL)
+    head: Head = field(default="conv", metadata=HEAD)
+
+
+@dataclass(frozen=True, config=STRICT)
+class MLPOptions:
+    """All layers are linear, so there is no head to choose."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
 
@@ -27,6 +37,7 @@ class GATOptions:
     """The defaults are those of the paper."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
+    head: Head = field(default="conv", metadata=HEAD)
     heads: Count = field(default=8, metadata={"help": "attention heads"})
 
 
@@ -103,7 +114,7 @@ MODEL_KINDS: dict[str, ModelKind] = {
             "Gasteiger et al., Predict then propagate, ICLR 2019",
             APPNPOptions,
         ),
-        ModelKind("mlp", "layers without neighbors", "what a graph must beat", LayerOptions),
+        ModelKind("mlp", "layers without neighbors", "what a graph must beat", MLPOptions),
     )
 }
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -22,7 +22,7 @@ from silograph.core.key import Key, mix_words, signed
 from silograph.core.payload import State
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.model import AnyModel
+from silograph.nn.any_model import AnyModel
 
 
 @dataclass(frozen=True, eq=False)

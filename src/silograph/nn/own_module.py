@@ -7,11 +7,13 @@ remembers (a cached adjacency, say) passes from one client to another, and its o
 n: rows. F: features. K: outputs.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,18 @@ from torch.nn.parameter import is_lazy
 
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.work import report_each
+from silograph.core.kinds import Kind
+from silograph.core.payload import Patched, Stacked, State
+from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
+from silograph.nn.mini_batches import batches
 from silograph.nn.operation_counter import OperationCounter
+from silograph.nn.schedule import NO_STATE, Fitted, Training
+from silograph.nn.start import Start, start_fields, whole
+from silograph.nn.steps import LOSS_FLOPS, own_copy
+from silograph.task.registry import task_of
 
 Make = Callable[[int, int], nn.Module]
 BUILD = Key.of(0)  # everything that is no weight is drawn alike in every run
@@ -47,6 +56,61 @@ class ModuleModel:
     features: int
     outputs: int
     task: LabelForm
+
+    noun = "a torch.nn.Module of your own"
+    staged = None
+    one_by_one = True
+    first_maps = ()  # nobody knows
+
+    @cached_property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every weight, shared form."""
+        found = weights_of(build(self, BUILD))
+        return MappingProxyType({name: tuple(w.shape) for name, w in found.items()})
+
+    @property
+    def source(self) -> str | None:
+        """Text of the class; None if it was typed into an interpreter."""
+        try:
+            return inspect.getsource(self.make)
+        except (OSError, TypeError):
+            return None
+
+    def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
+        """Return initial weights as the constructor draws them, in torch's default dtype."""
+        found = weights_of(build(self, key))
+        return {name: w.to(dtype).contiguous() for name, w in found.items()}
+
+    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+        """Return logits (n, K) of one client, nothing dropped; weights shared or (1, ...)."""
+        client, shapes = client_of(block), self.weight_shapes
+        own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
+        with OperationCounter() as tally:
+            out = call(self, module_for(self, client.x, training=False), own, client, BUILD)
+        report_each(float(tally.flops))
+        return out
+
+    def fit(
+        self,
+        training: Training,
+        block: ClientBlock,
+        start: Start,
+        memory: Mapping[str, Tensor] | None,
+        key: Key,
+        sampler: State = NO_STATE,
+    ) -> Fitted:
+        """Train one client; every step passes all of its nodes and edges.
+
+        Raises:
+            ConfigError: the module raises, or returns something else than logits.
+        """
+        del sampler
+        return _fit(self, training, block, start, memory, key)
+
+    def described(self) -> dict[str, Any]:
+        """Return its name and its sizes."""
+        sizes = {"features": self.features, "outputs": self.outputs, "task": self.task}
+        return {"module": self.name, **sizes}
 
 
 @contextmanager
@@ -86,19 +150,6 @@ def in_words(error: Exception) -> str:
 def weights_of(module: nn.Module) -> Params:
     """Return the parameters that are trained, by name, each once."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-
-
-def init_weights(model: ModuleModel, key: Key, dtype: torch.dtype) -> Params:
-    """Return initial weights as the constructor draws them, in torch's default dtype."""
-    found = weights_of(build(model, key))
-    return {name: w.to(dtype).contiguous() for name, w in found.items()}
-
-
-@lru_cache(maxsize=64)  # shapes are asked for in every round
-def weight_shapes(model: ModuleModel) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every weight, shared form."""
-    found = weights_of(build(model, BUILD))
-    return MappingProxyType({name: tuple(w.shape) for name, w in found.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,16 +209,6 @@ def call(
     return out
 
 
-def forward(model: ModuleModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
-    """Return logits (n, K) of one client, nothing dropped; weights shared or (1, ...)."""
-    client, shapes = client_of(block), weight_shapes(model)
-    own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
-    with OperationCounter() as tally:
-        out = call(model, module_for(model, client.x, training=False), own, client, BUILD)
-    report_each(float(tally.flops))
-    return out
-
-
 def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
     """Try the module on a path of four nodes.
 
@@ -204,3 +245,62 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
 
 def _tensors(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _fit(
+    model: ModuleModel,
+    training: Training,
+    block: ClientBlock,
+    start: Start,
+    memory: Mapping[str, Tensor] | None,
+    key: Key,
+) -> Fitted:
+    optimizer, schedule = training.optimizer, training.schedule
+    client = client_of(block)
+    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
+    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
+    state = (
+        optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}
+    )
+    module = module_for(model, client.x, training=True)
+    total, steps = torch.zeros(1, dtype=torch.float64, device=client.x.device), 0
+    for epoch in range(schedule.epochs if int(block.num_train) else 0):
+        total = torch.zeros_like(total)
+        epoch_key = key.fold("epoch", epoch)
+        for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
+            leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
+            step_key = epoch_key.fold("batch", number)
+            loss, found = _loss(model, module, leaves, client, block.y, seeds, step_key)
+            grads = {name: g[None] for name, g in found.items()}
+            optimizer.step_(weights, training.correct(grads, weights, begun), state)
+            report_each(training.step_flops)
+            steps += 1
+            total = total + loss.double() * len(seeds) / block.num_train
+    with torch.no_grad(), work_for(Kind.EVALUATION):
+        logits = model.forward(weights, block)
+    kept = {} if memory is None else state
+    fields: dict[str, Stacked | Patched] = {name: Stacked(w) for name, w in weights.items()}
+    return Fitted(fields, kept, total.to(logits.dtype), logits, torch.tensor([steps]))
+
+
+def _loss(
+    model: ModuleModel,
+    module: nn.Module,
+    leaves: Params,
+    client: Client,
+    y: Tensor,
+    seeds: Tensor,
+    key: Key,
+) -> tuple[Tensor, Params]:
+    """Return the mean loss of rows `seeds` (s,), and its gradients."""
+    with OperationCounter() as tally:
+        logits = call(model, module, leaves, client, key)
+    known = logits.detach().requires_grad_()
+    loss = task_of(model.task).loss(known[seeds], y[seeds]).mean()
+    cotangent = torch.autograd.grad(loss, known)
+    with tally:
+        grads = torch.autograd.grad(
+            logits, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True
+        )
+    report_each(float(tally.flops + LOSS_FLOPS * model.outputs * len(seeds)))
+    return loss.detach(), dict(zip(leaves, grads, strict=True))

@@ -17,7 +17,7 @@ from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Conv, Messages
+from silograph.nn.conv import Messages, Scales
 from silograph.nn.conv.base import as_matrix
 from silograph.nn.doors import check_places
 from silograph.nn.segment import sparse_product
@@ -208,56 +208,56 @@ def entries_among(adj: CSR, rows: Tensor) -> Tensor:
     return entries[chosen[adj.indices[entries].long()]]
 
 
-def inner_operator(conv: Conv, reach: Reach) -> CSR:
+def inner_operator(scales: Scales, reach: Reach) -> CSR:
     """Return what own rows give to own rows, post * inner * pre + own, as one matrix (r, r)."""
-    if conv not in reach.operators:
-        own = conv.own(reach.degree)
+    if scales not in reach.operators:
+        own = scales.itself(reach.degree)
         if own is not None and reach.own is not None:
             own = own * reach.own
-        reach.operators[conv] = as_matrix(conv, reach.inner, reach.degree, own)
-    return reach.operators[conv]
+        reach.operators[scales] = as_matrix(scales, reach.inner, reach.degree, own)
+    return reach.operators[scales]
 
 
-def messages_out(conv: Conv, z: Tensor, reach: Reach) -> Tensor:
+def messages_out(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
     """Return what rows have to say to other silos, z (r, D) scaled by the sender, (r, D)."""
-    return _scaled(z, (conv.pre(reach.degree), reach.cross), reach)
+    return _scaled(z, (scales.before(reach.degree), reach.cross), reach)
 
 
-def messages_back(conv: Conv, grad: Tensor, reach: Reach) -> Tensor:
+def messages_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
     """Return the same on the way back, from dLoss/ds (r, D), (r, D)."""
-    return _scaled(grad, (conv.post(reach.degree),), reach)
+    return _scaled(grad, (scales.after(reach.degree),), reach)
 
 
-def sent(conv: Conv, z: Tensor, reach: Reach) -> Tensor:
+def sent(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
     """Return the rows that other silos are owed, sums of z (r, D) scaled by the sender, (t, D)."""
-    return _outward(messages_out(conv, z, reach), reach)
+    return _outward(messages_out(scales, z, reach), reach)
 
 
-def summed(conv: Conv, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
+def summed(scales: Scales, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
     """Return post * (inner @ (pre * z) + arrived) + own * z, (r, D).
 
     Args:
-        conv: the convolution.
+        scales: of the sum.
         z: (r, D) own messages.
         arrived: (r, D) sums over neighbors in other silos.
         reach: who hears whom.
     """
-    inner = _product(inner_operator(conv, reach), z, reach)
-    return inner + _scaled(arrived, (conv.post(reach.degree),), reach)
+    inner = _product(inner_operator(scales, reach), z, reach)
+    return inner + _scaled(arrived, (scales.after(reach.degree),), reach)
 
 
-def sent_back(conv: Conv, grad: Tensor, reach: Reach) -> Tensor:
+def sent_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
     """Return the rows that other silos are owed on the way back, from dLoss/ds (r, D), (t, D).
 
     Edges go both ways, so senders and receivers swap, and with them the scales.
     """
-    return _outward(messages_back(conv, grad, reach), reach)
+    return _outward(messages_back(scales, grad, reach), reach)
 
 
-def summed_back(conv: Conv, grad: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
+def summed_back(scales: Scales, grad: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
     """Return dLoss/dz (r, D) from dLoss/ds (r, D) and what arrived from other silos (r, D)."""
-    inner = _product(inner_operator(conv, reach).transposed, grad, reach)
-    return inner + _scaled(arrived, (conv.pre(reach.degree), reach.cross), reach)
+    inner = _product(inner_operator(scales, reach).transposed, grad, reach)
+    return inner + _scaled(arrived, (scales.before(reach.degree), reach.cross), reach)
 
 
 def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> Tensor:

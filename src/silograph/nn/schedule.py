@@ -1,16 +1,24 @@
 """What clients do in local training: how many steps of which kind, and how each is taken."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from silograph.core.key import Key
+from silograph.core.payload import Patched, Stacked, State
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.model import AnyModel, Model, weight_shapes
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
+from silograph.nn.start import Start
+
+NO_STATE: State = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,16 +52,10 @@ class Training:
         corrections: what is added to the gradient of the data, in this order.
     """
 
-    model: AnyModel
+    model: "TrainableModel"
     optimizer: Optimizer
     schedule: Schedule
     corrections: tuple[Correction, ...] = ()
-
-    @property
-    def layered(self) -> Model:
-        """The model as layers of silograph's; a user's module is trained by `fit_module`."""
-        assert isinstance(self.model, Model)
-        return self.model
 
     @property
     def alike(self) -> bool:
@@ -63,7 +65,7 @@ class Training:
     @property
     def step_flops(self) -> float:
         """Floating-point operations of a client's step, the gradient of the data apart."""
-        size = sum(torch.Size(shape).numel() for shape in weight_shapes(self.model).values())
+        size = sum(torch.Size(shape).numel() for shape in self.model.weight_shapes.values())
         each = self.optimizer.flops + sum(correction.flops for correction in self.corrections)
         return float(each * size)
 
@@ -78,3 +80,39 @@ class Training:
         for correction in self.corrections:
             grads = correction(grads, weights, start)
         return grads
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What training leaves.
+
+    Attributes:
+        weights: of every client, (C, ...).
+        memory: optimizer state (C, ...), empty if it was not to be kept.
+        loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
+        logits: (n, K) what each client's model says of its rows.
+        steps: (C,) int64 steps taken; 0 without training nodes.
+        neighbors: what the neighbor sampler remembers of every client.
+    """
+
+    weights: dict[str, Stacked | Patched]
+    memory: Params
+    loss: Tensor
+    logits: Tensor
+    steps: Tensor
+    neighbors: State = field(default_factory=dict)
+
+
+class TrainableModel(AnyModel, Protocol):
+    """A model that says how it is trained; a new kind of model is a class with these answers."""
+
+    def fit(
+        self,
+        training: Training,
+        block: ClientBlock,
+        start: Start,
+        memory: Mapping[str, Tensor] | None,
+        key: Key,
+        sampler: State = NO_STATE,
+    ) -> Fitted:
+        """Train every client of a block in torch; see `silograph.nn.fit.fit`."""

@@ -20,8 +20,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
-from silograph.nn.conv import Conv, Params
-from silograph.nn.model import Model, Stage, dropout, leave, stages
+from silograph.nn.conv import Conv, Params, Scales
+from silograph.nn.forward import Stage, Staged, dropped, leave
 from silograph.nn.reach import Reach
 from silograph.nn.segment import gradients
 
@@ -40,7 +40,7 @@ class Inputs:
         reach: who hears whom.
     """
 
-    model: Model
+    model: Staged
     number: int
     x: Rows
     origin: Tensor | None
@@ -51,7 +51,7 @@ class Inputs:
     @property
     def stage(self) -> Stage:
         """The stage."""
-        return stages(self.model)[self.number]
+        return self.model.stages[self.number]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +71,14 @@ class Gradients:
     weights: Params
 
 
-def plain(conv: object) -> Conv:
-    """Return the convolution; raise `ConfigError` where silos cannot share its sum."""
-    if conv.indivisible is not None:  # type: ignore[attr-defined]
+def scales_of(conv: Conv) -> Scales:
+    """Return the scales of a sum; raise `ConfigError` where silos cannot share it."""
+    if conv.scales is None:
         raise ConfigError(
-            f"expected a model whose sums can be shared, got {type(conv).__name__}: "
-            f"{conv.indivisible}; use --model gcn, graphconv, gin, sage or appnp"  # type: ignore[attr-defined]
+            f"expected a model whose sums can be shared, got {conv.name}: "
+            f"{conv.indivisible}; use --model gcn, graphconv, gin, sage or appnp"
         )
-    return conv  # type: ignore[return-value]
+    return conv.scales
 
 
 def entering(block: ClientBlock, reach: Reach) -> Rows:
@@ -106,12 +106,12 @@ def stage_weights(
 
 def before(params: Mapping[str, Tensor], at: Inputs) -> Tensor:
     """Return z, (r, O)."""
-    return plain(at.stage.conv).map(params, _dropped(at), at.reach.off)
+    return at.stage.conv.map(params, _dropped(at), at.reach.off)
 
 
 def after(params: Mapping[str, Tensor], at: Inputs, s: Tensor) -> Tensor:
     """Return what leaves the stage, (r, O)."""
-    conv, messages = plain(at.stage.conv), at.reach.messages
+    conv, messages = at.stage.conv, at.reach.messages
     # Dropout is drawn anew by every half, so only where it is looked at.
     out = conv.finish(params, _dropped(at) if conv.rooted else at.x, s, messages)
     return leave(at.stage, out, at.x, at.origin, messages)
@@ -167,4 +167,4 @@ def _dropped(at: Inputs) -> Rows:
         return at.x
     assert isinstance(at.x, Tensor)  # only the input can be sparse
     report_rows(at.reach.off, 2 * at.x.shape[1] * (1 + gradients(at.x)))
-    return dropout(at.x, at.model.dropout, at.row_key, at.key.fold("dropout", at.number))
+    return dropped(at.x, at.model.dropout, at.row_key, at.key.fold("dropout", at.number))

@@ -20,16 +20,19 @@ from torch import Tensor
 
 from silograph.core.payload import Patched, Stacked, from_bases, owners
 from silograph.graph.block.block import Rows, SparseRows
-from silograph.nn.model import AnyModel, first_maps, weight_shapes
+from silograph.nn.any_model import AnyModel
+from silograph.nn.forward import Staged
 
 Start = Mapping[str, Tensor | Stacked | Patched]
 StartFields = Mapping[str, Stacked | Patched]
 
 
-def start_fields(model: AnyModel, start: Start, clients: int) -> dict[str, Stacked | Patched]:
+def start_fields(
+    model: AnyModel | Staged, start: Start, clients: int
+) -> dict[str, Stacked | Patched]:
     """Return every weight as a field, in the model's order; shared tensors are a single base."""
     fields: dict[str, Stacked | Patched] = {}
-    for name, shape in weight_shapes(model).items():
+    for name, shape in model.weight_shapes.items():
         w = start[name]
         if not isinstance(w, Tensor):
             fields[name] = w
@@ -44,7 +47,7 @@ def start_fields(model: AnyModel, start: Start, clients: int) -> dict[str, Stack
 def whole(field: Stacked | Patched) -> Tensor:
     """Return a contiguous copy of the slices of all clients, (C, ...)."""
     if isinstance(field, Patched):
-        return field.stacked().t
+        return field.stacked().t.contiguous()  # strides of a base outlive the choice of rows
     return field.t.clone(memory_format=torch.contiguous_format)
 
 
@@ -68,11 +71,11 @@ def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
     return torch.cat(bases), torch.stack(which)
 
 
-def starts_compact(model: AnyModel, fields: StartFields, x: Rows) -> bool:
+def starts_compact(model: AnyModel | Staged, fields: StartFields, x: Rows) -> bool:
     """Whether the rows of used features say all of the first weights that the bases do not."""
     if not isinstance(x, SparseRows):
         return False
-    return all(_is_compact(fields[name], x) for name in first_maps(model))
+    return all(_is_compact(fields[name], x) for name in model.first_maps)
 
 
 def _is_compact(field: Stacked | Patched, x: SparseRows) -> bool:

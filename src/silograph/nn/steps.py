@@ -15,8 +15,8 @@ from silograph.core.work import report_each, report_rows, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Params
+from silograph.nn.forward import Pass, Staged, forward_pass, whole_pass
 from silograph.nn.mini_batches import BatchPlan, batch_plan, sampled_pass, shuffled
-from silograph.nn.model import Pass, forward_pass, stages, whole_pass
 from silograph.nn.neighbors import Signal
 from silograph.nn.schedule import Training
 from silograph.nn.segment import segment_sum
@@ -129,12 +129,14 @@ class Trainer:
     """Trains the clients of a block together.
 
     Attributes:
+        model: what they train.
         training: how.
         key: of the draws.
         compact: whether the first weights are held as rows for the features that occur.
         keep: whether optimizer state is given and returned.
     """
 
+    model: Staged
     training: Training
     key: Key
     compact: bool
@@ -163,7 +165,7 @@ class Trainer:
         """Take steps on all rows; every client has training nodes."""
         live, epochs = self._live(begun), self.training.schedule.epochs
         dtype = next(iter(live.weights.values())).dtype
-        inputs = whole_pass(self.training.layered, block, dtype)
+        inputs = whole_pass(self.model, block, dtype)
         inputs = replace(inputs, x=rows_for(block, self.compact))
         train = block.split.train
         targets = _Targets(train, block.y[train], offsets(block.num_train))
@@ -212,7 +214,7 @@ class Trainer:
         """Take one step on rows `seeds` (s,) of the first A clients; see `_step`."""
         neighbors = self.training.schedule.neighbors
         clients = torch.arange(len(off) - 1, device=off.device)
-        sums = [stage.conv.sums for stage in stages(self.training.layered)]
+        sums = [stage.conv.sums for stage in self.model.stages]
         x = self._first_rows(block, live)
         inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
@@ -262,7 +264,7 @@ class Trainer:
             targets: what it is to predict.
             key: of the step.
         """
-        model = self.training.layered
+        model = self.model
         leaves = {name: w.detach().requires_grad_() for name, w in live.weights.items()}
         logits = forward_pass(model, leaves, inputs, key)
         chosen = logits if targets.rows is None else logits[targets.rows]

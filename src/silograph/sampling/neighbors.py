@@ -19,7 +19,7 @@ from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.ranges import lin
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.model import AnyModel, Model, stages
+from silograph.nn.any_model import AnyModel
 from silograph.nn.neighbors import (
     FULL,
     Drawn,
@@ -128,9 +128,9 @@ class Bernoulli(Stateless):
 
 def weights_of_a_sum(model: AnyModel) -> str | None:
     """Return why weights of drawn neighbors mean nothing to a model, or None if they do."""
-    if not isinstance(model, Model):
-        return "a torch.nn.Module of your own sees all edges of a client"
-    if any(stage.conv.indivisible for stage in stages(model)):
+    if model.staged is None:
+        return f"{model.noun} sees all edges of a client"
+    if any(stage.conv.scales is None for stage in model.staged.stages):
         return "attention is normalized over the neighbors that were drawn"
     return None
 

@@ -1,6 +1,5 @@
 """Laws of model options: which model has which, what is refused, and whole runs with them."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from layers import MODELS_WITH_SKIPS
 from runs import FAST, MakeGraph, files_of, go, of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.resolve import choose, neighbors_of
-from silograph.graph.graph import largest_component
+from silograph.core.resolved_config import asked_again
+from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
+from silograph.graph.graph import largest_component, schema_of
 from silograph.nn.model import MODELS, Model
 from silograph.nn.neighbors import Fanout
 
@@ -23,10 +23,12 @@ from silograph.nn.neighbors import Fanout
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ({"model": "gcn"}, {}),
-        ({"model": "gat"}, {"heads": 8}),
-        ({"model": "gat", "heads": 4}, {"heads": 4}),
-        ({"model": "gat", "options": {"model.heads": 4}}, {"heads": 4}),
+        ({"model": "mlp"}, {}),
+        ({"model": "gcn"}, {"head": "conv"}),
+        ({"model": "gcn", "head": "linear"}, {"head": "linear"}),
+        ({"model": "gat"}, {"head": "conv", "heads": 8}),
+        ({"model": "gat", "heads": 4}, {"head": "conv", "heads": 4}),
+        ({"model": "gat", "options": {"model.heads": 4}}, {"head": "conv", "heads": 4}),
         ({"model": "appnp"}, {"hops": 10, "teleport": 0.1}),
         ({"model": "appnp", "hops": 3, "teleport": 0.0}, {"hops": 3, "teleport": 0.0}),
     ],
@@ -60,6 +62,29 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
             "and output are equally wide",
         ),
         (
+            {"residual": True, "hidden": "8,4"},
+            "expected hidden layers of one width with residual, got hidden=8,4: what enters a "
+            "layer is added to what leaves it",
+        ),
+        (
+            {"hidden": "8,4", "layers": 2},
+            "expected 3 layers with hidden=8,4, got 2: leave layers out, or give one width for all",
+        ),
+        (
+            {"head": "linear", "layers": 1},
+            "expected 2 layers or more with head=linear, got 1: there is no convolution below it",
+        ),
+        (
+            {"head": "linear", "model": "mlp"},
+            "expected an option of the chosen parts (model mlp), got head: model gcn, sage, "
+            "graphconv, gin, gat has it; leave it out, or choose that part",
+        ),
+        (
+            {"model": "gat", "hidden": "16,20", "heads": 8},
+            "expected a hidden width that is a multiple of 8 heads, got 20: they stand side by "
+            "side in it",
+        ),
+        (
             {"model": "gat", "hidden": 20},
             "expected a hidden width that is a multiple of 8 heads, got 20: they stand side by "
             "side in it",
@@ -75,6 +100,48 @@ def test_options_that_do_nothing_are_refused(given: dict[str, Any], message: str
     with pytest.raises(ConfigError) as caught:
         choose(make_config(given))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "hidden", "layers"),
+    [
+        ({}, 128, 2),
+        ({"hidden": "8,4"}, "8,4", 3),
+        ({"hidden": [8, 8]}, 8, 3),
+        ({"hidden": "8,"}, 8, 2),
+        ({"hidden": 8, "layers": 4}, 8, 4),
+        ({"hidden": "8,4", "head": "linear", "layers": 3}, "8,4", 3),
+    ],
+)
+def test_widths_and_layers_are_written_out(
+    make_graph: MakeGraph, given: dict[str, Any], hidden: int | str, layers: int
+) -> None:
+    """What is equal is written alike; what was resolved, asked for again, is the same run."""
+    schema = schema_of(make_graph())
+    found = resolve(make_config(given), schema)
+    assert (found.config.hidden, found.config.layers) == (hidden, layers)
+    again = resolve(asked_again(found.config), schema)
+    assert again.config == found.config
+    assert again.method_config.model == found.method_config.model
+
+
+def test_a_run_with_widths_and_a_linear_head(make_graph: MakeGraph) -> None:
+    """The backends agree, and drawn neighbors are of the layers that sum."""
+    graph, given = make_graph(60, sparse=True), {"model": "sage", "hidden": "7,4", "head": "linear"}
+    for more in ({}, {"batch_size": 4, "fanout": "3,2"}):
+        found = [
+            go(graph, rounds=2, dtype="float64", kernels=kernels, **given, **more)
+            for kernels in ("compiled", "torch")
+        ]
+        ours, theirs = (result.model for result in found)
+        assert ours is not None
+        assert theirs is not None
+        for name, w in ours.weights.items():
+            torch.testing.assert_close(theirs.weights[name], w, rtol=0, atol=1e-10)
+        assert ours.weights["2.weight"].shape == (4, graph.num_classes)
+        assert found[0].config.layers == 3
+    with pytest.raises(ConfigError, match=r"^expected a fanout of one number or 2 \(one for each"):
+        go(graph, rounds=1, fanout="3,2,2", **given)
 
 
 def test_one_layer_of_heads_has_no_hidden_width() -> None:
@@ -135,7 +202,7 @@ def test_models_saved_before_there_were_options_still_load(
     graph, path = make_graph(), tmp_path / "model.safetensors"
     model = go(graph, rounds=1).model
     assert model is not None
-    shape = dataclasses.asdict(model.shape)
+    shape = model.shape.described()
     for name in ("residual", "heads", "hops", "teleport"):
         del shape[name]
     about = {"shape": shape, "class_names": [], "normalize": "none"}

@@ -89,7 +89,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"model.residul": True}},
             "unknown option of the chosen parts (model gcn) 'model.residul': did you mean "
-            "'residual'? Choices: residual",
+            "'residual'? Choices: head, residual",
         ),
         (
             {"options": {"neighbors.x": 1}},
@@ -147,13 +147,13 @@ def test_what_was_resolved_is_resolved_to_itself(given: dict[str, Any]) -> None:
 def test_spelled_out_defaults_are_the_same_run(make_graph: MakeGraph, tmp_path: Path) -> None:
     """Equal in the result folder, in lines of studies, and in what resuming compares."""
     graph, plain = make_graph(40), OPEN
-    spelled = plain | {"options": {"method.server_lr": 0.005, "participation": 1.0}, "lr": 0.1}
+    spelled = plain | {"options": {"method.server_lr": 0.01, "participation": 1.0}, "lr": 0.1}
     for name, options in (("a", plain), ("b", spelled)):
         sg.run(graph, **options, out=str(tmp_path / name))
     one, other = (json.loads((tmp_path / name / "run.json").read_text()) for name in "ab")
     assert one["config"] == other["config"]
     assert one["same"] == other["same"]
-    assert one["config"]["options"]["method.server_tau"] == 1e-5
+    assert one["config"]["options"]["method.server_beta2"] == 0.99
     assert "options" in one["given"]
     cells = [Cell({}, make_config({"dataset": "x", **own}), graph) for own in (plain, spelled)]
     assert cells[0].digest == cells[1].digest
@@ -164,13 +164,11 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
 ) -> None:
     graph, path = make_graph(40), tmp_path / "a"
     sg.run(graph, **OPEN, out=str(path))
-    monkeypatch.setattr(
-        "silograph.experiment.resolve.resolve.LEARNING_RATES", {"sgd": 9, "adam": 9}
-    )
-    monkeypatch.setattr("silograph.methods.fedavg.SERVER_RATES", {"adam": 9.0})
+    monkeypatch.setattr("silograph.methods.base.LEARNING_RATES", {"sgd": 9, "adam": 9})
+    monkeypatch.setattr("silograph.methods.fedavg.ADAM_RATE", 9.0)
     config = make_config(read_toml(path / "config.toml"))
     assert resolve(config, graph).config.lr == 0.1
-    assert sg.resume(path, graph=graph).config.options["method.server_lr"] == 0.005
+    assert sg.resume(path, graph=graph).config.options["method.server_lr"] == 0.01
     assert resolve(make_config({}), graph).config.lr == 9
 
 
@@ -228,7 +226,7 @@ def test_lines_from_before_mean_what_they_meant() -> None:
         "participation": 1.0,
         "fanout": "3",
         "heads": None,
-        "options": {"server_lr": 0.005},
+        "options": {"server_lr": 0.01},
     }
     assert digest_of({**cell.start, "config": old}) == cell.digest
     assert digest_of({**cell.start, "config": old | {"alpha": 0.4}}) != cell.digest

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,9 +17,8 @@ from runs import MakeGraph, go
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.plan import (
-    COPIES,
+    choose_backend,
     choose_block_size,
-    choose_kernels,
     client_bytes,
     with_block_size,
 )
@@ -28,7 +27,7 @@ from silograph.experiment.run.run import run
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Schema
-from silograph.nn.backends import Kernels
+from silograph.nn.backends import BACKENDS, TORCH
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.model import Model
@@ -74,7 +73,7 @@ def config(**changes: Any) -> RunConfig:
 def test_kernels_are_compiled_where_they_can_be(conv: str, optimizer: Optimizer) -> None:
     given = training(replace(MODEL, conv=conv), optimizer, PULL)
     for asked, expected in {"auto": "compiled", "compiled": "compiled", "torch": "torch"}.items():
-        assert choose_kernels(config(kernels=asked), given, CPU) == expected
+        assert choose_backend(config(kernels=asked), given, CPU).name == expected
 
 
 @pytest.mark.parametrize(
@@ -90,10 +89,10 @@ def test_what_is_not_compiled_is_left_to_torch_unless_asked_for(
 ) -> None:
     given = training(replace(MODEL, conv=conv), optimizer), torch.device(device)
     for asked in ("auto", "torch"):
-        assert choose_kernels(config(kernels=asked), *given) == "torch"
+        assert choose_backend(config(kernels=asked), *given) is TORCH
     message = f"^expected a run for compiled kernels, got: {reason}; use kernels=torch$"
     with pytest.raises(ConfigError, match=message):
-        choose_kernels(config(kernels="compiled"), *given)
+        choose_backend(config(kernels="compiled"), *given)
 
 
 @pytest.mark.usefixtures("no_numba")
@@ -127,7 +126,7 @@ def test_bytes_of_a_client_are_the_closed_form(
     cut_block: CutBlock,
     sparse: bool,
     dtype: torch.dtype,
-    kernels: Kernels,
+    kernels: str,
 ) -> None:
     """F H + H + H K + K weights; compact, the F rows are those a client uses, on the mean.
 
@@ -141,10 +140,11 @@ def test_bytes_of_a_client_are_the_closed_form(
         whole = copies * 12 * 6 + rest
         compact = copies * (used * 6 // 4) + rest
         for corrections in ((), PULL):  # torch holds every client's start as well
-            held = (COPIES[kernels] + len(corrections) * (kernels == "torch")) * item
+            copies_of = {"compiled": 1, "torch": 4 + len(corrections)}
+            held, backend = copies_of[kernels] * item, BACKENDS[kernels]
             given = training(model, corrections=corrections)
-            assert client_bytes(given, block, kernels, item, compact=False) == whole * held
-            assert client_bytes(given, block, kernels, item, compact=True) == compact * held
+            assert client_bytes(given, block, backend, item, compact=False) == whole * held
+            assert client_bytes(given, block, backend, item, compact=True) == compact * held
 
 
 @TIERS
@@ -154,13 +154,13 @@ def test_blocks_fill_their_memory(
     cut_block: CutBlock,
     monkeypatch: pytest.MonkeyPatch,
     keep: bool,
-    kernels: Kernels,
+    kernels: Literal["compiled", "torch"],
 ) -> None:
     block, _ = cut_block(make_graph(60, features=12, sparse=True), 10)
-    one = client_bytes(training(), block, kernels, 8, compact=not keep)
+    one = client_bytes(training(), block, BACKENDS[kernels], 8, compact=not keep)
     for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
         monkeypatch.setattr("silograph.experiment.resolve.plan.BLOCK_BYTES", room)
-        size = choose_block_size(training(), block, kernels, keep=keep)
+        size = choose_block_size(training(), block, BACKENDS[kernels], keep=keep)
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
         given = config(kernels=kernels, keep_optimizer=keep)

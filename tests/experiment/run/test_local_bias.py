@@ -13,7 +13,7 @@ from silograph.core.errors import ConfigError
 from silograph.experiment.run.result import Result
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.graph import Graph
-from silograph.nn.model import Model, forward
+from silograph.nn.model import Model
 
 MakeGraph = Callable[..., Graph]
 RUN: dict[str, Any] = {
@@ -49,7 +49,7 @@ def logits(result: Result, *, cut: bool) -> torch.Tensor:
     assert result.model is not None
     shape = result.model.shape
     assert isinstance(shape, Model)
-    found = forward(shape, result.model.weights, block)
+    found = shape.forward(result.model.weights, block)
     return found if cut else found[partition.copies]
 
 

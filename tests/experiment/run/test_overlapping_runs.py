@@ -21,7 +21,7 @@ from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import describe
 from silograph.graph.partition.partition import OVERLAPPING, make_partition
-from silograph.nn.backends import predict
+from silograph.nn.backends import BACKENDS
 
 MakeGraph = Callable[..., Graph]
 
@@ -52,7 +52,7 @@ def test_views_count_copies_and_the_uncut_view_counts_nodes(
     owned = torch.bincount(partition.owner[split.test], minlength=10)
     assert counts["test.nodes"].tolist() == owned.tolist()
     # The server's view: right copies over all copies, each through its client's own edges.
-    logits = predict("torch", setup.method_config.model, weights, block)
+    logits = BACKENDS["torch"].predict(setup.method_config.model, weights, block)
     right = logits.argmax(dim=1) == block.y
     assert result.test.server is not None
     expected = float(right[block.split.test].double().mean())
@@ -107,9 +107,9 @@ def test_clients_with_copies_fetch_what_others_hold(
     block, (state,) = setup.federation._blocks[0].all, setup.federation.states()
     larger, model = local_graph(block, state), setup.method_config.model
     assert len(larger.row_key) > len(block.row_key)
-    here = predict("torch", model, result.model.weights, larger)
+    here = BACKENDS["torch"].predict(model, result.model.weights, larger)
     own = ranges(larger.off[:-1], block.off.diff())
-    there = predict("torch", model, result.model.weights, uncut_block(setup))
+    there = BACKENDS["torch"].predict(model, result.model.weights, uncut_block(setup))
     graph, partition = setup.cut.graph, setup.cut.partition
     lost = partition.owner[graph.adj.indices.long()] < 0  # nobody holds the neighbor
     whole = torch.bincount(graph.adj.row[lost], minlength=60)[partition.copies] == 0

@@ -21,7 +21,8 @@ from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.methods import METHODS
-from silograph.nn.model import AnyModel, Model, init_weights
+from silograph.nn.any_model import AnyModel
+from silograph.nn.model import Model
 
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 HIDDEN = FAST["hidden"]
@@ -99,7 +100,7 @@ def test_a_module_written_as_gcn_is_gcn(
     theirs = go(graph, kernels="torch", dropout=0.0, **options)
 
     def equal(model: AnyModel, key: Key, dtype: torch.dtype) -> dict[str, Tensor]:
-        return renamed(init_weights(shape, key, dtype))
+        return renamed(shape.init_weights(key, dtype))
 
     monkeypatch.setattr("silograph.experiment.run.loop.init_weights", equal)
     ours = go(graph, model=Net, **OWN | options)

@@ -16,8 +16,7 @@ from silograph.core.key import Key
 from silograph.experiment.resolve.model_options import own_module
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
-from silograph.nn.backends import predict
-from silograph.nn.model import init_weights
+from silograph.nn.backends import BACKENDS
 from silograph.nn.own_module import ModuleModel
 
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -251,7 +250,7 @@ def test_ops_on_blocks_of_many_are_lifted_or_refused(
     block, _ = cut_block(make_graph(60), 4)
     model = ModuleModel("Net", Linear, 7, 3, "multiclass")
     with pytest.raises(ProtocolError) as caught:
-        predict("torch", model, init_weights(model, Key.of(0), torch.float64), block)
+        BACKENDS["torch"].predict(model, model.init_weights(Key.of(0), torch.float64), block)
     assert str(caught.value) == (
         "expected a block of one client for a torch.nn.Module, got 4: lift the op by per_client"
     )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +133,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
     assert about["source"] is None  # the graph was in memory
     assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}
     assert result.model is not None
-    assert about["model"] == asdict(result.model.shape)
+    assert about["model"] == result.model.shape.described()
     assert about["partition_hash"] == result.partition_hash
     graph = make_graph()
     assert about["dataset"] == {

@@ -24,8 +24,9 @@ from silograph.experiment.run.run import run
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
-from silograph.nn import model as model_module
+from silograph.nn import forward
 from silograph.nn.conv import Params
+from silograph.nn.model import Model
 from silograph.nn.own_module import Make
 
 # --- the same again, and grouping -----------------------------------------------------------------
@@ -97,18 +98,18 @@ def draws(
     """Return a function that runs and tells what was drawn, and the result."""
     keys: list[int] = []
     starts: list[Params] = []
-    drop, init = model_module.dropout, model_module.init_weights
+    drop, init = forward.dropped, Model.init_weights
 
-    def dropout(x: Tensor, share: float, row_key: Tensor, key: Key) -> Tensor:
+    def dropped(x: Tensor, share: float, row_key: Tensor, key: Key) -> Tensor:
         keys.append(key.value)
         return drop(x, share, row_key, key)
 
-    def init_weights(model: model_module.Model, key: Key, dtype: torch.dtype) -> Params:
+    def init_weights(model: Model, key: Key, dtype: torch.dtype) -> Params:
         starts.append(init(model, key, dtype))
         return {k: w.clone() for k, w in starts[-1].items()}
 
-    monkeypatch.setattr(model_module, "dropout", dropout)
-    monkeypatch.setattr("silograph.experiment.run.loop.init_weights", init_weights)
+    monkeypatch.setattr(forward, "dropped", dropped)
+    monkeypatch.setattr(Model, "init_weights", init_weights)
 
     def drawn(graph: Graph, **options: Any) -> tuple[Draws, Result]:
         keys.clear()

@@ -19,7 +19,7 @@ from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.graph.graph import Graph
-from silograph.nn.model import init_weights
+from silograph.nn.model import Model
 
 
 def trained(graph: Graph, **options: object) -> TrainedModel:
@@ -98,12 +98,18 @@ def test_files_that_are_no_models(make_graph: Callable[..., Graph], tmp_path: Pa
         ({"features": -1}, "expected weights of Model"),
         ({"hops": 10**9}, "expected weights of Model"),
         ({"conv": "exec"}, "expected weights of Model"),
+        ({"hidden": (8, 10**9), "layers": 3}, "expected weights of Model"),
+        ({"hidden": (8, 0), "layers": 3}, "expected weights of Model"),
+        ({"conv": "gin", "layers": 1, "hidden": 0}, "expected weights of Model"),
+        ({"residual": True, "hidden": (8, 7), "layers": 3}, "expected weights of Model"),
+        ({"layers": 1}, r"expected weights \{'0.weight': \(7, 3\), '0.bias': \(3,\)\} in "),
     ],
 )
 def test_sizes_of_a_hostile_file_are_refused_before_memory_is_taken(
     make_graph: Callable[..., Graph], tmp_path: Path, change: dict[str, Any], line: str
 ) -> None:
     model, path = trained(make_graph()), tmp_path / "m.safetensors"
+    assert isinstance(model.shape, Model)
     replace(model, shape=replace(model.shape, **change)).save(path)
     with pytest.raises(DataError, match=line):
         sg.load_model(path)
@@ -130,8 +136,10 @@ def test_features_and_classes_of_a_silo_must_mean_the_same(
 ) -> None:
     """As many of other names are refused; a model that knows no names takes them as they are."""
     north = sg.read_silo(folder(tmp_path / "north", NORTH))
-    shape = replace(trained(make_graph()).shape, features=2, outputs=2)
-    weights = init_weights(shape, Key.of(0), torch.float32)
+    shape = trained(make_graph()).shape
+    assert isinstance(shape, Model)
+    shape = replace(shape, features=2, outputs=2)
+    weights = shape.init_weights(Key.of(0), torch.float32)
     model = TrainedModel(shape, weights, ("cat", "dog"), "none", ("size", "age"))
     assert model.predict(north).shape == (3,)
     assert replace(model, class_names=(), feature_names=()).predict(north).shape == (3,)

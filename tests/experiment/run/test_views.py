@@ -22,7 +22,6 @@ from silograph.graph.partition.partition import Partition
 from silograph.methods import METHODS
 from silograph.methods.local_training import shared, train
 from silograph.nn.conv import Params
-from silograph.nn.model import init_weights
 from silograph.task.scores import Scores, score
 
 NO_VALIDATION = "0.5/0/0.5"
@@ -132,7 +131,7 @@ def test_a_client_that_has_not_trained_finds_all_classes_alike(
     config = setup.config
     assert config.init_seed is not None
     key = Key.of(config.init_seed).fold("init")
-    start = init_weights(setup.method_config.model, key, torch.float64)
+    start = setup.method_config.model.init_weights(key, torch.float64)
     fed = setup.federation
     (state,) = fed.states()
     kept = state["own/logits"]
@@ -153,7 +152,7 @@ def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
     setup = setups[0]
     assert setup.config.init_seed is not None
     key = Key.of(setup.config.init_seed).fold("init")
-    start = init_weights(setup.method_config.model, key, torch.float64)
+    start = setup.method_config.model.init_weights(key, torch.float64)
     (state,) = setup.federation.states()
     own = under("weights", state)
     same = [all(torch.equal(own[k][c], w) for k, w in start.items()) for c in range(4)]

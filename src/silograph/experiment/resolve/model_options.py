@@ -1,6 +1,6 @@
 """The model of a run: silograph's layers with their options, or a user's own module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, cast
 
@@ -8,15 +8,18 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.widths import LAYERS, hidden_widths, num_layers, shortest
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
-from silograph.nn.model import AnyModel, Model
-from silograph.nn.model_options import MODULE, APPNPOptions, GATOptions, ModelKind
+from silograph.nn.model import Model
+from silograph.nn.model_options import MODULE, APPNPOptions, GATOptions, LayerOptions, ModelKind
 from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.nn.schedule import TrainableModel
 from silograph.sampling.neighbors import Depth
 from silograph.task.registry import task_of
 
-OF_LAYERS = {"layers", "hidden", "dropout", "fanout", "neighbors"}
+# Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
+OF_LAYERS = {"layers": LAYERS, "hidden": None, "dropout": None, "fanout": None, "neighbors": "full"}
 
 
 def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
@@ -24,30 +27,54 @@ def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
     if kind is MODULE:
         refuse_options(config)
         return
-    if options.residual and config.layers < 3:
+    layers, hidden = num_layers(config.hidden, config.layers), shortest(config.hidden)
+    if options.residual and layers < 3:
         raise ConfigError(
-            f"expected 3 layers or more with residual, got {config.layers}: there is no hidden "
+            f"expected 3 layers or more with residual, got {layers}: there is no hidden "
             "layer whose input and output are equally wide"
         )
-    if isinstance(options, GATOptions) and config.layers > 1 and config.hidden % options.heads:
+    if options.residual and isinstance(hidden, str):
         raise ConfigError(
-            f"expected a hidden width that is a multiple of {options.heads} heads, got "
-            f"{config.hidden}: they stand side by side in it"
+            f"expected hidden layers of one width with residual, got hidden={hidden}: what "
+            "enters a layer is added to what leaves it"
         )
+    if has_linear_head(options) and layers < 2:
+        raise ConfigError(
+            f"expected 2 layers or more with head=linear, got {layers}: there is no convolution "
+            "below it"
+        )
+    if isinstance(options, GATOptions) and layers > 1:
+        check_heads(hidden_widths(hidden, layers), options.heads)
+
+
+def check_heads(hidden: Sequence[int], heads: int) -> None:
+    """Raise `ConfigError` for hidden widths that attention heads cannot share."""
+    odd = [width for width in hidden if width % heads]
+    if odd:
+        raise ConfigError(
+            f"expected a hidden width that is a multiple of {heads} heads, got "
+            f"{odd[0]}: they stand side by side in it"
+        )
+
+
+def has_linear_head(options: object) -> bool:
+    """Whether the last layer is linear, in a model of convolutions."""
+    return isinstance(options, LayerOptions | GATOptions) and options.head == "linear"
 
 
 def depth_of(config: RunConfig, options: object) -> Depth:
     """Return over how many hops a model sums, from the model's options."""
     if isinstance(options, APPNPOptions):
         return Depth(options.hops, "hop")
-    return Depth(config.layers, "layer")
+    layers = num_layers(config.hidden, config.layers)
+    return Depth(layers - has_linear_head(options), "layer")
 
 
 def refuse_options(config: RunConfig) -> None:
     """Raise `ConfigError` for an option of silograph's models where the model is a module."""
     for f in fields(config):
         value = getattr(config, f.name)
-        if f.name in OF_LAYERS and value != f.default and value != "full":
+        if f.name in OF_LAYERS and value not in (f.default, OF_LAYERS[f.name]):
             raise ConfigError(
                 f"expected {f.name} with silograph's own models only, got {f.name}={value} with "
                 f"model {config.model}, which decides by itself: leave it out"
@@ -72,7 +99,7 @@ def make_model(
     make: Make | None,
     dtype: torch.dtype,
     device: torch.device,
-) -> AnyModel:
+) -> TrainableModel:
     """Return the model of a run.
 
     Args:
@@ -91,12 +118,13 @@ def make_model(
         model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
         check(model, dtype, device)
         return model
+    hidden = shortest(config.hidden)
     return Model(
         conv=config.model,
         features=schema.num_features,
-        hidden=config.hidden,
+        hidden=hidden if isinstance(hidden, int) else hidden_widths(hidden, config.layers),
         outputs=outputs,
-        layers=config.layers,
+        layers=num_layers(config.hidden, config.layers),
         dropout=config.dropout,
         task=schema.task,
         **asdict(options),

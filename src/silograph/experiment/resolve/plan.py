@@ -12,70 +12,62 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.backends import Kernels, why_not_compiled
+from silograph.nn.backends import BACKENDS, Backend
 from silograph.nn.fit import Training
-from silograph.nn.model import first_maps, weight_shapes
-from silograph.nn.own_module import ModuleModel
 
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
-COMPILED = ("full", "fanout")  # neighbor samplers
-COPIES: dict[Kernels, int] = {"compiled": 1, "torch": 4}
+COMPILED_SAMPLERS = ("full", "fanout")
 
 
-def choose_kernels(config: RunConfig, training: Training, device: torch.device) -> Kernels:
-    """Return the kernels of a run.
+def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:
+    """Return the backend of a run: the fastest that can do it, or the one that is named.
 
     Raises:
         ConfigError: compiled ones were asked for and cannot be used.
     """
-    if config.kernels == "torch":
-        return "torch"
-    reason = why_not_compiled(training, device)
-    if reason is None:
-        return "compiled"
-    if config.kernels == "compiled":
-        raise ConfigError(f"expected a run for compiled kernels, got: {reason}; use kernels=torch")
-    return "torch"
-
-
-def copies(training: Training, kernels: Kernels) -> int:
-    """Return how often a block's weights are held; compiled, only one client's start is."""
-    corrections = training.corrections if kernels == "torch" else ()
-    return COPIES[kernels] + sum(correction.copies for correction in corrections)
+    if config.kernels != "auto":
+        backend = BACKENDS[config.kernels]
+        reason = backend.why_not(training, device)
+        if reason is not None:
+            raise ConfigError(
+                f"expected a run for {backend.name} kernels, got: {reason}; use kernels=torch"
+            )
+        return backend
+    return next(b for b in BACKENDS.values() if b.why_not(training, device) is None)
 
 
 def client_bytes(
-    training: Training, block: ClientBlock, kernels: Kernels, itemsize: int, *, compact: bool
+    training: Training, block: ClientBlock, backend: Backend, itemsize: int, *, compact: bool
 ) -> int:
     """Return the bytes of one client's weights in training, on the mean over clients."""
     model = training.model
-    maps, total = first_maps(model), 0
-    for name, shape in weight_shapes(model).items():
+    maps, total = model.first_maps, 0
+    for name, shape in model.weight_shapes.items():
         size = torch.Size(shape).numel()
         if name in maps and compact and isinstance(block.x, SparseRows):
             size = len(block.x.used.feature) * shape[1] // block.num_clients
         total += size
-    return total * itemsize * copies(training, kernels)
+    return total * itemsize * backend.copies(training)
 
 
 def choose_block_size(
-    training: Training, block: ClientBlock, kernels: Kernels, *, keep: bool
+    training: Training, block: ClientBlock, backend: Backend, *, keep: bool
 ) -> int:
     """Return how many clients are computed at once.
 
     Args:
         training: how they train.
         block: all clients.
-        kernels: what computes.
+        backend: what computes.
         keep: whether optimizers are kept; then no weight is left out.
     """
-    if isinstance(training.model, ModuleModel):
+    if training.model.one_by_one:
         return 1  # clients are computed one after the other
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
-    needed = client_bytes(training, block, kernels, itemsize, compact=training.alike and not keep)
+    needed = client_bytes(training, block, backend, itemsize, compact=training.alike and not keep)
     most = max(1, BLOCK_BYTES // max(needed, 1))
     blocks = -(-block.num_clients // most)
     return -(-block.num_clients // blocks)  # blocks of one size
@@ -85,7 +77,11 @@ def planned(config: ResolvedConfig) -> str:
     """Return the plan in words."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
-    drawn = "" if config.neighbors in COMPILED else f", neighbors={config.neighbors} drawn in torch"
+    drawn = (
+        ""
+        if config.neighbors in COMPILED_SAMPLERS
+        else f", neighbors={config.neighbors} drawn in torch"
+    )
     return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
 
 
@@ -95,5 +91,6 @@ def with_block_size(
     """Return the config with the number of clients that are computed at once."""
     if config.block_size is not None:
         return config
-    size = choose_block_size(training, block, config.kernels, keep=config.keep_optimizer)
+    backend = BACKENDS[config.kernels]
+    size = choose_block_size(training, block, backend, keep=config.keep_optimizer)
     return replace(config, block_size=size)

@@ -8,6 +8,7 @@ import torch
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.widths import num_layers, shortest
 from silograph.experiment.resolve.client_data import check_uncut
 from silograph.experiment.resolve.cutting import DEFAULT_CLIENTS, clients_of_graph, seed_of
 from silograph.experiment.resolve.model_options import (
@@ -17,13 +18,13 @@ from silograph.experiment.resolve.model_options import (
     own_module,
 )
 from silograph.experiment.resolve.parts import Parts, choose_parts
-from silograph.experiment.resolve.plan import choose_kernels
+from silograph.experiment.resolve.plan import choose_backend
 from silograph.experiment.resolve.run_metric import check_metric, metric_of_run
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
+from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.model import AnyModel
 from silograph.nn.neighbors import Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
@@ -103,9 +104,9 @@ def resolve(
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
-    kernels = choose_kernels(asked, Training(model, optimizer, schedule, corrections), where)
+    backend = choose_backend(asked, Training(model, optimizer, schedule, corrections), where)
     config = ResolvedConfig(
-        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": kernels}
+        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": backend.name}
     )
     selector = parts.selector
     method_config = MethodConfig(
@@ -116,7 +117,7 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=asked.selector,
         options=parts.method.options,
-        kernels=kernels,
+        backend=backend,
         corrections=corrections,
     )
     return Resolved(config, parts, method_config, schema, where)
@@ -133,6 +134,8 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
     return {f.name: getattr(asked, f.name) for f in fields(ResolvedConfig)} | {
         "options": parts.options,
         "clients": clients,
+        "hidden": shortest(asked.hidden),
+        "layers": num_layers(asked.hidden, asked.layers),
         "neighbors": asked.neighbors or parts.neighbors.part.name,
         "optimizer": optimizer,
         "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,

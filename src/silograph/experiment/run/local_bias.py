@@ -19,7 +19,6 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.methods.base import NoOptions
 from silograph.methods.centralized import CENTRALIZED
-from silograph.nn.backends import predict
 from silograph.nn.conv import Params
 
 TOLD = 5  # lines about the centralized model
@@ -60,16 +59,16 @@ def local_bias(
         if t % -(-rounds // TOLD) == 0:
             tell(f"centralized model for local bias, round {t}/{rounds}")
     assert state.weights is not None  # the method has a server
-    reference = predict(cfg.kernels, cfg.model, state.weights, uncut)[cut.partition.copies]
+    reference = cfg.backend.predict(cfg.model, state.weights, uncut)[cut.partition.copies]
     if setup.method.evaluate.all_silos or setup.method.setting.uncut:
-        ours = predict(cfg.kernels, cfg.model, last, uncut)[cut.partition.copies]
+        ours = cfg.backend.predict(cfg.model, last, uncut)[cut.partition.copies]
     else:
         graph = block.to(device, dtype)
         if setup.config.collect:
             clients = InProcess(cfg, graph, route, graph.num_clients)
             collect(clients, setup.config.collect, key.fold("collect"))
             graph = local_graph(graph, clients.states()[0])
-        ours = _own_rows(predict(cfg.kernels, cfg.model, last, graph), block, graph)
+        ours = _own_rows(cfg.backend.predict(cfg.model, last, graph), block, graph)
     return float((ours - reference).double().norm(dim=1).mean())
 
 

@@ -51,7 +51,6 @@ from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
 from silograph.methods.base import RoundReport, ServerState, client_weights
 from silograph.nn.conv import Params
-from silograph.nn.model import init_weights, weight_shapes
 from silograph.task.scores import Part, Scores
 
 
@@ -59,7 +58,7 @@ def first_weights(setup: Setup) -> Params:
     """Return the initial weights."""
     config = setup.config
     key = Key.of(config.init_seed).fold("init")
-    weights = init_weights(setup.method_config.model, key, DTYPES[config.dtype])
+    weights = setup.method_config.model.init_weights(key, DTYPES[config.dtype])
     return {name: w.to(setup.device) for name, w in weights.items()}
 
 
@@ -292,7 +291,7 @@ def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
     if best.own is None:
         return {}
     shape, names = setup.method_config.model, setup.schema.class_names
-    shapes, normalize = weight_shapes(shape), setup.config.normalize
+    shapes, normalize = shape.weight_shapes, setup.config.normalize
     return {
         client: TrainedModel(shape, client_weights(shapes, best.own, number), names, normalize)
         for number, client in enumerate(setup.federation.ids)

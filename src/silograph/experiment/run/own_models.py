@@ -11,7 +11,6 @@ import torch
 from silograph.core.payload import State
 from silograph.experiment.run.setup import Setup
 from silograph.nn.conv import Params
-from silograph.nn.model import weight_shapes
 
 LONGEST = 100  # characters of a client's name in the name of a file
 
@@ -33,7 +32,7 @@ def own_weights(setup: Setup, server: Params | None, states: Sequence[State]) ->
     parts = [own(setup.method_config, server or {}, state) for state in tensors]
     if len(parts) == 1:
         return parts[0]
-    shapes = weight_shapes(setup.method_config.model)
+    shapes = setup.method_config.model.weight_shapes
     return {
         name: w if tuple(w.shape) == shapes[name] else torch.cat([part[name] for part in parts])
         for name, w in parts[0].items()

@@ -61,7 +61,6 @@ from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
-from silograph.experiment.run.trained_model import described
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
@@ -305,7 +304,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
         "versions": versions(),
         "source": None if source is None else source.told(),
         "same": identity(setup),
-        "model": described(setup.method_config.model),
+        "model": setup.method_config.model.described(),
         "metrics": list(task_of(setup.schema.task).metrics),
         "given": given,
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},

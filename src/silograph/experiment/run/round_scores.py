@@ -173,7 +173,7 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     split = block.split.map(lambda mask: mask & held)
     judged = replace(block, split=split)
     cfg = setup.method_config
-    return counts_here(cfg.kernels, cfg.model, weights, judged, owner, len(partition.ids))
+    return counts_here(cfg.backend, cfg.model, weights, judged, owner, len(partition.ids))
 
 
 def baseline_scores(setup: Setup) -> Scores | None:

@@ -23,7 +23,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
-from silograph.nn.own_module import Make, ModuleModel
+from silograph.nn.own_module import Make
 
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
@@ -123,8 +123,8 @@ def prepare(
         route,
         block_size=config.block_size,
         strict=config.strict,
-        compiled=config.kernels == "compiled",
-        one_by_one=isinstance(method_config.model, ModuleModel),
+        compiled=method_config.backend.compiled,
+        one_by_one=method_config.model.one_by_one,
     )
     method = found.parts.method
     share, held = method.part.setting.held(method.options), None

@@ -5,7 +5,6 @@ there is no random state to save.
 """
 
 import hashlib
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -23,9 +22,8 @@ from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.model import AnyModel
-from silograph.nn.own_module import ModuleModel
 
 OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
@@ -100,13 +98,10 @@ def _differs(name: str, ours: object, theirs: object) -> CheckpointError:
 
 def source_of_module(model: AnyModel) -> dict[str, str]:
     """Return a hash of the source of a user's module, if the model is one that can be read."""
-    if not isinstance(model, ModuleModel):
+    if model.source is None:
         return {}
-    try:
-        text = inspect.getsource(model.make)
-    except (OSError, TypeError):  # typed into an interpreter
-        return {}
-    return {"source of the model": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+    digest = hashlib.blake2b(model.source.encode(), digest_size=16).hexdigest()
+    return {"source of the model": digest}
 
 
 def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:

@@ -4,7 +4,6 @@ The file is safetensors; its metadata holds the model's shape, the names of the 
 features were prepared, so nothing else is needed to use it.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,9 @@ from silograph.core.errors import DataError
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
 from silograph.graph.silos.data import Silo
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.model import MODELS, AnyModel, Model, forward, weight_shapes
+from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.task.registry import task_of
 
@@ -78,7 +78,7 @@ class TrainedModel:
         weight = next(iter(self.weights.values()))
         block, _ = make_block(graph, whole(graph), Split(none, none, none), weight.dtype)
         with torch.no_grad():
-            return forward(self.shape, self.weights, block.to(weight.device, weight.dtype))
+            return self.shape.forward(self.weights, block.to(weight.device, weight.dtype))
 
     def _graph_of(self, silo: Silo) -> Graph:
         """Return a silo's own nodes and edges; raise `DataError` where they mean something else."""
@@ -105,7 +105,7 @@ class TrainedModel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file, whole or not at all."""
         about: dict[str, Any] = {
-            "shape": described(self.shape),
+            "shape": self.shape.described(),
             "class_names": self.class_names,
             "normalize": self.normalize,
         }
@@ -129,10 +129,13 @@ def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str)
     largest = max((n for dims in found.values() for n in dims), default=0)
     usable = 1 <= shape.features <= MOST_SIZE and 1 <= shape.outputs <= MOST_SIZE
     if isinstance(shape, Model):
-        sizes = [shape.features, shape.outputs, *([shape.hidden] if shape.layers > 1 else [])]
+        hidden = shape.hidden if isinstance(shape.hidden, tuple) else (shape.hidden,)
+        sizes = [shape.features, shape.outputs, shape.heads, *(hidden if shape.layers > 1 else ())]
         usable = (
             shape.conv in MODELS
-            and all(1 <= size <= largest for size in [*sizes, shape.heads])
+            and all(1 <= size <= largest for size in sizes)
+            and all(1 <= width <= MOST_SIZE for width in hidden)
+            and not (shape.residual and len(set(hidden)) > 1)
             and 1 <= shape.layers <= len(found)
             and 0 <= shape.hops <= MOST_HOPS
             and 0 <= shape.teleport <= 1
@@ -158,16 +161,8 @@ def _check_usable(
             raise DataError(f"expected names of {count} {what} in {path}, got {len(names)}")
 
 
-def described(model: AnyModel) -> dict[str, Any]:
-    """Return a model's shape as plain values; of a module only its name and its sizes."""
-    if not isinstance(model, ModuleModel):
-        return dataclasses.asdict(model)
-    sizes = {"features": model.features, "outputs": model.outputs, "task": model.task}
-    return {"module": model.name, **sizes}
-
-
 def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
-    """Return what `described` told.
+    """Return the model that was described.
 
     Raises:
         DataError: it is a module, and the class was not given.
@@ -214,9 +209,9 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
     found = {name: tuple(w.shape) for name, w in weights.items()}
     _check_sizes(shape, found, os.fspath(path))
-    if found != weight_shapes(shape):
+    if found != shape.weight_shapes:
         raise DataError(
-            f"expected weights {weight_shapes(shape)} in {os.fspath(path)}, got {found}"
+            f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got {found}"
         )
     _check_usable(shape, weights, names, features, os.fspath(path))
     return TrainedModel(shape, weights, names, normalize, features)

@@ -10,14 +10,13 @@ from torch.nn.functional import leaky_relu
 from silograph.core.key import Key
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import Rows
-from silograph.nn.conv.base import Params, glorot
+from silograph.nn.conv.base import Params, glorot, linear_map
 from silograph.nn.conv.edges import Messages
 from silograph.nn.segment import (
     edge_product,
     gradients,
     segment_bias,
     segment_heads,
-    segment_linear,
 )
 
 SLOPE = 0.2  # of the leaky ReLU
@@ -44,13 +43,16 @@ class GAT:
 
     heads: int
     concat: bool
+    name = "GAT"
     sums = True
+    scales = None
     indivisible = (
         "attention weighs each edge by both of its ends and by all edges of the receiver, so its "
         "sum is not one of parts that silos can work out alone"
     )
     maps = ("weight",)
     rooted = False
+    kernel = None
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Glorot weights, zero bias, as in PyG's GATConv."""
@@ -64,9 +66,9 @@ class GAT:
 
     def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
         """X W, (n, heads * D)."""
-        return segment_linear(x, p["weight"], off)
+        return linear_map(p, x, off)
 
-    def attend(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
         """Return the attentive mean of z (s, heads * D) over neighbors and self, (r, heads, D)."""
         rows, columns = m.adj.row, m.adj.indices.long()
         own = m.own_of(z)

@@ -9,7 +9,14 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.work import report_rows
 from silograph.graph.block.block import Rows
-from silograph.nn.conv.base import Params, uniform, uniform_bias
+from silograph.nn.conv.base import (
+    Params,
+    Scales,
+    linear_map,
+    propagate,
+    uniform,
+    uniform_bias,
+)
 from silograph.nn.conv.edges import Messages
 from silograph.nn.segment import gradients, segment_bias, segment_linear
 
@@ -29,10 +36,13 @@ class GIN:
     """
 
     hidden: int
+    name = "GIN"
     sums = True
-    indivisible = None
+    scales = Scales(own=torch.ones_like)  # 1 + eps
+    indivisible = ""
     maps = ("weight",)
     rooted = False
+    kernel = None
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Uniform in +-1/sqrt(inputs of the matrix), as in torch's linear layers."""
@@ -45,21 +55,12 @@ class GIN:
 
     def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
         """X W, (n, H)."""
-        return segment_linear(x, p["weight"], off)
+        return linear_map(p, x, off)
 
-    def pre(self, degree: Tensor) -> Tensor | None:
-        """1."""
-        del degree
-        return None
-
-    def post(self, degree: Tensor) -> Tensor | None:
-        """1."""
-        del degree
-        return None
-
-    def own(self, degree: Tensor) -> Tensor | None:
-        """1 + eps."""
-        return torch.ones_like(degree)
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+        """Return the sum, (r, H)."""
+        del p
+        return propagate(self.scales, z, m)
 
     def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
         """The rest of the perceptron."""

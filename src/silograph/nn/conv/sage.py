@@ -1,53 +1,19 @@
-"""GraphSAGE with the mean of the neighbors."""
+"""GraphSAGE with the mean of the neighbors: mean(X_N) W + X W_root + b.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017,
+algorithm 1 with the mean aggregator, in the form of PyG's SAGEConv. A node without neighbors has
+mean 0. All weights are uniform in +-1/sqrt(I), as there.
+"""
 
 from torch import Tensor
 
-from silograph.core.key import Key
-from silograph.graph.block.block import Rows
-from silograph.nn.conv.base import Params, add_root, rooted_init
-from silograph.nn.conv.edges import Messages
-from silograph.nn.segment import segment_linear
+from silograph.nn.conv.base import Scales, rooted_init
+from silograph.nn.conv.plain import PlainConv
 
 
-@dataclass(frozen=True)
-class SAGE:
-    """GraphSAGE with the mean of the neighbors: mean(X_N) W + X W_root + b.
+def mean(degree: Tensor) -> Tensor:
+    """Return 1 / d."""
+    return 1 / degree.clamp(min=1)
 
-    Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS
-    2017, algorithm 1 with the mean aggregator, in the form of PyG's SAGEConv. A node without
-    neighbors has mean 0. Weights: weight (I, O), root (I, O), bias (O,).
-    """
 
-    sums = True
-    indivisible = None
-    maps = ("weight", "root")
-    rooted = True
-
-    def init(self, key: Key, inputs: int, outputs: int) -> Params:
-        """Uniform in +-1/sqrt(I) for all, as in PyG's SAGEConv."""
-        return rooted_init(key, inputs, outputs)
-
-    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
-        """X W: the mean is linear, so W may come before it."""
-        return segment_linear(x, p["weight"], off)
-
-    def pre(self, degree: Tensor) -> Tensor | None:
-        """1."""
-        del degree
-        return None
-
-    def post(self, degree: Tensor) -> Tensor | None:
-        """1 / d."""
-        return 1 / degree.clamp(min=1)
-
-    def own(self, degree: Tensor) -> Tensor | None:
-        """None: the node's own row has its own weight, see `finish`."""
-        del degree
-        return None
-
-    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
-        """Add the node's own row, through its own weight, and the bias."""
-        return add_root(p, x, s, m)
+SAGE = PlainConv("SAGE", rooted_init, Scales(post=mean), rooted=True)

@@ -21,6 +21,11 @@ Array = np.ndarray
 # NumPy's: numba's own check for zero would keep loops from being vectorized.
 FAST = {"contract", "reassoc", "nsz", "arcp"}
 
+# What a compiled layer is, by the name that its convolution gives (`Conv.kernel`): X W + b, with a
+# sum over neighbors, and with a second matrix for the node's own row.
+FORMS = {"linear": 0, "sum": 1, "rooted sum": 2}
+LINEAR, SUM, ROOTED = FORMS["linear"], FORMS["sum"], FORMS["rooted sum"]
+
 
 @cache
 def sources() -> bytes:
@@ -98,9 +103,13 @@ class ModelShape(NamedTuple):
     """Model and schedule."""
 
     layers: int
-    hidden: int
+    form: Array  # (L,) what each layer is, see `FORMS`
+    width: Array  # (L + 1,) of what enters each layer, and leaves the last
+    place: Array  # (L, 3) where a layer's matrix, second matrix and bias are in `Weights.flat`
+    act: Array  # (L,) width of all that enters layers 1 to l
+    widest: int  # of what leaves a layer
+    rooted: bool  # whether a layer has a second matrix
     outputs: int
-    sage: bool
     multilabel: bool
     threshold: int  # levels of 2^16 that dropout drops
     scale: float  # 1 / share that it keeps
@@ -143,6 +152,41 @@ class Weights(NamedTuple):
     flat: Array  # (P,)
 
 
+class TrainedWeights(NamedTuple):
+    """One client's weights, and what their steps read and change."""
+
+    weights: Weights
+    start: Weights  # read where there is a pull to it only
+    first: Weights  # moments
+    second: Weights
+
+
+class TrainedMatrix(NamedTuple):
+    """The same of one matrix, (u, D) each."""
+
+    weights: Array
+    start: Array
+    first: Array
+    second: Array
+
+
+class Spare(NamedTuple):
+    """Memory of one thread for what does not outlive a client: its start and fresh moments."""
+
+    start: Array  # (M, u, D), empty if there is no pull
+    start_flat: Array  # (P,)
+    moments: Array  # (2, M, u, D), empty if moments are kept
+    moments_flat: Array  # (2, P)
+
+
+class Filled(NamedTuple):
+    """What training fills, of the clients that are called."""
+
+    loss: Array  # (C,) float64
+    logits: Array  # (n, K)
+    work: Array  # (C, 2 L + 4) int64 counts, see `training.count`
+
+
 class Scratch(NamedTuple):
     """Memory of one thread, large enough for its largest client."""
 
@@ -155,14 +199,12 @@ class Scratch(NamedTuple):
     x: Array  # (n, F) drawn dense features
     x_start: Array  # (n,) entries of drawn sparse features
     x_end: Array
-    act: Array  # (L - 1, n, H) what enters layers 1 and up
-    z: Array  # (n, H) mapped rows, and their gradient
-    z_out: Array  # (n, K) likewise in the last layer
-    self_z: Array  # (n, H) rows mapped by the second matrix
-    self_out: Array  # (n, K)
+    act: Array  # what enters layers 1 and up, layer after layer
+    z: Array  # (n * W,) mapped rows, and their gradient, for the widest layer
+    self_z: Array  # (n * W,) rows mapped by the second matrix
     out: Array  # (n, K) logits, then their gradient
-    grad: Array  # (2, n, H)
+    grad: Array  # (2, n * W)
     flat: Array  # (P,) gradient
     rows: Array  # (u, D) gradient
-    words: Array  # (H / 4,) uint64 random words
+    words: Array  # (W / 4,) uint64 random words
     levels: Array  # the same memory as uint16

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from silograph.core.key import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, hash_text
-from silograph.nn.kernels.arrays import Array, ModelShape, RowArrays, Scratch, compiled
+from silograph.nn.kernels.arrays import LINEAR, Array, ModelShape, RowArrays, Scratch, compiled
 
 # Constants must be uint64: numba makes a float of a sum of int64 and uint64.
 _30, _27, _31, _1 = (np.uint64(number) for number in (30, 27, 31, 1))
@@ -101,6 +101,8 @@ def sample(rows: RowArrays, k: int, shape: ModelShape, seeds: Array, key: Any, s
         for i in range(s.m[layer + 1]):
             r = s.nodes[i]
             start, end = rows.ptr[a + r], rows.ptr[a + r + 1]
+            if shape.form[layer] == LINEAR:
+                end = start
             every = fanout == 0 or end - start <= fanout
             factor = rows.value.dtype.type(1.0 if every else (end - start) / fanout)
             if not every:

@@ -6,12 +6,17 @@ import numpy as np
 
 from silograph.core.key import hash_text
 from silograph.nn.kernels.arrays import (
+    LINEAR,
+    ROOTED,
+    SUM,
     Array,
     InputArrays,
     ModelShape,
     RowArrays,
     Scratch,
     StepRule,
+    TrainedMatrix,
+    TrainedWeights,
     Weights,
     compiled,
 )
@@ -58,10 +63,10 @@ def add_back(start: Array, end: Array, col: Array, value: Array, g: Array, out: 
 
 @compiled
 def begin(own: Array, a: int, nodes: Array, bias: Array, r: Array, out: Array) -> None:
-    """out[i] = bias + own[a + nodes[i]] r[i]; no bias if that is empty."""
-    width, biased = out.shape[1], bias.shape[0] > 0
+    """out[i] = bias + own[a + nodes[i]] r[i]; no bias, or 1 for own, where that is empty."""
+    width, biased, weighted = out.shape[1], bias.shape[0] > 0, own.shape[0] > 0
     for i in range(out.shape[0]):
-        weight = own[a + nodes[i]]
+        weight = own[a + nodes[i]] if weighted else r.dtype.type(1)
         if biased:
             for j in range(width):
                 out[i, j] = bias[j] + weight * r[i, j]
@@ -80,15 +85,16 @@ def add_columns(g: Array, total: Array) -> None:
 
 
 @compiled
-def place_of(shape: ModelShape, layer: int) -> tuple[int, int, int, int]:
-    """Return the width of a layer, and where its matrix, second matrix and bias are in `flat`."""
-    last, copies = shape.layers - 1, 2 if shape.sage else 1
-    width = shape.outputs if layer == last else shape.hidden
-    if layer == 0:
-        return width, 0, 0, 0
-    at = shape.hidden + (layer - 1) * (copies * shape.hidden * shape.hidden + shape.hidden)
-    size = shape.hidden * width
-    return width, at, at + (copies - 1) * size, at + copies * size
+def table(memory: Array, start: int, rows: int, width: int) -> Array:
+    """Return a piece of memory as (rows, width)."""
+    return memory[start : start + rows * width].reshape(rows, width)
+
+
+@compiled
+def entering(shape: ModelShape, layer: int, rows: int, s: Scratch) -> Array:
+    """Return the memory of what enters a layer from the second one on, (rows, width)."""
+    start = s.nodes.shape[0] * shape.act[layer - 1]
+    return table(s.act, start, rows, shape.width[layer])
 
 
 @compiled
@@ -154,25 +160,31 @@ def forward(
     a, last = rows.off[k], shape.layers - 1
     gather(rows, x, k, drawn, s)
     for layer in range(shape.layers):
-        width, at, at_self, at_bias = place_of(shape, layer)
+        inputs, width, form = shape.width[layer], shape.width[layer + 1], shape.form[layer]
+        at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
         m, left = s.m[layer], s.m[layer + 1]
-        z = s.z_out[:m] if layer == last else s.z[:m]
-        own = s.self_out[:left] if layer == last else s.self_z[:left]
-        out = s.out[:left] if layer == last else s.act[layer, :left]
+        z, own = table(s.z, 0, m, width), table(s.self_z, 0, left * (form == ROOTED), width)
+        out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)
         if layer == 0:
             map_first(rows, x, k, drawn, x_col, w.first, z, s)
-            if shape.sage:
+            if form == ROOTED:
                 map_first(rows, x, k, drawn, x_col, w.second, own, s)
         else:
-            h, size = s.act[layer - 1, :m], shape.hidden * width
-            np.dot(h, w.flat[at : at + size].reshape(shape.hidden, width), z)
-            if shape.sage:
-                second = w.flat[at_self : at_self + size].reshape(shape.hidden, width)
-                np.dot(h[:left], second, own)
+            h = entering(shape, layer, m, s)
+            np.dot(h, table(w.flat, at, inputs, width), z)
+            if form == ROOTED:
+                np.dot(h[:left], table(w.flat, at_self, inputs, width), own)
         begin(
-            rows.own, a, s.nodes, w.flat[at_bias : at_bias + width], own if shape.sage else z, out
+            rows.own if form == SUM else rows.own[:0],
+            a,
+            s.nodes,
+            w.flat[at_bias : at_bias + width],
+            own if form == ROOTED else z,
+            out,
         )
-        if drawn:
+        if form == LINEAR:
+            pass
+        elif drawn:
             ptr = s.ptr[layer]
             add_sum(ptr[:left], ptr[1 : left + 1], s.col, s.value, z, out)
         else:
@@ -194,16 +206,13 @@ def step_first(
     k: int,
     drawn: bool,
     gz: Array,
-    w: Array,
-    start: Array,
-    m: Array,
-    v: Array,
+    own: TrainedMatrix,
     steps: StepRule,
     t: int,
     s: Scratch,
 ) -> None:
-    """Step a first matrix w (u, D) along its gradient, X^T gz."""
-    a, used, width = rows.off[k], w.shape[0], w.shape[1]
+    """Step a first matrix (u, D) along its gradient, X^T gz."""
+    a, used, width = rows.off[k], own.weights.shape[0], own.weights.shape[1]
     many, sparse = gz.shape[0], x.dense.shape[0] == 0
     if not sparse:
         np.dot((s.x[:many] if drawn else x.dense[a : a + many]).T, gz, s.rows[:used])
@@ -211,8 +220,8 @@ def step_first(
         s.rows[:used] = 0
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
     chunk = CHUNK if sparse and not drawn else used
-    p, p1, p2, g = w.reshape(-1), m.reshape(-1), v.reshape(-1), s.rows.reshape(-1)
-    p0 = start.reshape(-1)
+    p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start.reshape(-1)
+    p1, p2 = own.first.reshape(-1), own.second.reshape(-1)
     for i in range(0, used, max(chunk, 1)):
         lo, hi = i * width, min(i + chunk, used) * width
         if sparse and not drawn:
@@ -224,56 +233,74 @@ def step_first(
 
 
 @compiled
+def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
+    """Return a client's first or second matrix."""
+    w, start, m1, m2 = own.weights, own.start, own.first, own.second
+    if second:
+        return TrainedMatrix(w.second, start.second, m1.second, m2.second)
+    return TrainedMatrix(w.first, start.first, m1.first, m2.first)
+
+
+@compiled
+def back_through_sum(
+    rows: RowArrays, form: int, a: int, ptr: Array, drawn: bool, g: Array, gz: Array, s: Scratch
+) -> None:
+    """Fill the gradient of mapped rows, gz (m, D), from that of what leaves a layer, g (left, D).
+
+    `a` is the client's first row, `ptr` where the drawn edges of the layer's rows begin.
+    """
+    m, left = gz.shape[0], g.shape[0]
+    if form == ROOTED:
+        gz[:] = 0
+    else:
+        gz[left:] = 0
+        own = rows.own if form == SUM else rows.own[:0]
+        begin(own, a, s.nodes, rows.own[:0], g, gz[:left])
+    if form == LINEAR:
+        return
+    if drawn:
+        add_back(ptr[:left], ptr[1 : left + 1], s.col, s.value, g, gz)
+    else:
+        add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.back, g, gz)
+
+
+@compiled
 def backward_step(
     rows: RowArrays,
     x: InputArrays,
     shape: ModelShape,
     k: int,
     drawn: bool,
-    w: Weights,
-    start: Weights,
-    m1: Weights,
-    m2: Weights,
+    own: TrainedWeights,
     steps: StepRule,
     t: int,
     s: Scratch,
 ) -> None:
     """Walk from the gradient of the logits in `s.out` to all weights, and step them."""
-    a, last, side = rows.off[k], shape.layers - 1, 0
+    a, last, side, w = rows.off[k], shape.layers - 1, 0, own.weights
     for layer in range(last, -1, -1):
-        width, at, at_self, at_bias = place_of(shape, layer)
+        inputs, width, form = shape.width[layer], shape.width[layer + 1], shape.form[layer]
+        at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
         m, left = s.m[layer], s.m[layer + 1]
-        g = s.out[:left] if layer == last else s.grad[side, :left]
-        gz = s.z_out[:m] if layer == last else s.z[:m]
+        g = s.out[:left] if layer == last else table(s.grad[side], 0, left, width)
+        gz = table(s.z, 0, m, width)
         add_columns(g, s.flat[at_bias : at_bias + width])
-        if shape.sage:
-            gz[:] = 0
-        else:
-            gz[left:] = 0
-            begin(rows.own, a, s.nodes, w.flat[:0], g, gz[:left])
-        if drawn:
-            ptr = s.ptr[layer]
-            add_back(ptr[:left], ptr[1 : left + 1], s.col, s.value, g, gz)
-        else:
-            add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.back, g, gz)
+        back_through_sum(rows, form, a, s.ptr[layer if drawn else 0], drawn, g, gz, s)
         if layer == 0:
-            one = w.first, start.first, m1.first, m2.first
-            step_first(rows, x, k, drawn, gz, *one, steps, t, s)
-            if shape.sage:
-                two = w.second, start.second, m1.second, m2.second
-                step_first(rows, x, k, drawn, g, *two, steps, t, s)
+            step_first(rows, x, k, drawn, gz, matrix(own, False), steps, t, s)
+            if form == ROOTED:
+                step_first(rows, x, k, drawn, g, matrix(own, True), steps, t, s)
             continue
-        h, below, size = s.act[layer - 1, :m], s.grad[1 - side, :m], shape.hidden * width
-        np.dot(h.T, gz, s.flat[at : at + size].reshape(shape.hidden, width))
-        np.dot(gz, w.flat[at : at + size].reshape(shape.hidden, width).T, below)
-        if shape.sage:
-            second = w.flat[at_self : at_self + size].reshape(shape.hidden, width)
-            np.dot(h[:left].T, g, s.flat[at_self : at_self + size].reshape(shape.hidden, width))
-            below[:left] += np.dot(g, second.T)
+        h, below = entering(shape, layer, m, s), table(s.grad[1 - side], 0, m, inputs)
+        np.dot(h.T, gz, table(s.flat, at, inputs, width))
+        np.dot(gz, table(w.flat, at, inputs, width).T, below)
+        if form == ROOTED:
+            np.dot(h[:left].T, g, table(s.flat, at_self, inputs, width))
+            below[:left] += np.dot(g, table(w.flat, at_self, inputs, width).T)
         zero = h.dtype.type(0)
         factor = h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
         flat_h, flat_g = h.reshape(-1), below.reshape(-1)
         for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
             flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
         side = 1 - side
-    step(w.flat, s.flat, start.flat, m1.flat, m2.flat, steps, t)
+    step(w.flat, s.flat, own.start.flat, own.first.flat, own.second.flat, steps, t)

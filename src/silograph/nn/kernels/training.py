@@ -6,14 +6,18 @@ import numpy as np
 
 from silograph.core.key import hash_text
 from silograph.nn.kernels.arrays import (
+    LINEAR,
     Array,
     CalledArrays,
+    Filled,
     InputArrays,
     ModelShape,
     ParamArrays,
     RowArrays,
     Scratch,
+    Spare,
     StepRule,
+    TrainedWeights,
     Weights,
     compiled,
     kernel,
@@ -42,15 +46,17 @@ def scratch(
         between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
         n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
         drawn = 0
-        for fanout in shape.fanout:
-            drawn += between if fanout == 0 else min(between, size * fanout)
+        for layer in range(shape.fanout.shape[0]):
+            fanout = shape.fanout[layer]
+            if shape.form[layer] != LINEAR:
+                drawn += between if fanout == 0 else min(between, size * fanout)
         edges = max(edges, drawn)
-    dtype, dense, hidden = like.dtype, x.dense.shape[0] > 0, shape.hidden
-    own = n if shape.sage else 1
+    dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
+    own = n if shape.rooted else 1
     layers = shape.layers if sampled else 1
     gathered = n if sampled and dense else 0
     entries = 0 if dense else n
-    words = np.empty((hidden + 3) // 4, np.uint64)
+    words = np.empty((widest + 3) // 4, np.uint64)
     return Scratch(
         nodes=np.empty(n, np.int64),
         place=np.full(n, -1, np.int64),
@@ -61,13 +67,11 @@ def scratch(
         x=np.empty((gathered, x.dense.shape[1]), dtype),
         x_start=np.empty(entries, np.int64),
         x_end=np.empty(entries, np.int64),
-        act=np.empty((max(shape.layers - 1, 1), n, hidden), dtype),
-        z=np.empty((n, hidden), dtype),
-        z_out=np.empty((n, shape.outputs), dtype),
-        self_z=np.empty((own, hidden), dtype),
-        self_out=np.empty((own, shape.outputs), dtype),
+        act=np.empty(n * shape.act[shape.layers - 1], dtype),
+        z=np.empty(n * widest, dtype),
+        self_z=np.empty(own * widest, dtype),
         out=np.empty((n, shape.outputs), dtype),
-        grad=np.empty((2, n, hidden), dtype),
+        grad=np.empty((2, n * widest), dtype),
         flat=np.empty(flat, dtype),
         rows=np.empty((max(u, 16), first), dtype),
         words=words,
@@ -87,7 +91,7 @@ def count(
         left = s.m[layer + 1]
         if drawn:
             work[layers + 1 + layer] += s.ptr[layer, left] - s.ptr[layer, 0]
-        else:
+        elif shape.form[layer] != LINEAR:
             work[layers + 1 + layer] += rows.ptr[a + left] - rows.ptr[a]
     if x.dense.shape[0] == 0:
         for i in range(s.m[0]):
@@ -103,10 +107,7 @@ def train_client(
     x: InputArrays,
     shape: ModelShape,
     k: int,
-    w: Weights,
-    start: Weights,
-    m1: Weights,
-    m2: Weights,
+    own: TrainedWeights,
     taken: int,
     steps: StepRule,
     key: Any,
@@ -130,12 +131,61 @@ def train_client(
                 sample(rows, k, shape, seeds, step_key, s)
             else:
                 whole(rows, k, s)
-            forward(rows, x, shape, k, drawn, x.col, w, step_key, shape.threshold > 0, s)
+            forward(rows, x, shape, k, drawn, x.col, own.weights, step_key, shape.threshold > 0, s)
             loss += seeds.shape[0] / size * loss_gradient(rows, shape, k, drawn, seeds, s)
             count(rows, x, shape, k, drawn, s, work)
             taken += 1
-            backward_step(rows, x, shape, k, drawn, w, start, m1, m2, steps, taken, s)
+            backward_step(rows, x, shape, k, drawn, own, steps, taken, s)
     return loss, taken
+
+
+@compiled
+def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
+    """Return memory for clients of at most `used` used rows."""
+    matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
+    kept = params.first_flat.shape[0] > 0
+    pulled, dtype = steps.mu > 0, params.rows.dtype
+    return Spare(
+        start=np.empty((matrices, used if pulled else 0, first), dtype),
+        start_flat=np.empty(flat if pulled else 0, dtype),
+        moments=np.empty((2, matrices, 0 if kept else used, first), dtype),
+        moments_flat=np.empty((2, flat), dtype),
+    )
+
+
+@compiled
+def start_matrix(w: Array, base: Array, used: Array) -> None:
+    """Fill a first matrix w (u, D) with the used rows (u,) of a base (F, D)."""
+    for i in range(w.shape[0]):
+        for j in range(w.shape[1]):
+            w[i, j] = base[used[i], j]
+
+
+@compiled
+def weights_of(
+    params: ParamArrays, k: int, lo: int, hi: int, used: Array, steps: StepRule, memory: Spare
+) -> TrainedWeights:
+    """Return the weights of client k, which has used rows lo to hi, as they start; and moments."""
+    last, count = params.rows.shape[0] - 1, hi - lo
+    w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
+    if params.start.shape[0] > 0:
+        start_matrix(w.first, params.start[params.which[0, k]], used)
+        if last > 0:
+            start_matrix(w.second, params.start[params.which[last, k]], used)
+    begun = Weights(memory.start[0, :count], memory.start[last, :count], memory.start_flat)
+    if steps.mu > 0:
+        begun.first[:] = w.first
+        begun.second[:] = w.second
+        begun.flat[:] = w.flat
+    if params.first_flat.shape[0] > 0:
+        one, two = params.first_rows, params.second_rows
+        m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
+        m2 = Weights(two[0, lo:hi], two[last, lo:hi], params.second_flat[k])
+    else:
+        one, two, flat = memory.moments[0], memory.moments[1], memory.moments_flat
+        m1 = Weights(one[0, :count], one[last, :count], flat[0])
+        m2 = Weights(two[0, :count], two[last, :count], flat[1])
+    return TrainedWeights(w, begun, m1, m2)
 
 
 @kernel
@@ -149,11 +199,9 @@ def train(
     steps: StepRule,
     params: ParamArrays,
     key: Any,
-    loss: Array,
-    logits: Array,
-    work: Array,
+    filled: Filled,
 ) -> None:
-    """Train the called clients k0 to k1, then fill `logits` (n, K) with what their models say.
+    """Train the called clients k0 to k1, then fill the logits with what their models say.
 
     C, n and U are those of the called clients.
 
@@ -167,49 +215,23 @@ def train(
         steps: optimizer.
         params: weights and moments, changed in place.
         key: key of the call, uint64.
-        loss: (C,) float64, filled.
-        logits: (n, K), filled.
-        work: (C, 2 L + 4) int64 counts, see `count`.
+        filled: what comes of it.
     """
-    last, first = params.rows.shape[0] - 1, params.rows.shape[2]
+    first = params.rows.shape[2]
     s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
-    kept = params.first_flat.shape[0] > 0
-    used = 0 if kept else s.rows.shape[0]
-    pulled = s.rows.shape[0] if steps.mu > 0 else 0
-    begun = np.empty((last + 1, pulled, first), params.rows.dtype)
-    begun_flat = np.empty(params.flat.shape[1] if steps.mu > 0 else 0, params.flat.dtype)
-    fresh = np.empty((2, last + 1, used, first), params.rows.dtype)
-    fresh_flat = np.empty((2, params.flat.shape[1]), params.rows.dtype)
+    memory = spare(params, steps, s.rows.shape[0])
     for k in range(k0, k1):
-        g = called.position[k]
-        lo, hi, used_lo = called.used_off[k], called.used_off[k + 1], x.used_off[g]
-        w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
-        if params.start.shape[0] > 0:
-            base, second = params.which[0, k], params.which[last, k]
-            for i in range(hi - lo):
-                for j in range(first):
-                    w.first[i, j] = params.start[base, x.used[used_lo + i], j]
-                    w.second[i, j] = params.start[second, x.used[used_lo + i], j]
-        start = Weights(begun[0, : hi - lo], begun[last, : hi - lo], begun_flat)
-        if steps.mu > 0:
-            start.first[:] = w.first
-            start.second[:] = w.second
-            start.flat[:] = w.flat
-        if kept:
-            one, two = params.first_rows, params.second_rows
-            m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
-            m2 = Weights(two[0, lo:hi], two[last, lo:hi], params.second_flat[k])
-        else:
-            m1 = Weights(fresh[0, 0, : hi - lo], fresh[0, last, : hi - lo], fresh_flat[0])
-            m2 = Weights(fresh[1, 0, : hi - lo], fresh[1, last, : hi - lo], fresh_flat[1])
+        g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
+        used = x.used[x.used_off[g] : x.used_off[g] + hi - lo]
+        own = weights_of(params, k, lo, hi, used, steps, memory)
         if rows.train_off[g + 1] > rows.train_off[g]:
-            loss[k], params.steps[k] = train_client(
-                rows, x, shape, g, w, start, m1, m2, params.steps[k], steps, key, s, work[k]
+            filled.loss[k], params.steps[k] = train_client(
+                rows, x, shape, g, own, params.steps[k], steps, key, s, filled.work[k]
             )
         whole(rows, g, s)
-        forward(rows, x, shape, g, False, x.col, w, key, False, s)
+        forward(rows, x, shape, g, False, x.col, own.weights, key, False, s)
         lo, hi = called.off[k], called.off[k + 1]
-        logits[lo:hi] = s.out[: hi - lo]
+        filled.logits[lo:hi] = s.out[: hi - lo]
 
 
 @kernel

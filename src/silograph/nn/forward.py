@@ -1,0 +1,162 @@
+"""A pass through a model that is a row of stages, with at most one sum over neighbors in each.
+
+C: clients. n: rows. K: outputs (classes or label bits).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key, keep_probability
+from silograph.core.work import report_rows
+from silograph.graph.block.block import ClientBlock, Rows
+from silograph.graph.graph import LabelForm
+from silograph.nn.conv import Conv, Messages, convolve, internal_messages
+from silograph.nn.segment import gradients
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step through a model with at most one sum over neighbors.
+
+        h = enter(x)                 dropout
+        h = convolve(conv, h)        see `silograph.nn.conv.base`
+        x = leave(h)                 ReLU, the stage's input, the restart
+
+    Attributes:
+        conv: what is in the middle.
+        inputs: I.
+        outputs: O.
+        drop: whether entries of x are dropped in training.
+        relu: whether ReLU follows.
+        skip: whether x, before dropout, is added after ReLU.
+        teleport: weight of what entered the first stage that has one; it is added.
+    """
+
+    conv: Conv
+    inputs: int
+    outputs: int
+    drop: bool
+    relu: bool
+    skip: bool = False
+    teleport: float = 0.0
+
+
+class Staged(Protocol):
+    """A model that is a row of stages: silos can exchange rows between their halves.
+
+    A value: equal ones have equal stages. Weights of stage i are named `i.NAME`.
+    """
+
+    def __hash__(self) -> int:
+        """Programs and shapes are worked out once for each model."""
+
+    @property
+    def features(self) -> int:
+        """F."""
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+
+    @property
+    def dropout(self) -> float:
+        """Probability with which what enters a stage is dropped in training, if the stage drops."""
+
+    @property
+    def task(self) -> LabelForm:
+        """What the outputs mean."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages."""
+
+    @property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every weight, shared form."""
+
+    @property
+    def first_maps(self) -> tuple[str, ...]:
+        """Names of the weights that meet the features, and meet them linearly."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What one pass through a model of L stages reads.
+
+    Attributes:
+        x: features of the rows that enter stage 0.
+        messages: L of them; the rows that hear in one are those that send in the next.
+        row_key: (L) keys of the rows that enter each stage.
+    """
+
+    x: Rows
+    messages: tuple[Messages, ...]
+    row_key: tuple[Tensor, ...]
+
+
+def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
+    """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
+    keep = key.keep(row_key, x.shape[1], drop)
+    return x * keep.to(x.dtype) * (1 / keep_probability(drop))
+
+
+def whole_pass(model: Staged, block: ClientBlock, dtype: torch.dtype) -> Pass:
+    """Return the pass of all rows of a block along all internal edges."""
+    messages, count = internal_messages(block, dtype), len(model.stages)
+    return Pass(block.x, (messages,) * count, (block.row_key,) * count)
+
+
+def forward_pass(
+    model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None
+) -> Tensor:
+    """Return logits (r, K) of the rows that hear in the last stage.
+
+    Args:
+        model: the shape.
+        weights: shared by all clients, or with a leading dimension C.
+        inputs: what the pass reads.
+        key: key of the dropout draws; None turns dropout off.
+    """
+    x: Rows = inputs.x
+    origin: Tensor | None = None
+    for number, stage in enumerate(model.stages):
+        messages, prefix = inputs.messages[number], f"{number}."
+        params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+        h = x
+        if stage.drop and key is not None and model.dropout > 0:
+            assert isinstance(x, Tensor)  # only the input can be sparse
+            report_rows(messages.sender_off, 2 * x.shape[1] * (1 + gradients(x)))
+            h = dropped(x, model.dropout, inputs.row_key[number], key.fold("dropout", number))
+        if stage.teleport:
+            assert isinstance(x, Tensor)  # linear stages come first
+            origin = messages.own_of(x if origin is None else origin)
+        x = leave(stage, convolve(stage.conv, params, h, messages), x, origin, messages)
+    assert isinstance(x, Tensor)  # at least one stage
+    return x
+
+
+def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:
+    """Return what leaves a stage, (r, O).
+
+    Args:
+        stage: the stage.
+        out: (r, O) what its convolution gave.
+        x: (s, I) what entered the stage.
+        origin: (r, O) what entered the first stage with a restart; None before that.
+        messages: s rows send, r hear.
+    """
+    if stage.relu:
+        report_rows(messages.off, out.shape[1] * (1 + gradients(out)))
+        out = torch.relu(out)
+    if stage.skip:
+        assert isinstance(x, Tensor)  # never the first stage
+        report_rows(messages.off, out.shape[1])
+        out = out + messages.own_of(x)
+    if origin is not None:
+        report_rows(messages.off, 2 * out.shape[1] * (1 + gradients(origin)))
+        out = out + stage.teleport * origin
+    return out
