@@ -42,7 +42,8 @@ def written(kind: Any) -> str:
     if get_origin(kind) is Annotated:
         inner, *about = get_args(kind)
         texts = any(isinstance(part, BeforeValidator) for part in about)
-        return f"str | {written(inner)}" if texts else written(inner)
+        plain = written(inner)
+        return f"str | {plain}" if texts and "str" not in plain else plain
     if get_origin(kind) is Literal:
         choices = ", ".join(f'"{choice}"' for choice in get_args(kind))
         return f"Literal[{choices}]"

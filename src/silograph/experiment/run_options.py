@@ -57,7 +57,7 @@ class StudyOptions(TypedDict, total=False):
     FILE.py:NAME or package.module:NAME"""
     layers: int | None
     """layers with weights (default: 2, or as hidden says)"""
-    hidden: str | int | str
+    hidden: int | str
     """width of the hidden layers, or one for each: 256,128"""
     head: str | None
     """gcn, sage, graphconv, gin, gat: the last layer: conv as the others, or linear, a
