@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/bench.py --data-dir $(DATA)
 
-.PHONY: demo test test-slow bench check format lock clean
+.PHONY: demo test test-slow bench check options format lock clean
 
 demo: $(READY)
 	$(BIN)/silograph run digits --clients 10 --partition metis
@@ -24,6 +24,10 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Keywords of sg.run and its relatives, for editors: after a change of the fields of RunConfig.
+options: $(READY)
+	PYTHONPATH=tests $(BIN)/python tests/typed_options.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix

@@ -45,7 +45,7 @@ print(graph)
 print("silos:", ", ".join(graph.silo_names))
 
 result = sg.run(graph, partition="silo", split="0.5/0.25/0.25", rounds=30, hidden=16)
-print(result.summary())
+print(result)
 
 model = result.model
 assert model is not None  # only local training has no server model

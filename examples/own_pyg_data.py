@@ -36,7 +36,7 @@ data = Data(
 graph = sg.from_pyg(data, name="groups")
 print(graph)
 result = sg.run(graph, clients=5, partition="metis", split="public", rounds=40, hidden=16)
-print(result.summary())
+print(result)
 print(f"best round by validation: {result.best_round}, {result.bytes / 1e6:.2f} MB exchanged")
 
 assert result.model is not None

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -151,7 +151,7 @@ def line_of(graph: Graph, place: Place) -> Line:
     options = PROTOCOL | {"clients": clients} | SETTINGS[setting]
     if setting == CUT:
         del options["clients"]
-    normalize = "row" if form == "row" else "none"
+    normalize: Literal["row", "none"] = "row" if form == "row" else "none"
     start = time.monotonic()
     result = sg.run(graph, model=model, normalize=normalize, seed=seed, **options)
     view = "server" if result.test.server is not None else "personalised"

@@ -95,7 +95,7 @@ def followed() -> tuple[Figures, Board, list[float], list[Ledger]]:
 def test_figures_of_what_happened() -> None:
     figures, board, now, ledgers = followed()
     config = resolve(make_config({"rounds": 9}), Schema(2, 2, "multiclass")).config
-    figures.begin(config, RunFacts(3, None, "", {}))
+    figures.begin(config, RunFacts("fedavg", 3, None, "", {}))
     for name in "ab":
         board.take(Event(What.ATTACHED, name))
         board.take(Event(What.ASKED, name, 4, op="train"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import silograph as sg
-from runs import go, of, rows_of, same_bits
+from runs import FAST, go, of, rows_of, same_bits
 from silograph.experiment.run.predictions import predict_to
 from silograph.graph.csr import CSR
 from silograph.graph.features import WIDTHS, FeatureSource, made_features, with_features
@@ -73,7 +73,7 @@ def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_pa
     assert whole.client_models["client_00"].features == "degree"
     folder = sg.write_silos(tmp_path / "silos", graph, cut.partition, cut.split)[0]
     own: dict[str, Any] = {"clients": None, "partition": "silo", "out": str(tmp_path / "run")}
-    go(str(tmp_path / "silos"), features="degree", rounds=1, **own)
+    sg.run(tmp_path / "silos", **(FAST | own | {"features": "degree", "rounds": 1}))
     silo = sg.read_silo(folder)
     model = sg.load_model(tmp_path / "run" / "model.safetensors")
     given = replace(model, features="given")

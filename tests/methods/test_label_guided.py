@@ -272,7 +272,7 @@ def test_an_option_of_the_method_among_those_of_the_run(make_graph: Callable[...
         match=r"expected sample, an option of label_guided, under options: give options="
         r"\{'sample': 20\}$",
     ):
-        sg.run(make_graph(40), **RUN, sample=20)
+        sg.run(make_graph(40), **RUN, sample=20)  # type: ignore[call-arg]
 
 
 @TOGETHER

@@ -78,13 +78,14 @@ def train(
     for t in range(1, rounds + 1):
         state, report = whole_round(method, fed, cfg, held, state, t, key)
         losses.append(report.train_loss)
+    everyone = torch.arange(len(fed.ids))
     own = {
         name: {
             field: f.t
             for field, f in take_all(states, torch.tensor([position])).items()
             if isinstance(f, Stacked)  # rows come in the order of the nodes; counts cover them
         }
-        for members, states in zip(fed._members, fed.states(), strict=True)
+        for members, states in zip(everyone.split(block_size), fed.states(), strict=True)
         for position, name in enumerate(fed.ids[m] for m in members)
     }
     counts = own_counts(fed, key)

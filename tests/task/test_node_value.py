@@ -284,7 +284,7 @@ def test_methods_learn_numbers(make_graph: MakeGraph, method: str) -> None:
     assert result.baseline is not None
     assert scores.rmse is not None
     assert scores.rmse < 0.5 * (result.baseline.rmse or 0)
-    assert result.summary().splitlines()[0].split()[:2] == ["test", "rmse"]
+    assert result.summary().splitlines()[1].split()[:2] == ["test", "RMSE"]
 
 
 def test_scores_of_a_run_are_those_of_its_predictions(make_graph: MakeGraph) -> None:

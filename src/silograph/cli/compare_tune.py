@@ -4,7 +4,6 @@ import math
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -142,7 +141,7 @@ def compare_command(
 
     chosen = words(methods, "--methods")
     given_seeds, varied, options = seeds_of(seeds), over_of(over), options_of(method_options)
-    out = given.config.out or default_folder(replace(given.config, method="compare"))
+    out = given.config.out or default_folder(given.config, "compare")
     with resume_hint(out):
         found = compare(
             config=given.file,
@@ -215,6 +214,7 @@ def tune_command(
     **asked: Any,
 ) -> int:
     """Search settings of a method by validation scores alone; judge the winner on test nodes."""
+    from silograph.experiment.resolve.parts import find_method
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune
@@ -222,7 +222,7 @@ def tune_command(
     chosen = None if keys is None else [k.replace("-", "_") for k in words(keys, "--keys")]
     given_seeds, given_ranges = seeds_of(seeds), ranges_of(ranges)
     config = given.config
-    out = config.out or default_folder(replace(config, method=f"tune-{config.method}"))
+    out = config.out or default_folder(config, f"tune-{find_method(config).name}")
     with resume_hint(out):
         found = tune(
             config=given.file,

@@ -2,84 +2,34 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from textwrap import wrap
 
 from rich.console import Console
 
 from silograph.core.config import RunConfig
-from silograph.core.resolved_config import asked_again
-from silograph.evaluation.views import means_of
-from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import load_and_cut
-from silograph.experiment.resolve.parts import TABLES, NamedPart, choose_parts
+from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generating
-from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.terminal_table import table_of
+from silograph.experiment.run.result import Result
+from silograph.experiment.terminal_table import console_to, table_of
 from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
-from silograph.methods.base import Method, Needs, seen_by
-from silograph.task.metric_table import METRICS
+from silograph.methods.base import Method, Needs
 
 MOST_ROWS = 40  # clients shown one by one
 
 
 def _console() -> Console:
-    """Return standard output; names of files and clients are text, whatever signs they hold."""
-    return Console(markup=False, emoji=False, highlight=False)
+    """Return standard output."""
+    return console_to(sys.stdout)
 
 
 def print_result(result: Result) -> None:
     """Print the scores by view, and where the rest stands."""
-    console, config = _console(), result.config
-    rows = []
-    for view in VIEWS:
-        if view == "uncut" and result.cut is None:  # nobody has that graph
-            continue
-        scores = getattr(result.test, view)
-        values = {name: None if scores is None else scores[name] for name in result.reported}
-        rows.append([view, *(METRICS[name].text(value) for name, value in values.items())])
-    if result.baseline is not None:
-        values = {name: result.baseline[name] for name in result.reported}
-        rows.append(
-            [result.constant, *(METRICS[name].text(value) for name, value in values.items())]
-        )
-    columns = ["test", *(METRICS[name].title for name in result.reported)]
-    about = f"{config.method}, {config.clients} clients ({config.partition})"
-    title = f"{Path(config.dataset).stem}, {about}"
-    console.print(table_of(columns, rows, title))
-    console.print()
-    chosen_method = choose_parts(asked_again(config)).method
-    method, options = chosen_method.part, chosen_method.options
-    means = means_of([seen_by(method, config)])
-    for view in VIEWS:
-        if getattr(result.test, view) is not None:
-            console.print(f"{view}: {means[view]}", style="dim")
-    if away := result.judged_without:
-        console.print(f"judged without the nodes of {', '.join(away)}: away in that round")
-    chosen = any(getattr(result.val, view) is not None for view in VIEWS)
-    kinds = result.ledger.bytes_by_kind
-    parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
-    console.print(f"bytes: {size_text(result.bytes)} ({parts})")
-    console.print(f"work: {result.flops / 1e9:,.2f} GFLOP at the clients")
-    if result.local_bias is not None:
-        console.print(
-            f"local bias: {result.local_bias:.4g}, mean distance of logits to a centralized model's"
-        )
-    if (share := method.setting.held(options)) is not None:
-        console.print(f"held by the server: features, labels and edges of {share:.0%} of the nodes")
-    console.print(f"stopped: {result.stopped}")
-    console.print(
-        f"best round {result.best_round} of {config.rounds} "
-        f"({'by validation' if chosen else 'the last one: no validation nodes'}), "
-        f"{result.seconds:.1f} s, peak memory {size_text(result.peak_memory_bytes)}"
-    )
-    if result.advice is not None:
-        console.print(f"note: {result.advice}")
-    if result.result_dir is not None:
-        console.print(f"written to {result.result_dir}", soft_wrap=True)
+    result.print_to(_console())
 
 
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:

@@ -7,9 +7,10 @@ command line, as `NAME` or `PART.NAME`.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -38,6 +39,15 @@ def of_part(slot: str, group: str) -> dict[str, Any]:
     return {"help": "", "group": group, "off": "", "tune": None, "part": slot}
 
 
+def with_plain_types(kind: type[T]) -> type[T]:
+    """Leave bounds out of the signature of a dataclass, which `help` shows."""
+    signature, hints = inspect.signature(kind), get_type_hints(kind)
+    told = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
+    kind.__signature__ = signature.replace(parameters=told)  # type: ignore[attr-defined]
+    return kind
+
+
+@with_plain_types
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class RunConfig:
     """A run as it is asked for; None leaves the choice to silograph (see `ResolvedConfig`).

@@ -44,6 +44,11 @@ class Ragged:
     t: Tensor
     off: Tensor
 
+    def take(self, positions: Tensor) -> "Ragged":
+        """Return the runs of the clients at `positions` (k,) int64."""
+        lengths = self.off.diff()[positions]
+        return Ragged(runs_at(self.t, self.off, positions), offsets(lengths))
+
 
 @dataclass(frozen=True, eq=False)
 class Patched:
@@ -175,8 +180,7 @@ def take(field: Field, positions: Tensor) -> Field:
         case Stacked():
             return Stacked(field.t[positions])
         case Ragged():
-            lengths = field.off.diff()[positions]
-            return Ragged(runs_at(field.t, field.off, positions), offsets(lengths))
+            return field.take(positions)
         case Patched(base, which, t, index, off):
             lengths = off.diff()[positions]
             rows, places = runs_at(t, off, positions), runs_at(index, off, positions)
@@ -226,15 +230,20 @@ def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> St
     )
 
 
+def dense(field: Field) -> Tensor:
+    """Return the tensor of a field, that of a `Patched` one whole: (C, R, ...)."""
+    return field.stacked().t if isinstance(field, Patched) else field.t
+
+
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under names `prefix/name`."""
     return {f"{prefix}/{name}": t for name, t in tensors.items()}
 
 
 def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
-    """Return the tensors of the fields `prefix/name`, by name."""
+    """Return the tensors of the fields `prefix/name`, by name; those of `Patched` ones whole."""
     start = f"{prefix}/"
-    return {k.removeprefix(start): f.t for k, f in fields.items() if k.startswith(start)}
+    return {k.removeprefix(start): dense(f) for k, f in fields.items() if k.startswith(start)}
 
 
 def join(parts: Sequence[Mapping[str, Field]]) -> dict[str, Field]:

@@ -1,5 +1,7 @@
 """Text and values that others wrote, made safe to show."""
 
+import re
+
 MOST_SHOWN = 120  # characters of a value
 
 
@@ -20,3 +22,12 @@ def shown(value: object) -> str:
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def in_path(text: str) -> str:
+    """Return a name as a part of a path: other than letters, digits and "._-", signs are "-".
+
+    >>> in_path("../a b")
+    'a-b'
+    """
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "unnamed"

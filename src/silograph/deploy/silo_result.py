@@ -20,6 +20,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.payload import State, under
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.text import in_path
 from silograph.evaluation.evaluate import counts_left
 from silograph.experiment.report.silo_page import write_silo_report
 from silograph.experiment.result_files import MODEL, REPORT, RESULT, write_atomic
@@ -59,7 +60,7 @@ class SiloRun:
 
 def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
     """Return the folder of a run among the silo's results: the same one if it is told again."""
-    return results / f"{run.config.method.rpartition(':')[2]}-{outcome.run[:8]}"
+    return results / f"{in_path(run.method.name)}-{outcome.run[:8]}"
 
 
 def check_new(folder: Path) -> None:

@@ -213,7 +213,8 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor, factors: Tensor
         )
     from silograph.federation.fold_kernel import add_slices
 
-    by, dtype = factors.numpy(), total.numpy().dtype
+    by, sums = factors.numpy(), total.numpy().reshape(-1)
     parts = slices.numpy().reshape(len(by), -1), around.numpy().reshape(-1), by
     chosen = by != 0  # weight 0 is out, even where a slice is NaN
-    add_slices(total.numpy().reshape(-1), *(np.ascontiguousarray(a, dtype) for a in parts), chosen)
+    arrays = sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), chosen
+    add_slices(*arrays)

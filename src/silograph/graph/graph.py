@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.html import html_table
 from silograph.graph.csr import CSR
 
 LabelForm = Literal["multiclass", "multilabel", "node_value"]
@@ -69,6 +70,20 @@ class Graph:
             f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, "
             f"features={self.num_features}, {what}={self.num_classes}, task={self.task!r})"
         )
+
+    def _repr_html_(self) -> str:
+        what = "targets" if self.task == "node_value" else "classes"
+        silos = {"silos": f"{len(self.silo_names):,}"} if self.silo_names else {}
+        rows = {
+            "nodes": f"{self.num_nodes:,}",
+            "edges": f"{self.num_edges:,}",
+            "features": f"{self.num_features:,}",
+            what: f"{self.num_classes:,}",
+            "task": self.task,
+            "labeled nodes": f"{int(self.labelled.sum()):,}",
+            "split": "none" if self.split is None else "train, val and test masks",
+        }
+        return html_table("graph", ["name", self.name], (rows | silos).items())
 
     @property
     def num_nodes(self) -> int:

@@ -4,7 +4,16 @@ from silograph.aggregation.server_step import ServerAdam, ServerMomentum
 from silograph.control import Controller, RunStanding, knob_fields, knob_specs
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, under
+from silograph.core.payload import (
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    dense,
+    named,
+    under,
+)
 from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
@@ -30,7 +39,7 @@ from silograph.methods.base import (
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
-from silograph.methods.fedavg import FEDAVG, FEDOPT
+from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.graphsaint import GRAPHSAINT
@@ -40,6 +49,7 @@ from silograph.methods.local_only import LOCAL
 from silograph.methods.local_training import (
     bases,
     begin,
+    embeddings,
     local_round,
     local_steps,
     rests,
@@ -56,6 +66,7 @@ from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Training, stacked_copies
+from silograph.nn.loss_term import LossTerm, StepNodes
 from silograph.nn.start import Start
 
 METHODS: dict[str, AnyMethod] = {
@@ -106,6 +117,7 @@ __all__ = [
     "Gather",
     "Key",
     "Kind",
+    "LossTerm",
     "Maybe",
     "Method",
     "MethodConfig",
@@ -129,12 +141,16 @@ __all__ = [
     "Stacked",
     "Start",
     "State",
+    "StepNodes",
     "Sum",
     "Training",
     "Uncut",
     "WeightedMean",
+    "averaging",
     "bases",
     "begin",
+    "dense",
+    "embeddings",
     "knob_fields",
     "knob_specs",
     "learn_rows",

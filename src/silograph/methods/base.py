@@ -24,6 +24,7 @@ from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.fit import Schedule, Training
+from silograph.nn.loss_term import LossTerm
 from silograph.nn.optim import Optimizer
 from silograph.nn.schedule import TrainableModel
 
@@ -43,6 +44,7 @@ class MethodConfig(Generic[Options]):
         options: the method's own options, of its `Method.options` type.
         backend: what trains and predicts.
         corrections: what the method adds to the gradient of every local step.
+        losses: what the method adds to the loss of every local step.
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector is told by client how the round went.
@@ -58,6 +60,7 @@ class MethodConfig(Generic[Options]):
     options: Options
     backend: Backend = TORCH
     corrections: tuple[Correction, ...] = ()
+    losses: tuple[LossTerm, ...] = ()
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
     observed: bool = False
@@ -71,7 +74,7 @@ class MethodConfig(Generic[Options]):
     @property
     def training(self) -> Training:
         """How clients train."""
-        return Training(self.model, self.optimizer, self.schedule, self.corrections)
+        return Training(self.model, self.optimizer, self.schedule, self.corrections, self.losses)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,12 @@ def fixed_knobs(options: Any) -> Controller:
     """Knobs stay what the options say."""
     del options
     return FIXED
+
+
+def no_losses(options: Any) -> tuple[LossTerm, ...]:
+    """Add nothing."""
+    del options
+    return ()
 
 
 def no_corrections(options: Any) -> tuple[Correction, ...]:
@@ -213,6 +222,7 @@ class Needs:
             plain SGD.
         corrections: what the options add to the gradient of every local step; what an op works
             out anew for every call stands here too, without its values, for the plan of the run.
+        losses: what the options add to the loss of every local step, likewise.
         score_first: whether the first weights are scored before round 1, and the last scores kept
             for whatever decides by them.
         controller: what sets the knobs that the options declare, by those options.
@@ -224,6 +234,7 @@ class Needs:
     keep_optimizer: bool = False
     plain_sgd: bool = False
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
+    losses: Callable[[Any], tuple[LossTerm, ...]] = no_losses
     score_first: bool = False
     controller: Callable[[Any], Controller] = fixed_knobs
 

@@ -17,8 +17,9 @@ graphs, local Adam of rate 0.01 built anew every round, which does not learn on 
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -33,9 +34,12 @@ from silograph.aggregation.server_step import (
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import under
+from silograph.core.payload import Shared, Stacked, under
 from silograph.core.ranges import log
-from silograph.federation.base import Federation
+from silograph.exchange.passes import weight_specs
+from silograph.federation.base import Federation, Op
+from silograph.federation.field_specs import FieldSpecs
+from silograph.federation.program import Steps
 from silograph.methods.base import (
     AnyMethod,
     Method,
@@ -45,7 +49,16 @@ from silograph.methods.base import (
     RoundReport,
     ServerState,
 )
-from silograph.methods.local_training import TRAIN_CALLS, begin, local_round, rests, shared, train
+from silograph.methods.local_training import (
+    TRAIN_CALLS,
+    begin,
+    local_round,
+    local_steps,
+    rests,
+    shared,
+    state_specs,
+    train,
+)
 from silograph.nn.conv import Params
 
 MOMENTUM_RATE = 1.0
@@ -121,17 +134,38 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
 
 
 def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
+    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key, op: Op = train
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
     inbox, around = shared("weights", state.weights), rests(cfg, state.weights)
-    reply, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key, around)
+    reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, around)
     if reply is None:
         return state, report
     mean = under("weights", reply)
     weights, memory = server_step(cfg.options)(state.weights, mean, state.memory)
     return ServerState(weights, memory), report
+
+
+def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMethod:
+    """Return FedAvg whose clients train by an op of yours, with the messages of `train`.
+
+    Args:
+        op: In: `weights/*` shared. Out: `weights/*` (C, ...), `nodes` (C,), `loss` (C,).
+        keeps: what a client's state holds between rounds; see `state_specs`.
+    """
+
+    def round_of(
+        fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
+    ) -> tuple[ServerState, RoundReport]:
+        return fit_round(fed, cfg, state, t, key, op)
+
+    def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
+        takes, gives = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
+        return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key)
+
+    calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
+    return dataclasses.replace(FEDAVG, round=round_of, calls=calls)
 
 
 FEDAVG: AnyMethod = Method(

@@ -39,6 +39,7 @@ from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
+from silograph.nn.forward import embedded_pass, whole_pass
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
@@ -148,6 +149,27 @@ def train_from(
     if cfg.keep_optimizer:
         new |= stacked("optimizer", fitted.memory)
     return fitted, new
+
+
+def embeddings(
+    cfg: MethodConfig, block: ClientBlock, state: State, weights: Mapping[str, Tensor]
+) -> Ragged:
+    """Return the embeddings (n, D) of all rows that clients train on: what enters the last layer.
+
+    Nothing is dropped, and gradients do not go through it. The rows are those that `StepNodes.row`
+    counts.
+
+    Args:
+        cfg: of the method, whose `Needs.losses` says that it needs embeddings.
+        block: the clients.
+        state: theirs.
+        weights: shared by all clients, or (C, ...).
+    """
+    graph, model = local_graph(block, state), cfg.model.staged
+    assert model is not None  # see `why_no_embeddings`
+    inputs = whole_pass(model, graph, next(iter(weights.values())).dtype)
+    with torch.no_grad():
+        return Ragged(embedded_pass(model, weights, inputs, None)[1], graph.off)
 
 
 def rests(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:

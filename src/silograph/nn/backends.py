@@ -22,6 +22,7 @@ from silograph.nn.correction import Proximal
 from silograph.nn.doors import check_fit, check_weights
 from silograph.nn.fit import rest as rest_torch
 from silograph.nn.forward import Staged
+from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.schedule import NO_STATE, Fitted, Training
 from silograph.nn.start import Start
@@ -83,9 +84,9 @@ class TorchBackend:
     compiled = False
 
     def why_not(self, training: Training, device: torch.device) -> str | None:
-        """Nothing is beyond it."""
-        del training, device
-        return None
+        """Return why it cannot train a loss that reads embeddings; nothing else is beyond it."""
+        del device
+        return why_no_embeddings(training.model) if training.losses else None
 
     def copies(self, training: Training) -> int:
         """Weights, gradients and two moments; and what corrections keep."""
@@ -102,6 +103,8 @@ class TorchBackend:
     ) -> Fitted:
         """Train as the model says."""
         check_fit(training, block, start, memory)
+        if training.losses and (reason := why_no_embeddings(training.model)) is not None:
+            raise ProtocolError(f"expected another model: {reason}")
         return training.model.fit(training, block, start, memory, key, sampler)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
@@ -212,6 +215,8 @@ def _why_not_compiled(training: Training) -> str | None:
         return f"task {task_of(model.task).name} is not compiled"
     if not isinstance(optimizer, SGD | Adam):
         return f"optimizer {type(optimizer).__name__} is not compiled"
+    for term in training.losses:
+        return f"loss term {type(term).__name__} is not compiled"
     for correction in training.corrections:
         if not isinstance(correction, Proximal):
             return f"correction {type(correction).__name__} is not compiled"

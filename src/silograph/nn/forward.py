@@ -121,9 +121,37 @@ def forward_pass(
         inputs: what the pass reads.
         key: key of the dropout draws; None turns dropout off.
     """
+    return _passed(model, weights, inputs, key, None)[0]
+
+
+def last_layer(model: Staged) -> int:
+    """Return the number of the last stage that has weights."""
+    return max(int(name.partition(".")[0]) for name in model.weight_shapes)
+
+
+def embedded_pass(
+    model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `forward_pass` does, and what entered the last layer with weights, (r, D).
+
+    The model has two layers or more.
+    """
+    logits, embeddings = _passed(model, weights, inputs, key, last_layer(model))
+    assert embeddings is not None  # of that layer
+    return logits, embeddings
+
+
+def _passed(
+    model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None, at: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return logits, and what entered stage `at` of the rows that hear in the last stage."""
     x: Rows = inputs.x
     origin: Tensor | None = None
+    entered: Tensor | None = None
     for number, stage in enumerate(model.stages):
+        if number == at:
+            assert isinstance(x, Tensor)  # only the input can be sparse
+            entered = x
         messages, prefix = inputs.messages[number], f"{number}."
         params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
         h = x
@@ -134,9 +162,11 @@ def forward_pass(
         if stage.teleport:
             assert isinstance(x, Tensor)  # linear stages come first
             origin = messages.own_of(x if origin is None else origin)
+        if entered is not None:
+            entered = messages.own_of(entered)
         x = leave(stage, convolve(stage.conv, params, h, messages), x, origin, messages)
     assert isinstance(x, Tensor)  # at least one stage
-    return x
+    return x, entered
 
 
 def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import Patched, Stacked, State
+from silograph.core.payload import Patched, Stacked, State, dense
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
+from silograph.nn.loss_term import LossTerm
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
 from silograph.nn.start import Start
@@ -50,12 +51,14 @@ class Training:
         optimizer: how steps are taken.
         schedule: which steps.
         corrections: what is added to the gradient of the data, in this order.
+        losses: what is added to the loss of the labels; torch computes it.
     """
 
     model: "TrainableModel"
     optimizer: Optimizer
     schedule: Schedule
     corrections: tuple[Correction, ...] = ()
+    losses: tuple[LossTerm, ...] = ()
 
     @property
     def alike(self) -> bool:
@@ -71,7 +74,9 @@ class Training:
 
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""
-        return replace(self, corrections=tuple(c.of(clients) for c in self.corrections))
+        corrections = tuple(each.of(clients) for each in self.corrections)
+        losses = tuple(each.of(clients) for each in self.losses)
+        return replace(self, corrections=corrections, losses=losses)
 
     def correct(
         self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
@@ -101,6 +106,11 @@ class Fitted:
     logits: Tensor
     steps: Tensor
     neighbors: State = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> Params:
+        """The weights as tensors (C, ...), whatever form they have."""
+        return {name: dense(field) for name, field in self.weights.items()}
 
 
 class TrainableModel(AnyModel, Protocol):

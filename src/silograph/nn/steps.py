@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, State, offsets, put, state_of, take_all
 from silograph.core.work import report_each, report_rows, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Params
-from silograph.nn.forward import Pass, Staged, forward_pass, whole_pass
+from silograph.nn.forward import Pass, Staged, embedded_pass, forward_pass, whole_pass
+from silograph.nn.loss_term import StepNodes
 from silograph.nn.mini_batches import BatchPlan, batch_plan, sampled_pass, shuffled
 from silograph.nn.neighbors import Signal
 from silograph.nn.schedule import Training
@@ -102,11 +104,13 @@ class _Targets:
 
     Attributes:
         rows: (r,) bool which rows of the pass; None: all of them.
+        row: (t,) int64 where they are among the rows of the clients.
         y: (t, ...) their labels, by client.
         off: (A + 1,) int64 how many each client has.
     """
 
     rows: Tensor | None
+    row: Tensor
     y: Tensor
     off: Tensor
 
@@ -168,7 +172,7 @@ class Trainer:
         inputs = whole_pass(self.model, block, dtype)
         inputs = replace(inputs, x=rows_for(block, self.compact))
         train = block.split.train
-        targets = _Targets(train, block.y[train], offsets(block.num_train))
+        targets = _Targets(train, train.nonzero()[:, 0], block.y[train], offsets(block.num_train))
         loss = torch.empty(0)
         for epoch in range(epochs):
             key = self.key.fold("epoch", epoch, "batch", 0)
@@ -218,7 +222,7 @@ class Trainer:
         x = self._first_rows(block, live)
         inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
-        loss = trainer._step(live, runs, inputs, _Targets(None, block.y[seeds], off), key)
+        loss = trainer._step(live, runs, inputs, _Targets(None, seeds, block.y[seeds], off), key)
         return loss, neighbors.learn(block, state, Signal(clients, draws, loss, key))
 
     def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
@@ -264,12 +268,8 @@ class Trainer:
             targets: what it is to predict.
             key: of the step.
         """
-        model = self.model
         leaves = {name: w.detach().requires_grad_() for name, w in live.weights.items()}
-        logits = forward_pass(model, leaves, inputs, key)
-        chosen = logits if targets.rows is None else logits[targets.rows]
-        report_rows(targets.off, LOSS_FLOPS * model.outputs)
-        total = segment_sum(task_of(model.task).loss(chosen, targets.y), targets.off)
+        total = segment_sum(self._losses(leaves, inputs, targets, key), targets.off)
         loss = total / targets.off.diff()
         # Clients share no weight, so the gradient of the sum holds each client's own.
         found = torch.autograd.grad(loss.sum(), list(leaves.values()))
@@ -280,3 +280,31 @@ class Trainer:
             part = live.part(a, b)
             self.training.optimizer.step_(part.weights, live.slices(grads, a, b), part.memory)
         return loss.detach()
+
+    def _losses(self, leaves: Params, inputs: Pass, targets: _Targets, key: Key) -> Tensor:
+        """Return the loss of each target, (t,)."""
+        model, losses = self.model, self.training.losses
+        if not losses:
+            logits = _at(targets, forward_pass(model, leaves, inputs, key))
+            report_rows(targets.off, LOSS_FLOPS * model.outputs)
+            return task_of(model.task).loss(logits, targets.y)
+        found = embedded_pass(model, leaves, inputs, key)
+        logits, embeddings = (_at(targets, t) for t in found)
+        report_rows(targets.off, LOSS_FLOPS * model.outputs)
+        each = task_of(model.task).loss(logits, targets.y)
+        nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
+        for term in losses:
+            more = term(nodes)
+            if more.shape != each.shape:
+                raise ConfigError(
+                    f"expected a loss {tuple(each.shape)} of {type(term).__name__}, one for each "
+                    f"node, got {tuple(more.shape)}"
+                )
+            report_rows(targets.off, term.flops(embeddings.shape[1]))
+            each = each + more
+        return each
+
+
+def _at(targets: _Targets, t: Tensor) -> Tensor:
+    """Return the rows of a pass that are targets."""
+    return t if targets.rows is None else t[targets.rows]

@@ -101,7 +101,7 @@ def test_it_is_told_wherever_results_are(
     assert [line for line in told if "centralized" in line] == [
         f"round 5/5  0 s left  centralized model for local bias, round {t}/5" for t in range(1, 6)
     ]
-    assert f"local bias {result.local_bias:>25.4g}" in result.summary()
+    assert f"local bias: {result.local_bias:.4g}, mean distance" in result.summary()
     page = (tmp_path / "r" / "report.html").read_text()
     assert f"<dt>local bias</dt><dd>{result.local_bias:.3g}</dd>" in page
     several = {**RUN, "methods": ["fedavg", "label_guided"], "seeds": [0], "processes": 0}

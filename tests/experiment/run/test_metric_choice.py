@@ -121,7 +121,7 @@ def test_a_search_takes_the_better_trial(metric: Metric) -> None:
     ]
     assert best_of(trials) == trials[1]
     config = RunConfig()
-    found = Tuned({}, (0,), "server", tuple(trials), trials[1], config, ())
+    found = Tuned({}, (0,), "server", tuple(trials), trials[1], config, "fedavg", ())
     order = [line.split()[0] for line in found.summary().splitlines() if line[:2].strip()]
     assert "1*" in order
     assert order.index("1*") < order.index("0")
@@ -192,9 +192,9 @@ def test_the_best_round_is_that_of_the_metric(make_graph: MakeGraph, name: str) 
         assert result.val.server is not None
         assert result.val.server[name] == result.rounds[result.best_round - 1][column]
         assert f"val {metric.title}" not in result.summary()
-        header = result.summary().splitlines()[0].split("  ")
+        header = result.summary(200).splitlines()[1].split("  ")
         if name != "loss":
-            assert [cell.strip() for cell in header if cell][1] == name.replace("_", " ")
+            assert [cell.strip() for cell in header if cell][1] == METRICS[name].title
 
 
 def test_patience_waits_for_the_metric(make_graph: MakeGraph) -> None:

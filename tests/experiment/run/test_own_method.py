@@ -99,7 +99,7 @@ def test_a_file_on_the_command_line(
 ) -> None:
     command = ["run", "g.npz", "--clients", "3", "--rounds", "2", "--partition", "random", "--json"]
     values = json.loads(printed(capsys, *command, "--method", "own_heads.py:METHOD", "--out", "x"))
-    assert values["method"] == f"{heads}:METHOD"
+    assert values["method"] == "own-heads"
     result = json.loads(Path("x/result.json").read_text())
     Path("x/result.json").unlink()
     monkeypatch.chdir(heads.parent.parent)  # the folder knows where the file is
@@ -115,7 +115,24 @@ def test_a_file_on_the_command_line(
 def test_the_default_folder_of_a_file_has_its_name(heads: Path, capsys: Capture) -> None:
     printed(capsys, "run", "g.npz", "--clients", "3", "--rounds", "1", "--partition", "random",
             "--method", "own_heads.py:METHOD")  # fmt: skip
-    assert [p.name.rpartition("-METHOD-")[0] for p in Path("runs").iterdir()] == ["g"]
+    assert [p.name.rpartition("-own-heads-")[0] for p in Path("runs").iterdir()] == ["g"]
+
+
+def test_a_method_of_a_file_is_called_by_its_name(heads: Path, capsys: Capture) -> None:
+    """Tables, pages and rows; the run file and what is resumed still name the file."""
+    common = ["g.npz", "--clients", "3", "--rounds", "1", "--partition", "random"]
+    text = printed(capsys, "run", *common, "--method", "own_heads.py:METHOD", "--out", "x")
+    assert text.startswith("g, own-heads, 3 clients (random) ")
+    page = Path("x/report.html").read_text()
+    assert "<h1>own-heads on g</h1>" in page
+    assert "own_heads.py:METHOD" in Path("x/config.toml").read_text()
+    asked = ["--methods", "local,own_heads.py:METHOD", "--seeds", "1", "--processes", "0"]
+    table = printed(capsys, "compare", *common, *asked, "--out", "y")
+    assert any(line.startswith("own-heads ") for line in table.splitlines())
+    assert "METHOD" not in table + Path("y/compare.md").read_text()
+    printed(capsys, "run", *common, "--method", "local", "--out", "z")
+    printed(capsys, "report", "x", "z", "--out", "both.html")
+    assert "</i>own-heads</th>" in Path("both.html").read_text()
 
 
 @pytest.mark.parametrize(

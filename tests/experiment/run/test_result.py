@@ -2,15 +2,20 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import silograph as sg
 from runs import MakeGraph, go
+from silograph.cli.printing import print_result
 from silograph.core.errors import SilographError
 from silograph.experiment.run.result import VIEWS
+from silograph.methods import FEDAVG
+from silograph.task.metric_table import METRICS
 
 REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
 
@@ -82,19 +87,11 @@ def test_a_table_of_rounds_without_pandas(
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_the_summary(make_graph: MakeGraph, method: str) -> None:
     result = go(make_graph(), method=method)
-    header, *lines = result.summary().splitlines()
-    assert header.split() == [
-        "test",
-        "accuracy",
-        "accuracy",
-        "client",
-        "mean",
-        "f1",
-        "macro",
-        "f1",
-        "micro",
-        "auc",
-    ]
+    title, header, _, *lines = result.summary().splitlines()
+    assert title == f"planted, {method}, 4 clients (random)"
+    columns = ["accuracy", "client mean", "F1 macro", "F1 micro", "AUC"]
+    assert header.split() == ["test", *" ".join(columns).split()]
+    del lines[lines.index("") :]
     assert len({len(line) for line in [header, *lines]}) == 1
     assert result.baseline is not None
     words = f"largest class {' '.join(f'{result.baseline[n]:.4f}' for n in REPORTED)}"
@@ -104,3 +101,41 @@ def test_the_summary(make_graph: MakeGraph, method: str) -> None:
         scores = getattr(result.test, view)
         values = ["-" if scores is None else f"{getattr(scores, n):.4f}" for n in REPORTED]
         assert [name, *cells] == [view, *values]
+
+
+def test_print_shows_what_the_command_shows(
+    make_graph: MakeGraph, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    for method in ("local", replace(FEDAVG, name="mine")):
+        result = go(make_graph(), method=method)
+        print_result(result)
+        shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        assert str(result).splitlines() == shown
+        assert max(map(len, shown)) <= 70
+        wide = result.summary(200)
+        assert "\n".join(shown[:1]) == wide.splitlines()[0]
+        for line in ("stopped: all 4 rounds", f"best round {result.best_round} of 4 (by valid"):
+            assert line in wide
+
+
+def test_what_a_notebook_shows_is_escaped(make_graph: MakeGraph) -> None:
+    name, method = "<b>one & two", replace(FEDAVG, name="<script>")
+    graph = replace(make_graph(), name=name)
+    small: dict[str, Any] = {"clients": 3, "partition": "random", "hidden": 4, "rounds": 2}
+    result = sg.run(graph, method=method, **small)
+    table = sg.compare(graph, methods=["local", method], seeds=1, processes=0, **small)
+    for value in (graph, result, table):
+        page = value._repr_html_()
+        assert page.startswith("<table><caption>")
+        assert "&lt;b&gt;one &amp; two" in page
+        for tag in ("<b>", "<script>"):
+            assert tag not in page
+        assert len(page) < 4000
+    assert "&lt;script&gt;" in result._repr_html_()
+    assert "&lt;script&gt;" in table._repr_html_()
+    for words in (f"<td>{graph.num_edges:,}</td>", "<th>nodes</th><td>60</td>"):
+        assert words in graph._repr_html_()
+    assert result.baseline is not None
+    cells = [f"<td>{METRICS[n].text(result.baseline[n])}</td>" for n in REPORTED]
+    assert f"<tr><th>largest class</th>{''.join(cells)}</tr>" in result._repr_html_()

@@ -438,9 +438,8 @@ def test_a_path_object_is_never_a_name(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_texts_of_objects_are_short(make_graph: MakeGraph) -> None:
     result = go(make_graph())
-    assert repr(result).startswith("Result(fedavg on planted, best round ")
-    assert result.summary() in repr(result)
-    assert len(repr(result)) < 1000
+    assert repr(result) == result.summary()
+    assert len(repr(result)) < 1500
     assert repr(result.model).startswith("TrainedModel(Model(conv='gcn', features=7, ")
     assert len(repr(result.model)) < 300
     graph = make_graph()

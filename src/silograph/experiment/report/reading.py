@@ -61,6 +61,11 @@ class RunRecord:
         return str(self.about["method"]["judge"])
 
     @property
+    def method(self) -> str:
+        """The name of the method, also where the config has that of its file."""
+        return str(self.about["method"].get("name", self.about["config"]["method"]))
+
+    @property
     def metric(self) -> Metric:
         """The metric that picks the round."""
         return METRICS[self.about["config"]["metric"]]

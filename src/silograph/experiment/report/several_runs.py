@@ -42,7 +42,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             different=different,
             help={name: help_in(runs, name) for name in different},
             same={
-                name: text_of(value)
+                name: runs[0].method if name == "method" else text_of(value)
                 for name in ("dataset", "method", "partition", "clients", "model", "rounds")
                 if name not in different
                 and (value := runs[0].about["config"].get(name)) is not None
@@ -63,7 +63,8 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
 
 def label_of(run: RunRecord, names: Sequence[str]) -> str:
     """Return what a run is called by the settings, as given, that tell it from others."""
-    texts = {name: text_of(used_values(run).get(name)) for name in names}
+    values = used_values(run) | {"method": run.method}
+    texts = {name: text_of(values.get(name)) for name in names}
     return ", ".join(v if name in SPEAKING else f"{name} {v}" for name, v in texts.items())
 
 

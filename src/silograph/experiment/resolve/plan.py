@@ -12,7 +12,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.backends import BACKENDS, Backend
+from silograph.nn.backends import BACKENDS, TORCH, Backend
 from silograph.nn.fit import Training
 
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
@@ -25,8 +25,10 @@ def choose_backend(config: RunConfig, training: Training, device: torch.device) 
     """Return the backend of a run: the fastest that can do it, or the one that is named.
 
     Raises:
-        ConfigError: compiled ones were asked for and cannot be used.
+        ConfigError: compiled ones were asked for and cannot be used, or none can train.
     """
+    if (reason := TORCH.why_not(training, device)) is not None:
+        raise ConfigError(f"expected a model that the method can train, got: {reason}")
     if config.kernels != "auto":
         backend = BACKENDS[config.kernels]
         reason = backend.why_not(training, device)

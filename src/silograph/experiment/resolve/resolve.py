@@ -114,7 +114,9 @@ def resolve(
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
-    backend = choose_backend(asked, Training(model, optimizer, schedule, corrections), where)
+    losses = parts.method.part.needs.losses(parts.method.options)
+    training = Training(model, optimizer, schedule, corrections, losses)
+    backend = choose_backend(asked, training, where)
     config = ResolvedConfig(
         **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": backend.name}
     )
@@ -129,6 +131,7 @@ def resolve(
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
+        losses=losses,
     )
     return Resolved(config, parts, method_config, schema, where)
 

@@ -50,7 +50,7 @@ def local_bias(
         uncut = replace(uncut, row_key=row_key)
     uncut = uncut.to(device, dtype)
     central = replace(
-        cfg, keep_optimizer=True, participation=1.0, options=NoOptions(), corrections=()
+        cfg, keep_optimizer=True, participation=1.0, options=NoOptions(), corrections=(), losses=()
     )
     fed = InProcess(central, uncut, no_route, 1)
     state = CENTRALIZED.init(fed, central, first, key)

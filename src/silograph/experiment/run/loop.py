@@ -124,7 +124,7 @@ def train(
     complete = folder is not None and folder.is_complete
     path = None if folder is None else str(folder.path)
     if not complete:
-        facts = RunFacts(snapshot.round, path, setup.partition_hash, versions())
+        facts = RunFacts(setup.method.name, snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
@@ -338,6 +338,8 @@ def _result(
     check_loss([test.uncut], "test", best.round)
     return Result(
         config=replace(config, out=path),
+        method=setup.method,
+        held=setup.method.setting.held(setup.method_config.options),
         test=test,
         val=val,
         baseline=None if setup.simulated is None else baseline_scores(setup),

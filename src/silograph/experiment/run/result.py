@@ -1,22 +1,29 @@
 """What a run leaves: scores by view, the table of rounds, the model, and how it came about."""
 
+import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from torch import Tensor
 
 from silograph.core.errors import ConfigError
+from silograph.core.html import html_lines, html_table
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.evaluation.views import means_of
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
+from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.terminal_table import console_to, table_of
 from silograph.federation.ledger import Ledger
+from silograph.methods.base import AnyMethod, seen_by
 from silograph.task.base import ClientValues
 from silograph.task.metric_table import METRICS, Metric
 from silograph.task.metric_table import reported as without_loss
@@ -34,6 +41,8 @@ class Result:
 
     Attributes:
         config: the run's config, every default and seed written out.
+        method: what trained.
+        held: share of the nodes that the server held itself; None is no node.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
         baseline: test scores of the best constant prediction by all training labels; None without
@@ -69,6 +78,8 @@ class Result:
     """
 
     config: ResolvedConfig
+    method: AnyMethod
+    held: float | None
     test: Views
     val: Views
     baseline: Scores | None
@@ -94,10 +105,11 @@ class Result:
     result_dir: str | None
 
     def __repr__(self) -> str:
-        """Return method, dataset and scores; the fields hold thousands of numbers."""
-        about = f"{self.config.method} on {self.config.dataset}, best round {self.best_round}"
-        note = "" if self.advice is None else f"\nnote: {self.advice}"
-        return f"Result({about})\n{self.summary()}{note}"
+        """Return what the command line prints; the fields hold thousands of numbers."""
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table()) + html_lines([*self._views(), *self._lines()])
 
     @property
     def bytes(self) -> int:
@@ -130,7 +142,7 @@ class Result:
         config = self.config
         return {
             "dataset": config.dataset,
-            "method": config.method,
+            "method": self.method.name,
             "clients": config.clients,
             "partition": config.partition,
             "rounds": config.rounds,
@@ -186,21 +198,72 @@ class Result:
             )
         return write_report(self.result_dir, path)
 
-    def summary(self) -> str:
-        """Return the scores as a small text table."""
-        names = self.reported
-        header = f"{'test':<14}" + "".join(f"{name.replace('_', ' '):>22}" for name in names)
-        lines = [header]
-        for view in VIEWS:
-            scores = getattr(self.test, view)
-            texts = [METRICS[name].text(scores[name] if scores else None) for name in names]
-            lines.append(f"{view:<14}" + "".join(f"{text:>22}" for text in texts))
+    def summary(self, width: int | None = None) -> str:
+        """Return what the command line prints: scores by view, costs, and what picked the round.
+
+        Args:
+            width: columns of text; None: those of the terminal, 80 where there is none.
+        """
+        file = io.StringIO()
+        self.print_to(console_to(file, width))
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def print_to(self, console: Console) -> None:
+        """Print the scores by view, what the run cost, and what picked the round."""
+        title, columns, rows = self._table()
+        console.print(table_of(columns, rows, title))
+        console.print()
+        for line in self._views():
+            console.print(line, style="dim")
+        for line in self._lines():
+            console.print(line)
+        if self.result_dir is not None:
+            console.print(f"written to {self.result_dir}", soft_wrap=True)
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Return title, columns and rows of the scores."""
+        config, names = self.config, self.reported
+        found = {view: getattr(self.test, view) for view in VIEWS}
+        if self.cut is None:
+            del found["uncut"]  # nobody has that graph
         if self.baseline is not None:
-            texts = [METRICS[name].text(self.baseline[name]) for name in names]
-            lines.append(f"{self.constant:<14}" + "".join(f"{text:>22}" for text in texts))
+            found[self.constant] = self.baseline
+        rows = [
+            [view, *(METRICS[name].text(scores and scores[name]) for name in names)]
+            for view, scores in found.items()
+        ]
+        about = f"{self.method.name}, {config.clients} clients ({config.partition})"
+        columns = ["test", *(METRICS[name].title for name in names)]
+        return f"{Path(config.dataset).stem}, {about}", columns, rows
+
+    def _views(self) -> list[str]:
+        """Return what each view means."""
+        means = means_of([seen_by(self.method, self.config)])
+        views = (view for view in VIEWS if getattr(self.test, view) is not None)
+        return [f"{view}: {means[view]}" for view in views]
+
+    def _lines(self) -> Iterator[str]:
+        """Yield what stands below the table: costs, and what picked the round."""
+        if away := self.judged_without:
+            yield f"judged without the nodes of {', '.join(away)}: away in that round"
+        kinds = self.ledger.bytes_by_kind
+        parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
+        yield f"bytes: {size_text(self.bytes)} ({parts})"
+        yield f"work: {self.flops / 1e9:,.2f} GFLOP at the clients"
         if self.local_bias is not None:
-            lines.append(f"{'local bias':<14}{self.local_bias:>22.4g}")
-        return "\n".join(lines)
+            mean = "mean distance of logits to a centralized model's"
+            yield f"local bias: {self.local_bias:.4g}, {mean}"
+        if self.held is not None:
+            yield f"held by the server: features, labels and edges of {self.held:.0%} of the nodes"
+        yield f"stopped: {self.stopped}"
+        chosen = any(getattr(self.val, view) is not None for view in VIEWS)
+        how = "by validation" if chosen else "the last one: no validation nodes"
+        yield (
+            f"best round {self.best_round} of {self.config.rounds} ({how}), "
+            f"{self.seconds:.1f} s, peak memory {size_text(self.peak_memory_bytes)}"
+        )
+        if self.advice is not None:
+            yield f"note: {self.advice}"
 
 
 def reported(scores: Scores | None) -> Mapping[str, float | None] | None:

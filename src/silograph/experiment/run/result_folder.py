@@ -34,7 +34,8 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
-from silograph.experiment.resolve.parts import given_values, left_open, option_help
+from silograph.core.text import in_path
+from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
 from silograph.experiment.resolve.source import Source
 from silograph.experiment.result_files import (
     ABOUT,
@@ -68,17 +69,25 @@ from silograph.methods.base import seen_by
 from silograph.task.registry import task_of
 
 
-def default_folder(config: RunConfig) -> str:
-    """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists."""
+def default_folder(config: RunConfig, what: str | None = None) -> str:
+    """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists.
+
+    Args:
+        config: of the run.
+        what: stands in place of the method; None: the method's own name.
+
+    Raises:
+        ConfigError: unknown method, or one that cannot be imported.
+    """
+    name = find_method(config).name if what is None else what
     dataset = Path(os.path.abspath(config.dataset)).stem
     now = time.time()
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
-    method = config.method.rpartition(":")[2]  # NAME of FILE.py:NAME
-    base = f"runs/{dataset}-{method}-{stamp}"
-    name, number = base, 2
-    while os.path.lexists(name):
-        name, number = f"{base}-{number}", number + 1
-    return name
+    base = f"runs/{dataset}-{in_path(name)}-{stamp}"
+    found, number = base, 2
+    while os.path.lexists(found):
+        found, number = f"{base}-{number}", number + 1
+    return found
 
 
 def check_free(path: str) -> None:
@@ -301,6 +310,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
         "help": option_help(setup.parts),
         "method": {
+            "name": method.name,
             "title": method.title,
             "reference": method.reference,
             "judge": method.evaluate.view,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -39,6 +39,8 @@ from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
+from silograph.experiment.run_options import RunOptions
+from silograph.experiment.signature import with_keywords
 from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph
@@ -51,6 +53,7 @@ LOG = logging.getLogger("silograph")
 MODES = ("live", "plain", "none")
 
 
+@with_keywords(RunOptions)
 def run(
     graph: Any = None,
     *,
@@ -58,7 +61,7 @@ def run(
     method: Method | str | None = None,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Result:
     """Train a federation and return what came of it.
 
@@ -87,12 +90,11 @@ def run(
     """
     check_mode(progress)
     check_trackers(trackers)
-    call = taken(graph, options)
-    options = call.options
-    own = own_of([method, options.get("model")])
-    if "model" in options:
-        options = options | {"model": name_of(options["model"])}
-    asked, source = asked_run(call.graph, config, options | _named(method))
+    call = taken(graph, dict(options))
+    own, given = own_of([method, options.get("model")]), {**call.options, **_named(method)}
+    if "model" in given:
+        given["model"] = name_of(given["model"])
+    asked, source = asked_run(call.graph, config, given)
     # Before any data is read: a wrong name should not cost a minute.
     parts = choose(asked, method if isinstance(method, Method) else None)
     make = own.models.get(asked.model) or own_module(asked)

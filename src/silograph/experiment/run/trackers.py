@@ -29,12 +29,14 @@ class RunFacts:
     """What a tracker is told of a run besides its config.
 
     Attributes:
+        method: name of the method.
         done: rounds that were over before; above 0 where a run goes on after an interruption.
         result_dir: the result folder, or None.
         partition_hash: hash of the cut.
         versions: of the packages that decide numbers.
     """
 
+    method: str
     done: int
     result_dir: str | None
     partition_hash: str
@@ -117,7 +119,7 @@ class MLflow:
             return
         found = self._client.get_experiment_by_name(self._experiment)
         number = found and found.experiment_id
-        name = f"{config.method} on {Path(config.dataset).stem}"
+        name = f"{facts.method} on {Path(config.dataset).stem}"
         run = self._client.create_run(
             number or self._client.create_experiment(self._experiment), run_name=name
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, in_full, make_config, not_said_again
 from silograph.core.errors import ConfigError, unknown
@@ -21,6 +21,8 @@ from silograph.experiment.resolve.parts import check_some_have, find_method, fit
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
+from silograph.experiment.run_options import StudyOptions
+from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of
@@ -34,6 +36,7 @@ from silograph.task.metric_table import metric_of
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
+@with_keywords(StudyOptions)
 def compare(
     graph: Any = None,
     *,
@@ -49,7 +52,7 @@ def compare(
     out: str | os.PathLike[str] | None = None,
     progress: str = "none",
     config: RunConfig | None = None,
-    **run_options: Any,
+    **run_options: Unpack[StudyOptions],
 ) -> Comparison:
     """Run methods on the same cuts, splits and initial weights, and compare them seed by seed.
 
@@ -86,8 +89,8 @@ def compare(
     """
     check_mode(progress)
     refuse_in_memory(graph)
-    call = taken(graph, run_options)
-    asked, own, run_options = _named_parts(
+    call = taken(graph, dict(run_options))
+    asked, own, given = _named_parts(
         Asked(
             methods=checked_list("methods", methods),
             seeds=checked_seeds(seeds),
@@ -100,11 +103,11 @@ def compare(
         ),
         call.options,
     )
-    base, _ = asked_run(call.graph, config, run_options)
+    base, _ = asked_run(call.graph, config, given)
     if metric is not None and metric_of(metric).validation:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
-    check_some_have({*run_options, *asked.over}, base, asked.over)
+    check_some_have({*given, *asked.over}, base, asked.over)
     how = How(check_processes(processes, base.threads, own.names), progress)
     held = call.graph if isinstance(call.graph, Graph) else None
     if call.partition is not None:

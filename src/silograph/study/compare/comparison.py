@@ -47,6 +47,11 @@ class Comparison:
         """Return the tables."""
         return self.summary()
 
+    def _repr_html_(self) -> str:
+        from silograph.study.compare.tables import html_of
+
+        return html_of(self)
+
     @cached_property
     def rows(self) -> list[ComparisonRow]:
         """One dict for each method and value of what is varied: means over seeds, and the test.
@@ -101,6 +106,13 @@ class Comparison:
             row |= _tested(reference, tests.get(row["method"]), adjusted.get(row["method"]))
         return rows
 
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What tables call the methods: their own names where a file was given for them."""
+        methods = {str(c.labels["method"]): find_method(c.config, c.method) for c in self.cells}
+        names = [method.name for method in methods.values()]
+        return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}
+
     def _ran(self, point: Point, method: str) -> list[Line]:
         """Return the lines of a method, also of failed cells."""
         return [
@@ -153,7 +165,7 @@ class Comparison:
             if method.evaluate.view != "server":
                 continue
             way = seen_by(method, cell.config)
-            names, name = ways.setdefault(way, []), str(cell.labels["method"])
+            names, name = ways.setdefault(way, []), self.names[str(cell.labels["method"])]
             if name not in names:
                 names.append(name)
         return ways

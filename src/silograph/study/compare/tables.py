@@ -2,16 +2,15 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console
-
+from silograph.core.html import html_lines, html_table
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.result import VIEWS
-from silograph.experiment.terminal_table import table_of
+from silograph.experiment.terminal_table import console_to, table_of
 from silograph.graph.datasets import is_path
 from silograph.study.cells import Cell
 from silograph.study.compare.asked import Asked, ComparisonRow
@@ -32,6 +31,10 @@ class Compared(Protocol):
     @property
     def cells(self) -> Sequence[Cell]:
         """Its cells."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the methods are called."""
 
     @property
     def rows(self) -> Sequence[ComparisonRow]:
@@ -96,7 +99,6 @@ def _difference(row: ComparisonRow) -> str:
     return shown(row, row["difference"], signed=True)
 
 
-METHOD: Column = ("method", lambda row: str(row["method"]))
 SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
 TESTED: list[Column] = [
     ("difference", _difference),
@@ -129,7 +131,9 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
         ]
     else:
         apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", costs)]
-    return [(title, [METHOD, *columns]) for title, columns in apart]
+    names = comparison.names
+    method: Column = ("method", lambda row: names[row["method"]])
+    return [(title, [method, *columns]) for title, columns in apart]
 
 
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow]]]:
@@ -159,7 +163,7 @@ def _texts(columns: Sequence[Column], rows: Sequence[ComparisonRow]) -> list[lis
 def text_of(comparison: Compared, width: int) -> str:
     """Return tables and notes as plain text of at most so many columns."""
     file = io.StringIO()
-    console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    console = console_to(file, width)
     for point, rows in groups(comparison):
         for title, columns in tables_of(comparison, width):
             words = [w for w in (title_of(comparison), point, title) if w]
@@ -171,6 +175,21 @@ def text_of(comparison: Compared, width: int) -> str:
     for line in comparison.failed:
         console.print(f"failed: {line}")
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def html_of(comparison: Compared) -> str:
+    """Return tables and notes for a notebook."""
+    parts = [
+        html_table(
+            ": ".join(w for w in (title_of(comparison), point, title) if w),
+            [name for name, _ in columns],
+            _texts(columns, rows),
+        )
+        for point, rows in groups(comparison)
+        for title, columns in tables_of(comparison, math.inf)
+    ]
+    failed = [f"failed: {line}" for line in comparison.failed]
+    return "".join(parts) + html_lines([*comparison.notes, *failed])
 
 
 def markdown_of(comparison: Compared) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import RunConfig
+from silograph.core.html import html_lines, html_table
 from silograph.core.ranges import Range
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.markdown import markdown_table
@@ -32,6 +33,7 @@ class Tuned:
         trials: all of them, in the order in which they were proposed.
         best: the winner; None where no trial went well.
         config: the run with the winner's values; its seeds are the base's.
+        method: name of the method.
         winner: lines of the winner with its test scores, by seed.
         folder: where it was written, or None.
     """
@@ -42,12 +44,17 @@ class Tuned:
     trials: tuple[Trial, ...]
     best: Trial | None
     config: RunConfig
+    method: str
     winner: tuple[Line, ...]
     folder: str | None = None
 
     def __repr__(self) -> str:
         """Return the table."""
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        title = f"search: {self.method} on {self.config.dataset}"
+        return html_table(title, *self._texts()) + html_lines(self.notes)
 
     @property
     def metric(self) -> Metric:
@@ -112,12 +119,10 @@ class Tuned:
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
-        from rich.console import Console
-
-        from silograph.experiment.terminal_table import table_of
+        from silograph.experiment.terminal_table import console_to, table_of
 
         file = io.StringIO()
-        console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+        console = console_to(file, width)
         console.print(table_of(*self._texts()))
         console.print()
         for note in self.notes:
@@ -128,7 +133,7 @@ class Tuned:
         """Return ranges, trials and notes as a page."""
         ranges = [[key, str(values)] for key, values in self.ranges.items()]
         parts = [
-            f"# Search: {self.config.method} on {self.config.dataset}",
+            f"# Search: {self.method} on {self.config.dataset}",
             markdown_table(["key", "range"], ranges),
             markdown_table(*self._texts()),
             "\n".join(f"- {note}" for note in self.notes),
@@ -138,7 +143,7 @@ class Tuned:
     def to_json(self) -> str:
         """Return everything as one line of JSON."""
         values = {
-            "method": self.config.method,
+            "method": self.method,
             "ranges": {key: str(r) for key, r in self.ranges.items()},
             "seeds": self.seeds,
             "view": self.view,

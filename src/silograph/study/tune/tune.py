@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
@@ -22,6 +22,8 @@ from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
+from silograph.experiment.run_options import TuneOptions
+from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
 from silograph.study.cells import Cell, Line, lasts, metric_in
@@ -54,6 +56,7 @@ PLAN, LINES, WINNER, PAGE, BEST = (
 )
 
 
+@with_keywords(TuneOptions)
 def tune(
     graph: Any = None,
     *,
@@ -68,7 +71,7 @@ def tune(
     out: str | os.PathLike[str] | None = None,
     progress: str = "none",
     config: RunConfig | None = None,
-    **run_options: Any,
+    **run_options: Unpack[TuneOptions],
 ) -> Tuned:
     """Search settings of a method by validation scores; the winner alone is judged on test nodes.
 
@@ -101,22 +104,22 @@ def tune(
     if view not in VIEW_CHOICES:
         raise unknown("view", view, VIEW_CHOICES)
     own = own_of([run_options.get("method"), run_options.get("model")])
-    call = taken(graph, run_options)
-    run_options = call.options
-    base = _base(call.graph, config, run_options)
+    call = taken(graph, dict(run_options))
+    options = call.options
+    base = _base(call.graph, config, options)
     held = call.graph if isinstance(call.graph, Graph) else None
     if call.partition is not None:
         held, base = cut_for_studies(held, call.partition, base)
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
     given = checked_mapping("ranges", ranges)
-    fixed, others = given_keys(run_options, base, own), part_options(base, own)
+    fixed, others = given_keys(options, base, own), part_options(base, own)
     asked = None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
     given = {key_of(key, base, own): values for key, values in given.items()}
     space = replace(space, ranges=chosen_ranges(space.method, asked, given, fixed, others))
     if keys is None and progress != "none":
         _tell_fixed(space, fixed)
-    check_ends(space, run_options)
+    check_ends(space, options)
     until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
     at_once = check_processes(processes, base.threads, own.names)
     how = How(at_once, progress, test=False, until=until)
@@ -180,6 +183,7 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
             trials=tuple(tried),
             best=best,
             config=space.base if best is None else space.config(best.params),
+            method=space.method.name,
             winner=tuple(_judged(space, best, how, out)),
             folder=None if out is None else str(out),
         )

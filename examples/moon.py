@@ -1,0 +1,77 @@
+"""MOON: embeddings are drawn to those of the server's model, away from the client's last ones.
+
+Shows: a term of the local loss that reads embeddings, and what clients keep between rounds. Silos
+that allow the file run it, too: `silograph silo --allow-code moon.py` (docs/federation.md).
+
+Q. Li, B. He, D. Song: "Model-contrastive federated learning", CVPR 2021, equations 2 and 3. Here
+the embedding is what enters the last layer, without a projection head.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+import silograph as sg
+from silograph import methods as m
+
+
+@dataclass(frozen=True)
+class MoonOptions:
+    """Weight and temperature of the contrast."""
+
+    mu: float = field(default=1.0, metadata={"help": "weight of the contrast"})
+    temperature: float = field(default=0.5, metadata={"help": "smaller is sharper"})
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """The term; `others` (n, 2, D) are embeddings by the server's and by the last own model."""
+
+    options: MoonOptions
+    others: m.Ragged | None = None
+
+    def of(self, clients: Tensor) -> "Contrast":
+        """Return the term of some clients."""
+        return self if self.others is None else replace(self, others=self.others.take(clients))
+
+    def flops(self, width: int) -> float:
+        """Return the operations of two cosines, and twice as many on the way back."""
+        return 36.0 * width
+
+    def __call__(self, nodes: m.StepNodes) -> Tensor:
+        """Return how far each node is from the server's embedding rather than the last own."""
+        assert self.others is not None  # filled in at the clients
+        alike = cosine_similarity(nodes.embeddings[:, None], self.others.t[nodes.row], dim=2)
+        return -self.options.mu * (alike / self.options.temperature).log_softmax(dim=1)[:, 0]
+
+
+Config = m.MethodConfig[MoonOptions]
+
+
+def train_moon(
+    cfg: Config, block: m.ClientBlock, state: m.State, inbox: m.Payload, key: m.Key
+) -> tuple[m.State, m.Payload]:
+    """Train as FedAvg does, with the term. Keeps `last/*`, the weights where training ended."""
+    server = m.under("weights", inbox)
+    models = server, m.under("last", state) or server
+    near, far = (m.embeddings(cfg, block, state, weights) for weights in models)
+    term = Contrast(cfg.options, m.Ragged(torch.stack([near.t, far.t], dim=1), near.off))
+    fitted, new = m.train_from(replace(cfg, losses=(term,)), block, state, server, key)
+    return {**new, **m.stacked("last", fitted.tensors)}, m.trained(fitted, block)
+
+
+def kept(cfg: Config) -> dict[str, m.FieldSpec]:
+    """Return what a client keeps; before it has trained it has no last weights."""
+    last = m.weight_specs(cfg.model, m.Stacked, "last")
+    return m.state_specs(cfg) | {n: replace(spec, optional=True) for n, spec in last.items()}
+
+
+NEEDS = m.Needs(losses=lambda options: (Contrast(options),))
+METHOD = replace(m.averaging(train_moon, kept), name="moon", options=MoonOptions, needs=NEEDS)
+
+if __name__ == "__main__":
+    graph = sg.load("digits")
+    print(graph)
+    print(sg.run(graph, method=METHOD, clients=4, rounds=5, local_epochs=3, hidden=32))

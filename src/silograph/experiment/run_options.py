@@ -1,0 +1,182 @@
+"""Keywords of `run`, `compare` and `tune`, for editors and type checkers.
+
+Made from `RunConfig` by `make options`: change the fields there.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from torch import Tensor
+
+from silograph.core.ranges import Scalar
+from silograph.graph.graph import Graph
+from silograph.graph.partition.partition import Partition
+from silograph.methods.base import Method
+from silograph.nn.own_module import Make
+
+
+class StudyOptions(TypedDict, total=False):
+    """Fields that all runs of a study share."""
+
+    dataset: str
+    """name of a dataset, or a path to its file"""
+    data_dir: str | None
+    """folder in which datasets are looked for first"""
+    columns: str | None
+    """names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, source,
+    target); several labels: label=red+blue"""
+    scale: float
+    """factor of nodes and edges, of a generated dataset only"""
+    largest_component: bool
+    """keep only the largest connected component"""
+    features: Literal["given", "degree", "constant", "onehot-degree"]
+    """features of nodes: those of the data, or made of what each silo knows"""
+    normalize: Literal["none", "row"]
+    """what is done to features (row: divide by their sum)"""
+    split: str
+    """train/val/test shares in each client; public; full (public, all others train)"""
+    partition: (
+        str
+        | os.PathLike[str]
+        | Partition
+        | Sequence[int]
+        | np.ndarray
+        | Tensor
+        | Callable[[Graph], Any]
+    )
+    """how to cut: metis, louvain, random, dirichlet, class_biased, silo, with overlap
+    metis_overlapping or shares, or FILE.csv with columns node and client"""
+    clients: int | None
+    """number of clients (default: 10; silo: as many as silos)"""
+    alpha: float | None
+    """dirichlet: concentration, smaller is more skewed (default: 0.5)"""
+    favored_classes: int | None
+    """class_biased: classes favored at each client, fewer than there are; none is 2, or 1 of two
+    classes (default: none)"""
+    favor: float | None
+    """class_biased: how many times as likely they are (default: 10.0)"""
+    clients_per_part: int | None
+    """metis_overlapping: clients drawn from each part of METIS (default: 5)"""
+    part_share: float | None
+    """metis_overlapping: share of a part's nodes that each of them gets (default: 0.5)"""
+    share_mean: float | None
+    """shares: mean share of all nodes at a client (default: 0.8)"""
+    share_variance: float | None
+    """shares: variance of that share (default: 0.1)"""
+    drop_edges: float
+    """share of a client's internal edges dropped, in any cut"""
+    participation: float | None
+    """uniform: share of clients that train in a round (default: 1.0)"""
+    selector: str
+    """which clients train in a round: all, uniform (a share of them, see participation) or
+    round_robin (in turn, --option selector.clients=N); or FILE.py:NAME"""
+    model: Make | str
+    """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
+    FILE.py:NAME or package.module:NAME"""
+    layers: int | None
+    """layers with weights (default: 2, or as hidden says)"""
+    hidden: int | str
+    """width of the hidden layers, or one for each: 256,128"""
+    head: str | None
+    """gcn, sage, graphconv, gin, gat: the last layer: conv as the others, or linear, a
+    classifier on top of them (default: conv)"""
+    dropout: float
+    """share of hidden activations dropped"""
+    residual: bool | None
+    """add a hidden layer's input to its output (from 3 layers on) (default: false)"""
+    heads: int | None
+    """gat: attention heads (default: 8)"""
+    hops: int | None
+    """appnp: propagation steps (default: 10)"""
+    teleport: float | None
+    """appnp: share of the prediction kept in a step (default: 0.1)"""
+    rounds: int
+    """number of rounds"""
+    local_epochs: int | None
+    """passes of a client over its nodes in a round (default: by method, 1 for most)"""
+    collect: float
+    """share of neighbors in other silos whose features each client fetches before training
+    (features leave their silo)"""
+    batch_size: int | None
+    """training nodes in a local step (default: all of a client)"""
+    fanout: str | None
+    """fanout: neighbors drawn of a node, hop by hop: 10,5; 0 is all (default: 10)"""
+    neighbors: str | None
+    """what draws the neighbors that a local step sums over: full, fanout or bernoulli (default:
+    fanout if that is given, else full); torch draws what is not compiled"""
+    optimizer: Literal["adam", "sgd"] | None
+    """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
+    lr: float | None
+    """the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)"""
+    weight_decay: float
+    """L2 penalty added to the gradient"""
+    momentum: float
+    """momentum of the clients' sgd"""
+    keep_optimizer: bool | None
+    """keep optimizer state between rounds (default: by method)"""
+    patience: int | None
+    """stop after this many rounds without better validation"""
+    target: str | None
+    """stop at a validation score: METRIC=VALUE, or a value of the run's metric"""
+    max_bytes: str | int | None
+    """stop when this much has been exchanged in all, e.g. 10MB"""
+    max_seconds: float | None
+    """stop after this many seconds of training"""
+    eval_every: int
+    """rounds between evaluations"""
+    local_bias: bool
+    """train a centralized model from the same weights, too, and tell how far logits are from its
+    (simulation only)"""
+    partition_seed: int | None
+    """seed of the cut (default: seed)"""
+    split_seed: int | None
+    """seed of train/val/test (default: seed)"""
+    init_seed: int | None
+    """seed of the initial weights (default: seed)"""
+    dtype: Literal["float32", "float64"]
+    """precision of training"""
+    device: str
+    """torch device"""
+    threads: int
+    """torch threads; part of what makes runs equal"""
+    kernels: Literal["auto", "compiled", "torch"]
+    """compiled needs a CPU and numba; auto takes it if it can"""
+    block_size: int | None
+    """most clients in one computation (default: by memory)"""
+    strict: bool
+    """encode and decode every message, as a network would"""
+    checkpoint_every: int
+    """rounds between checkpoints in the result folder; 0 is never"""
+    tracker: str | None
+    """who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI"""
+
+
+class TuneOptions(StudyOptions, total=False):
+    """Keywords of `tune`."""
+
+    method: Method | str
+    """what trains: fedopt, fedavg, fedprox, fedper, scaffold, llcg, label_guided, bns, cagnet,
+    local, centralized or graphsaint"""
+    options: Mapping[str, Scalar]
+    """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
+    partition, model, neighbors, selector (see silograph parts)"""
+    metric: str | None
+    """the score that picks the best round, stops by patience, is tuned, compared and shown first
+    (default: accuracy; f1_micro for label sets, rmse for numbers)"""
+
+
+class RunOptions(StudyOptions, total=False):
+    """Keywords of `run`."""
+
+    seed: int
+    """seed of training and of the others"""
+    out: str | None
+    """result folder (default: none is written)"""
+    options: Mapping[str, Scalar]
+    """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
+    partition, model, neighbors, selector (see silograph parts)"""
+    metric: str | None
+    """the score that picks the best round, stops by patience, is tuned, compared and shown first
+    (default: accuracy; f1_micro for label sets, rmse for numbers)"""
