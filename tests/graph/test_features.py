@@ -73,7 +73,7 @@ def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_pa
     assert whole.client_models["client_00"].features == "degree"
     folder = sg.write_silos(tmp_path / "silos", graph, cut.partition, cut.split)[0]
     own: dict[str, Any] = {"clients": None, "partition": "silo", "out": str(tmp_path / "run")}
-    go(str(tmp_path / "silos"), features="degree", rounds=1, **own)
+    go(sg.read_silos(tmp_path / "silos"), features="degree", rounds=1, **own)  # type: ignore[arg-type]
     silo = sg.read_silo(folder)
     model = sg.load_model(tmp_path / "run" / "model.safetensors")
     given = replace(model, features="given")
