@@ -40,6 +40,6 @@ for number, name in enumerate(graph.silo_names):
 
 for method in ("local", "fedopt"):
     result = sg.run(graph, method=method, partition="silo", rounds=20, hidden=32)
-    scores = result.test.personalised
+    scores = result.test.personalized
     assert scores is not None
     print(f"{method:>8}: accuracy {scores.accuracy:.4f}, {result.bytes / 1e6:.2f} MB")

@@ -154,7 +154,7 @@ def line_of(graph: Graph, place: Place) -> Line:
     normalize: Literal["row", "none"] = "row" if form == "row" else "none"
     start = time.monotonic()
     result = sg.run(graph, model=model, normalize=normalize, seed=seed, **options)
-    view = "server" if result.test.server is not None else "personalised"
+    view = "server" if result.test.server is not None else "personalized"
     curve = [float(row[f"val_{view}_accuracy"] or 0) for row in result.rounds]
     return {
         **dict(zip(KEYS, place, strict=True)),

@@ -128,14 +128,14 @@ def pair_table(found: Found) -> str:
     for pair, setting in product(product(DATASETS, CLIENTS), (DEFAULT, NAIVE)):
         lines = [line for line in lines_of(found, pair, setting) if "error" not in line]
         if lines:
-            by_view = [[judged(line, view) for line in lines] for view in ("uncut", "personalised")]
+            by_view = [[judged(line, view) for line in lines] for view in ("uncut", "personalized")]
             columns = [[judged(line) for line in lines], [last_of(line) for line in lines]]
             rounds = statistics.mean(round_95(line) for line in lines)
             which = "default" if setting is DEFAULT else "naive"
             texts = [three(values) for values in (*columns, *by_view)]
             rows.append([pair[0], str(pair[1]), which, *texts, f"{rounds:.0f}"])
     head = ["dataset", "clients", "setting", "by validation", "last round", "uncut view"]
-    return markdown_table([*head, "personalised", "rounds to 95 %"], rows)
+    return markdown_table([*head, "personalized", "rounds to 95 %"], rows)
 
 
 def variant_table(found: Found) -> str:

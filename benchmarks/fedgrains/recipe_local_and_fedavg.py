@@ -21,7 +21,7 @@ PAPER = {  # table 1, rows Local and FedAvg
     "local": {5: (80.10, 0.76), 10: (77.43, 0.49), 20: (72.75, 0.89)},
     "fedavg": {5: (79.63, 4.37), 10: (72.06, 2.18), 20: (69.50, 3.58)},
 }
-VIEWS = {"local": "personalised", "fedavg": "server"}  # that stand beside the paper's
+VIEWS = {"local": "personalized", "fedavg": "server"}  # that stand beside the paper's
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
 PROTOCOL: dict[str, Any] = {
     "dataset": "cora",
@@ -118,7 +118,7 @@ def table(found: Found) -> str:
             paper = (PAPER[variant][k] for k in CLIENTS)
             figures = [f"**{mean:.2f} ± {std:.2f}**" for mean, std in paper]
             rows.append([f"**{variant}, paper**", "", *figures])
-        for view, when in product(("server", "personalised"), ("best", "last")):
+        for view, when in product(("server", "personalized"), ("best", "last")):
             texts = [text(found, variant, k, when, view) for k in CLIENTS]
             if set(texts) != {"-"}:
                 label = "best by validation" if when == "best" else "last round"
@@ -134,7 +134,7 @@ def curves(found: Found) -> Curves:
         lines[f"{name}, paper"] = (CLIENTS, [mean for mean, _ in figures.values()])
         errors[f"{name}, paper"] = [std for _, std in figures.values()]
     for name in DRAWN:
-        view = "personalised" if name == "local" else "server"
+        view = "personalized" if name == "local" else "server"
         by_clients = {k: values(found, name, k, "best", view) for k in CLIENTS}
         whole = {k: a for k, a in by_clients.items() if len(a) == len(SEEDS)}
         lines[name] = (list(whole), [100 * statistics.mean(a) for a in whole.values()])

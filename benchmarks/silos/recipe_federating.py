@@ -21,7 +21,7 @@ MORE_SEEDS = {"webkb": tuple(range(10))}
 # The score that suits the labels: mature content is a third of Twitch, citations have several.
 DATASETS = {"twitch": "auc", "webkb": "accuracy", "citation_domains": "f1_micro"}
 MODELS = ("gcn", "sage")
-SHARES = (0.02, 0.2)  # of labelled nodes that train
+SHARES = (0.02, 0.2)  # of labeled nodes that train
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
 PROTOCOL: dict[str, Any] = {
     "partition": "silo",

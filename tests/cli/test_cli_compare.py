@@ -38,14 +38,14 @@ def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
 
 def test_json_and_the_default_folder(work: Path, capsys: Capture) -> None:
     flags = ["--over", "model=gcn,mlp", "--options", "fedopt.server_lr=0.1", "--json"]
-    flags += ["--processes", "0", "--baseline", "fedopt", "--view", "personalised"]
+    flags += ["--processes", "0", "--baseline", "fedopt", "--view", "personalized"]
     flags += ["--metric", "f1_macro", "--test", "wilcoxon"]
     command = ["compare", "g.npz", *QUICK, "--methods", "fedopt", "--seeds", "0,5", *flags]
     told = json.loads(printed(capsys, *command))
     assert [row["model"] for row in told["rows"]] == ["gcn", "mlp"]
     assert (told["baseline"], told["view"], told["metric"]) == (
         "fedopt",
-        "personalised",
+        "personalized",
         "f1_macro",
     )
     assert (told["test"], told["seeds"]) == ("wilcoxon", [0, 5])

@@ -175,7 +175,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no labels": (["run", "unlabelled.npz"], "expected at least one known label in y, got none"),
     "no training node": (
         ["run", "g.npz", "--split", "0.001/0.5/0.4"],
-        "expected at least one training node, got 0 of 60 labelled ones over 10 clients",
+        "expected at least one training node, got 0 of 60 labeled ones over 10 clients",
     ),
     "cut short": (["run", "short.npz"], "short.npz: expected an .npz file with edge_index, y and"),
     "foreign": (["run", "foreign.npz"], "foreign.npz: expected an .npz file with edge_index, y "),

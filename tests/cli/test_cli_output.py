@@ -37,7 +37,7 @@ def test_json_is_one_object_and_nothing_else(work: Path, capsys: Capture) -> Non
     assert list(values) == RESULT_KEYS
     shown = [values[k] for k in RESULT_KEYS[:6]]
     assert shown == [str(work / "g.npz"), "fedavg", 3, "random", 2, 4]  # a path from anywhere
-    assert list(values["test"]) == ["server", "uncut", "personalised"]
+    assert list(values["test"]) == ["server", "uncut", "personalized"]
     for scores in values["test"].values():
         assert list(scores) == SCORES
         assert all(0 <= value <= 1 for value in scores.values())
@@ -53,7 +53,7 @@ def test_json_where_a_view_does_not_exist(capsys: Capture) -> None:
     text = printed(capsys, "run", "g.npz", *QUICK, "--method", "local", "--json", "--out", "x")
     values = json.loads(text)
     assert values["test"]["server"] is values["test"]["uncut"] is None
-    assert list(values["test"]["personalised"]) == SCORES
+    assert list(values["test"]["personalized"]) == SCORES
     assert values["result_dir"] == "x"
 
 
@@ -270,7 +270,7 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data in {SHARED
 @needs_data
 @pytest.mark.parametrize(
     ("method", "view", "least"),
-    [(None, "server", 0.8), (None, "personalised", 0.8), ("fedavg", "personalised", 0.6)],
+    [(None, "server", 0.8), (None, "personalized", 0.8), ("fedavg", "personalized", 0.6)],
 )
 def test_the_run_of_the_manual(
     capsys: Capture, method: str | None, view: str, least: float

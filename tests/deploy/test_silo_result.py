@@ -61,7 +61,7 @@ def about_of(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("method", ["fedavg", "local", "label_guided"])
 def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> None:
     found = Federated(make_graph(60), tmp_path, method=method)
-    view = "personalised" if method == "local" else "server"
+    view = "personalized" if method == "local" else "server"
     assert found.result.best_round == found.simulated.best_round
     assert found.result.handed_over_bytes == found.simulated.handed_over_bytes
     assert found.result.ledger.records == found.simulated.ledger.records
@@ -98,7 +98,7 @@ def test_predictions_are_those_that_were_scored(
     """The share of right ones among a silo's test nodes is its own score."""
     graph = replace(make_graph(60), class_names=("a", "b ü", "c,d"))
     found = Federated(graph, tmp_path, method=method, normalize="row")
-    view = "personalised" if method == "local" else "server"
+    view = "personalized" if method == "local" else "server"
     for folder in found.folders:
         about, out = about_of(folder), folder.parent / f"{folder.name}.csv"
         data = next(silo for silo in found.silos if silo.name == about["silo"])
@@ -140,7 +140,7 @@ def test_a_model_of_which_each_end_has_a_part_is_not_kept(
     for folder in found.folders:
         about = about_of(folder)
         assert about["model_of"] is None
-        assert list(about["test"]) == ["personalised"]
+        assert list(about["test"]) == ["personalized"]
         assert "There is no whole model to keep" in (folder / "report.html").read_text()
 
 

@@ -142,7 +142,7 @@ def test_both_tiers_and_all_blocks_train_alike(
         tiers.append({"kernels": "compiled"})
     runs = [sg.run(graph, **RUN | tier, method=method, model=model) for tier in tiers]
     for other in runs[1:]:
-        for part in ("server", "personalised"):
+        for part in ("server", "personalized"):
             one, two = (getattr(run.test, part) for run in (runs[0], other))
             assert (one is None) == (two is None)
             if one is not None:

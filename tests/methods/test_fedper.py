@@ -163,7 +163,7 @@ def test_only_the_base_travels(make_graph: MakeGraph, private: int) -> None:
 def test_there_is_no_model_without_private_layers(make_graph: MakeGraph) -> None:
     result = go(make_graph(), method="fedper")
     assert (result.model, result.test.server, result.test.uncut) == (None, None, None)
-    assert result.test.personalised is not None
+    assert result.test.personalized is not None
     assert all(row["val_server_accuracy"] is None for row in result.rounds)
 
 

@@ -242,7 +242,7 @@ def test_a_run_is_judged_on_the_whole_graph_and_resumes_its_bits(
     server, uncut_view = result.test.server, result.test.uncut
     assert server is not None
     assert uncut_view is not None
-    assert (server.accuracy, result.test.personalised) == (uncut_view.accuracy, server)
+    assert (server.accuracy, result.test.personalized) == (uncut_view.accuracy, server)
     assert server.loss == pytest.approx(uncut_view.loss, abs=1e-12)
     assert setups[0].federation.ids == ("uncut",)
     (state,) = setups[0].federation.states()

@@ -239,7 +239,7 @@ def test_a_run_judges_with_all_neighbors_and_resumes_its_bits(
     assert uncut is not None
     assert server.accuracy == uncut.accuracy
     assert server.loss == pytest.approx(uncut.loss, abs=1e-12)
-    assert result.test.personalised == server
+    assert result.test.personalized == server
     kinds = result.ledger.bytes_by_kind
     assert kinds["partial_sums"] > 0
     assert kinds["cotangents"] > 0

@@ -170,12 +170,12 @@ def test_numbers_with_fractions_are_targets() -> None:
     assert graph.task == "node_value"
     assert graph.y.dtype == torch.float64
     assert graph.y.shape == (3, 1)
-    assert graph.labelled.tolist() == [True, False, True]
+    assert graph.labeled.tolist() == [True, False, True]
     assert "targets=1, task='node_value'" in repr(graph)
     assert made([0.5, None, 2.0]).y.flatten().tolist()[::2] == [0.5, 2.0]
     several = made([[1.5, 2.0], [3.0, np.nan], [np.nan, np.nan]], class_names=["a", "b"])
     assert (several.num_classes, several.class_names) == (2, ("a", "b"))
-    assert several.labelled.tolist() == [True, True, False]
+    assert several.labeled.tolist() == [True, True, False]
 
 
 def test_whole_numbers_are_classes_unless_said_otherwise() -> None:
@@ -276,10 +276,10 @@ def test_cuts_by_class_and_silos_folders_refuse_numbers(
 def test_methods_learn_numbers(make_graph: MakeGraph, method: str) -> None:
     graph = with_values(make_graph(120), missing=0.1)
     result = go(graph, method=method, rounds=40, model="mlp", layers=1, lr=0.1)
-    column = f"val_{'personalised' if method == 'local' else 'server'}_rmse"
+    column = f"val_{'personalized' if method == 'local' else 'server'}_rmse"
     values = [row[column] for row in result.rounds]
     assert values[result.best_round - 1] == min(v for v in values if v is not None)
-    scores = result.test.server or result.test.personalised
+    scores = result.test.server or result.test.personalized
     assert scores is not None
     assert result.baseline is not None
     assert scores.rmse is not None
@@ -374,8 +374,8 @@ def test_a_regression_is_compared_tuned_and_shown(make_graph: MakeGraph, tmp_pat
     small: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 3, "hidden": 4}
     table = sg.compare(graph, methods=["local", "fedavg"], seeds=2, processes=0, **small)
     assert {row["metric"] for row in table.rows} == {"rmse"}
-    best = [row["method"] for row in table.rows if "personalised" in row["best"]]
-    means = {row["method"]: row["personalised_mean"] for row in table.rows}
+    best = [row["method"] for row in table.rows if "personalized" in row["best"]]
+    means = {row["method"]: row["personalized_mean"] for row in table.rows}
     assert best == [min(means, key=lambda name: means[name])]
     assert "rmse on test nodes, lower is better" in table.summary()
     assert "in percent" not in table.summary()

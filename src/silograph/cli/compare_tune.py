@@ -116,7 +116,7 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
         ),
         "baseline": _option(str | None, "--baseline", "test against it (default: the best)"),
         "view": _option(
-            str, "--view", "of the test: server, uncut, personalised or own (the method's)", "own"
+            str, "--view", "of the test: server, uncut, personalized or own (the method's)", "own"
         ),
         "test": _option(str, "--test", "paired test: t or wilcoxon", "t"),
         "processes": PROCESSES,
@@ -196,7 +196,7 @@ def ranges_of(texts: Sequence[str] | None) -> dict[str, str]:
             list[str] | None, "--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"
         ),
         "view": _option(
-            str, "--view", "that is searched by: server, uncut, personalised or own", "own"
+            str, "--view", "that is searched by: server, uncut, personalized or own", "own"
         ),
         "search_seed": _option(int, "--search-seed", "another one tries other settings", 0),
         "processes": PROCESSES,

@@ -46,7 +46,13 @@ UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000}
 MOST_OF_PARTS = {"model.hops": 1000, "model.heads": 1000}
 MOST_WEIGHTS = 2**28
-PRIVATE = ("out", "tracker", "data_dir", "dataset")  # of the server's config; silos need none
+PRIVATE = (
+    "out",
+    "tracker",
+    "data_dir",
+    "dataset",
+    "columns",
+)  # of the server's config; silos need none
 
 
 @checked_dataclass(frozen=True, config=STRICT)

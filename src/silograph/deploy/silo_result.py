@@ -145,7 +145,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
 
 def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
-    views = {"personalised": "own"}
+    views = {"personalized": "own"}
     if server_has_model(run):
         views = {"server": "server", **views}
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}

@@ -27,7 +27,7 @@ class Evaluation(Protocol):
     """A way to score the server's model."""
 
     @property
-    def view(self) -> Literal["server", "personalised"]:
+    def view(self) -> Literal["server", "personalized"]:
         """The view whose validation scores pick the round."""
 
     @property
@@ -50,7 +50,7 @@ class Evaluation(Protocol):
 class OwnGraph:
     """Each node is seen through its own client's graph; the server's model picks the round."""
 
-    view: Literal["server", "personalised"] = "server"
+    view: Literal["server", "personalized"] = "server"
     all_silos = False
 
     def counts(
@@ -71,14 +71,14 @@ class OwnGraph:
 
 def personal() -> OwnGraph:
     """Return `OwnGraph` where the clients' own models pick the round."""
-    return OwnGraph("personalised")
+    return OwnGraph("personalized")
 
 
 @dataclass(frozen=True)
 class AllSilos:
     """Each node is seen with its neighbors in all silos; the server's model picks the round."""
 
-    view: Literal["server", "personalised"] = "server"
+    view: Literal["server", "personalized"] = "server"
     all_silos = True
 
     def counts(

@@ -8,7 +8,7 @@ SILOS = "with its neighbors in all silos"
 UNCUT = "on the uncut graph, where it was trained"
 MEANS = {
     "uncut": "server's model on the uncut graph (simulation only)",
-    "personalised": "each client's own model on its own nodes",
+    "personalized": "each client's own model on its own nodes",
 }
 ONE_MODEL = "the same: there is one model, the server's"
 
@@ -17,6 +17,6 @@ def means_of(ways: Iterable[str]) -> dict[str, str]:
     """Return what the views mean for runs that see nodes in these ways, those above."""
     seen = list(dict.fromkeys(ways))
     depends = ", as the run has it" if len(seen) > 1 else ""
-    own = ONE_MODEL if {SILOS, UNCUT}.issuperset(seen) else MEANS["personalised"]
+    own = ONE_MODEL if {SILOS, UNCUT}.issuperset(seen) else MEANS["personalized"]
     server = f"server's model, each node {' or '.join(seen)}{depends}"
-    return {"server": server, **MEANS, "personalised": own}
+    return {"server": server, **MEANS, "personalized": own}

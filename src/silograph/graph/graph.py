@@ -80,7 +80,7 @@ class Graph:
             "features": f"{self.num_features:,}",
             what: f"{self.num_classes:,}",
             "task": self.task,
-            "labeled nodes": f"{int(self.labelled.sum()):,}",
+            "labeled nodes": f"{int(self.labeled.sum()):,}",
             "split": "none" if self.split is None else "train, val and test masks",
         }
         return html_table("graph", ["name", self.name], (rows | silos).items())
@@ -106,7 +106,7 @@ class Graph:
         return label_form(self.y)
 
     @property
-    def labelled(self) -> Tensor:
+    def labeled(self) -> Tensor:
         """Nodes with at least one known label, (n,) bool."""
         known = known_labels(self.y)
         return known if known.dim() == 1 else known.any(dim=1)

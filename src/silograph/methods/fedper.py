@@ -12,7 +12,7 @@ which the server sends once before round 1; and clients may be selected at rando
 FedAvg's (Adam of rate 0.01, built anew every round), where the paper uses SGD. With `private=0`
 nothing is private, and this is FedAvg, bit for bit.
 
-Views: `personalised` scores what a client's training left, its steps on the base and its private
+Views: `personalized` scores what a client's training left, its steps on the base and its private
 layers, and picks the round. There is no `server` view: a base without private layers is no model.
 
 State of a client: `private/*` (C, ...), and what local training keeps. C: clients.

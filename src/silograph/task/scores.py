@@ -76,12 +76,12 @@ class Views:
     Attributes:
         server: the server's model, each node through its own client's graph.
         uncut: the server's model on the uncut graph (simulation only).
-        personalised: each client's own model on its own nodes.
+        personalized: each client's own model on its own nodes.
     """
 
     server: Scores | None
     uncut: Scores | None
-    personalised: Scores | None
+    personalized: Scores | None
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_the_scores_are_those_of_the_result(done: Result, out: Path) -> None:
     assert largest == result["baseline"]["name"] == "largest class"
     assert cells == [f"{value:.4f}" for value in result["baseline"]["scores"].values()]
     for table, part in zip(tables, ("test", "val"), strict=True):
-        assert [row[0] for row in table[1:]] == ["server", "uncut", "personalised"]
+        assert [row[0] for row in table[1:]] == ["server", "uncut", "personalized"]
         for view, *cells in table[1:]:
             shown = dict(zip(table[0][1:], cells, strict=True))
             assert ("AUC" in shown) == (part == "test")
@@ -111,7 +111,7 @@ def test_the_curves_are_the_table_of_rounds(done: Result, out: Path) -> None:
         assert axis[unit] == [row[unit] for row in rows]
     series = {s["name"]: s["y"] for s in figures["accuracy"]["series"]}
     assert list(series) == [
-        f"{part}, {view}" for part in ("validation", "test") for view in ("server", "personalised")
+        f"{part}, {view}" for part in ("validation", "test") for view in ("server", "personalized")
     ]
     for name, column in (("validation, server", "val_server"), ("test, server", "test_server")):
         assert series[name] == pytest.approx([row[f"{column}_accuracy"] for row in rows], rel=1e-5)
@@ -150,7 +150,7 @@ def test_clients_and_cut_hold_together(done: Result, out: Path) -> None:
     cut = json.loads((out / "simulation.json").read_text(encoding="utf-8"))
     assert "simulation only" in cut["note"]
     nodes = np.array([int(row["test"]) for row in rows])
-    for view in ("server", "uncut", "personalised"):
+    for view in ("server", "uncut", "personalized"):
         accuracy = np.array([float(row[f"test_{view}_accuracy"]) for row in rows])
         assert tuple(accuracy) == done.client_accuracy[view]
         scores = getattr(done.test, view)
@@ -243,7 +243,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
     "one client": ({}, {"clients": 1}, FIGURES + CUT[:2], "One client holds the graph."),
     "one round": ({}, {"rounds": 1}, FIGURES + CUT, "finished: all 1 rounds"),
     "centralized": ({}, {"method": "centralized"}, FIGURES + CUT, "centralized on planted"),
-    "local": ({}, {"method": "local"}, FIGURES + CUT, "of the personalised view"),
+    "local": ({}, {"method": "local"}, FIGURES + CUT, "of the personalized view"),
     "stopped": ({}, {"max_bytes": 1}, FIGURES + CUT, "finished: max_bytes: "),
     "seldom judged": ({}, {"eval_every": 3}, FIGURES + CUT, "finished"),
 }

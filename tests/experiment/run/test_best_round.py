@@ -54,7 +54,7 @@ def best_row(result: Result, view: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("method", "view"),
-    [("fedavg", "server"), ("centralized", "server"), ("local", "personalised")],
+    [("fedavg", "server"), ("centralized", "server"), ("local", "personalized")],
 )
 def test_the_best_round_is_read_off_the_table(
     make_graph: MakeGraph, method: str, view: str
@@ -108,7 +108,7 @@ def test_evaluating_less_often_trains_the_same(make_graph: MakeGraph, method: st
 def test_without_validation_nodes_the_last_round_counts(make_graph: MakeGraph, method: str) -> None:
     result = go(make_graph(), method=method, split=NO_VALIDATION)
     assert result.best_round == 4
-    assert (result.val.server, result.val.uncut, result.val.personalised) == (None, None, None)
+    assert (result.val.server, result.val.uncut, result.val.personalized) == (None, None, None)
     for row in result.rounds:
         assert {v for k, v in row.items() if k.startswith("val_")} == {None}
     view = METHODS[method].evaluate.view
@@ -117,7 +117,7 @@ def test_without_validation_nodes_the_last_round_counts(make_graph: MakeGraph, m
 
 def test_without_test_nodes_there_are_no_test_scores(make_graph: MakeGraph) -> None:
     result = go(make_graph(), split="0.5/0.5/0")
-    assert result.to_dict()["test"] == {"server": None, "uncut": None, "personalised": None}
+    assert result.to_dict()["test"] == {"server": None, "uncut": None, "personalized": None}
     assert result.val.server is not None
 
 

@@ -42,7 +42,7 @@ def before(monkeypatch: pytest.MonkeyPatch) -> list[Judged | None]:
 def same_scores(a: Judged | None, b: Judged | None) -> bool:
     assert a is not None
     assert b is not None
-    counts = [(a.server, b.server), (a.personalised, b.personalised)]
+    counts = [(a.server, b.server), (a.personalized, b.personalized)]
     return (a.val, a.test, a.away) == (b.val, b.test, b.away) and all(
         one is other
         or (
@@ -64,7 +64,7 @@ def test_they_are_those_of_the_first_weights(
     assert same_scores(before[0], before[1])
     assert same_scores(before[0], before[2])
     view = method.evaluate.view
-    val = result.val.server if view == "server" else result.val.personalised
+    val = result.val.server if view == "server" else result.val.personalized
     assert before[0] is not None
     assert before[0].val[view] == val
     assert before[0].weights is None

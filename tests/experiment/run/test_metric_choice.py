@@ -33,7 +33,7 @@ OWN = "0.6/0.2/0.2"
 def at(t: int, metric: Metric, value: float | None, loss: float = 1.0) -> Judged:
     """A round with a score."""
     scores = Scores({"loss": loss, metric.name: value})
-    views = {"server": scores, "personalised": scores}
+    views = {"server": scores, "personalized": scores}
     return Judged(t, None, {}, None, views, views, ())
 
 
@@ -160,8 +160,8 @@ def test_compare_picks_and_marks_by_the_metric(make_graph: MakeGraph, name: str)
     for row in table.rows:
         if "server" in row["best"]:
             assert row["server_mean"] == METRICS[name].best(means.values())
-    best = {row["personalised_mean"] for row in table.rows if "personalised" in row["best"]}
-    assert best == {METRICS[name].best(row["personalised_mean"] for row in table.rows)}
+    best = {row["personalized_mean"] for row in table.rows if "personalized" in row["best"]}
+    assert best == {METRICS[name].best(row["personalized_mean"] for row in table.rows)}
     told = f"{name} on test nodes{' in percent' if name == 'f1_macro' else ', lower is better'}"
     assert told in table.notes[0]
 

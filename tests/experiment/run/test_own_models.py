@@ -34,7 +34,7 @@ def test_they_predict_what_was_scored(make_graph: MakeGraph) -> None:
     result = go(graph, **OPTIONS)
     assert result.best_round < 5  # so that the last round's would do for no client
     cut = cut_of(graph, result)
-    scores = result.client_scores["accuracy"]["personalised"]
+    scores = result.client_scores["accuracy"]["personalized"]
     for number, (client, nodes) in enumerate(
         zip(cut.partition.ids, cut.partition.nodes, strict=True)
     ):

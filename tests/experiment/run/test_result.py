@@ -34,7 +34,7 @@ def test_the_dictionary_of_a_result(make_graph: MakeGraph) -> None:
         "rounds": 4,
         "seed": 2,
     }
-    assert tuple(values["test"]) == VIEWS == ("server", "uncut", "personalised")
+    assert tuple(values["test"]) == VIEWS == ("server", "uncut", "personalized")
     for view in VIEWS:
         assert tuple(values["test"][view]) == REPORTED
         assert values["val"][view] == dict(getattr(result.val, view))

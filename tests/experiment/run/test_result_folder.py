@@ -101,8 +101,8 @@ def test_the_table_of_rounds(done: tuple[Path, Result]) -> None:
 def test_missing_scores_are_empty_cells(make_graph: MakeGraph, work: Path) -> None:
     run(make_graph(), **FAST | {"method": "local"}, out="x", split="0.5/0/0.5")
     for row in table(work / "x" / "rounds.csv"):
-        assert row["test_server_accuracy"] == row["val_personalised_accuracy"] == ""
-        assert 0 <= float(row["test_personalised_accuracy"]) <= 1
+        assert row["test_server_accuracy"] == row["val_personalized_accuracy"] == ""
+        assert 0 <= float(row["test_personalized_accuracy"]) <= 1
 
 
 def test_the_table_of_clients(done: tuple[Path, Result]) -> None:

@@ -301,7 +301,7 @@ def test_another_graph_is_refused_before_the_first_checkpoint(
 def test_a_method_judged_by_own_models_keeps_its_server_model(
     make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As methods with personalised models do: the best round is another than the server's."""
+    """As methods with personalized models do: the best round is another than the server's."""
     own = replace(METHODS["fedavg"], evaluate=personal())
     monkeypatch.setitem(METHODS, "fedavg", own)
     graph = make_graph()

@@ -315,7 +315,7 @@ def test_no_training_node_at_all(make_graph: MakeGraph) -> None:
     graph = make_graph()
     none = torch.zeros(60, dtype=torch.bool)
     empty = replace(graph, split=Split(none, none, ~none))
-    with pytest.raises(DataError, match="expected at least one labelled training node"):
+    with pytest.raises(DataError, match="expected at least one labeled training node"):
         go(empty, split="public")
 
 

@@ -151,9 +151,7 @@ def test_silos_without_anything_to_train_on(work: Path) -> None:
     for name, files in {"north": NORTH, "south": SOUTH}.items():
         nodes = files["nodes.csv"].replace("train", "val")
         folder(work / "pair" / name, files | {"nodes.csv": nodes})
-    with pytest.raises(
-        sg.DataError, match=r"^expected at least one labelled training node, got no"
-    ):
+    with pytest.raises(sg.DataError, match=r"^expected at least one labeled training node, got no"):
         on_silos("pair", split="public")
 
 

@@ -267,12 +267,12 @@ def test_what_tensorboard_is_told(
     assert (writer.folder, writer.purge_step, writer.closed) == (str(out / "tensorboard"), 1, True)
     last = {tag: value for tag, value, step in writer.scalars if step == 4}
     row = result.rounds[-1]
-    assert last["val/personalised_accuracy"] == row["val_personalised_accuracy"]
+    assert last["val/personalized_accuracy"] == row["val_personalized_accuracy"]
     assert last["train/loss"] == row["train_loss"]
     assert last["cost/bytes"] == row["bytes"]
     assert not [tag for tag in last if "server" in tag]  # local has no such view
-    assert result.test.personalised is not None
-    final = ("final/test_personalised_accuracy", result.test.personalised.accuracy)
+    assert result.test.personalized is not None
+    final = ("final/test_personalized_accuracy", result.test.personalized.accuracy)
     assert (*final, result.best_round) in writer.scalars
     go(make_graph(), tracker=f"tensorboard={tmp_path}", out=str(tmp_path / "y"))
     assert Writer.made[-1].folder == str(tmp_path / "y")  # runs do not mix in one folder

@@ -94,7 +94,7 @@ def own_models(setup: Setup, stacked: Params) -> Tensor:
     return logits
 
 
-def test_the_personalised_view_of_fedavg_is_the_locally_trained_models(
+def test_the_personalized_view_of_fedavg_is_the_locally_trained_models(
     make_graph: MakeGraph, setups: list[Setup]
 ) -> None:
     graph = make_graph(90)
@@ -104,17 +104,17 @@ def test_the_personalised_view_of_fedavg_is_the_locally_trained_models(
     fed = setups[0].federation
     reply = fed.call(train, shared("weights", before), what=Kind.WEIGHTS, key=key)
     expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", reply)))
-    assert_scores(result.test.personalised, expected)
-    assert result.test.personalised != result.test.server
+    assert_scores(result.test.personalized, expected)
+    assert result.test.personalized != result.test.server
 
 
-def test_the_personalised_view_of_local_is_the_clients_own_models(
+def test_the_personalized_view_of_local_is_the_clients_own_models(
     make_graph: MakeGraph, setups: list[Setup]
 ) -> None:
     result = go(make_graph(90), method="local", split=NO_VALIDATION)
     (state,) = setups[0].federation.states()
     expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", state)))
-    assert_scores(result.test.personalised, expected)
+    assert_scores(result.test.personalized, expected)
 
 
 # --- clients that did not take part ---------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_a_client_that_has_not_trained_finds_all_classes_alike(
     reply = fed.call(train, shared("weights", start), what=Kind.WEIGHTS, key=call)
     logits = own_models(setup, under("weights", reply))
     logits[setup.cut.partition.owner != trained[0]] = 0
-    assert_scores(result.test.personalised, judge_by_hand(setup, logits))
+    assert_scores(result.test.personalized, judge_by_hand(setup, logits))
 
 
 def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
@@ -157,7 +157,7 @@ def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
     own = under("weights", state)
     same = [all(torch.equal(own[k][c], w) for k, w in start.items()) for c in range(4)]
     assert sorted(same) == [False, True, True, True]
-    assert_scores(result.test.personalised, judge_by_hand(setup, own_models(setup, own)))
+    assert_scores(result.test.personalized, judge_by_hand(setup, own_models(setup, own)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -168,7 +168,7 @@ def test_scores_do_not_depend_on_how_often_rounds_are_judged(
     share = 1.0 if METHODS[method].evaluate.all_silos else 0.5  # all silos take every step together
     options = {"method": method, "rounds": 5, "participation": share, "split": NO_VALIDATION}
     often, seldom, once = (go(make_graph(90), eval_every=e, **options) for e in (1, 2, 5))
-    assert often.test.personalised is not None
+    assert often.test.personalized is not None
     for other in (seldom, once):
         assert other.best_round == often.best_round == 5
         assert other.test == often.test
@@ -209,7 +209,7 @@ def test_local_has_no_server_model(make_graph: MakeGraph) -> None:
     assert result.to_dict()["test"]["server"] is None
     for row in result.rounds:
         assert {v for k, v in row.items() if "server" in k} == {None}
-        assert isinstance(row["val_personalised_accuracy"], float)
+        assert isinstance(row["val_personalized_accuracy"], float)
 
 
 def test_centralized_is_judged_on_the_uncut_graph(
@@ -247,7 +247,7 @@ def test_a_multilabel_graph_runs_and_reports(
 ) -> None:
     graph = make_graph(90, multilabel=True, missing=missing)
     result = go(graph, method=method)
-    own = result.test.personalised
+    own = result.test.personalized
     assert own is not None
     assert None not in dataclasses.astuple(own)
     assert setups[0].method_config.model.task == "multilabel"
@@ -281,7 +281,7 @@ def test_nodes_without_a_label_neither_train_nor_judge(
     graph = make_graph(90, missing=0.3)
     result = go(graph)
     split = setups[0].cut.split
-    assert not bool(((split.train | split.val | split.test) & ~graph.labelled).any())
+    assert not bool(((split.train | split.val | split.test) & ~graph.labeled).any())
     everyone = torch.arange(90)
     expected = judge_by_hand(setups[0], by_hand(of(result), graph, everyone))
     assert_scores(result.test.uncut, expected)

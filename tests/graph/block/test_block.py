@@ -371,12 +371,12 @@ def test_properties_of_a_graph(make_graph: MakeGraph) -> None:
     assert graph.num_features == 7
     assert torch.equal(graph.edge_index, adj.nonzero().T)
     assert graph.task == "multiclass"
-    assert torch.equal(graph.labelled, graph.y >= 0)
+    assert torch.equal(graph.labeled, graph.y >= 0)
     multi = make_graph(30, missing=0.3, multilabel=True)
     assert multi.task == "multilabel"
     multi.y[0] = torch.tensor([MISSING, 1, MISSING])  # one known bit is enough
     multi.y[1] = MISSING
-    assert multi.labelled[:2].tolist() == [True, False]
+    assert multi.labeled[:2].tolist() == [True, False]
     assert make_graph(30, sparse=True).num_features == 7
 
 

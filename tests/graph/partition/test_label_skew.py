@@ -16,7 +16,7 @@ from silograph.graph.measure.statistics import describe
 from silograph.graph.partition.partition import make_partition
 
 
-def labelled(*sizes: int) -> Graph:
+def labeled(*sizes: int) -> Graph:
     """Return a graph without edges with so many nodes of each class."""
     y = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     none = torch.zeros(0, dtype=torch.int64)
@@ -32,7 +32,7 @@ def counts(graph: Graph, clients: int, seed: int = 0, **options: float) -> Tenso
 
 
 def test_two_clients_and_two_classes_by_hand() -> None:
-    graph = labelled(1100, 1100)
+    graph = labeled(1100, 1100)
     seen = set()
     for seed in range(12):
         found = counts(graph, 2, seed, favored_classes=1)
@@ -43,7 +43,7 @@ def test_two_clients_and_two_classes_by_hand() -> None:
 
 @pytest.mark.parametrize("favor", [10.0, 3.0])
 def test_odds_ratios_are_those_of_the_weights(favor: float) -> None:
-    graph = labelled(200_000, 120_000, 80_000, 100_000)
+    graph = labeled(200_000, 120_000, 80_000, 100_000)
     found = counts(graph, 5, favored_classes=2, favor=favor)
     log = found.double().log() / math.log(favor)
     within = log[:, :, None] - log[:, None, :]  # of two classes at one client
@@ -54,7 +54,7 @@ def test_odds_ratios_are_those_of_the_weights(favor: float) -> None:
 
 
 def test_clients_are_equally_large_and_favor_so_many_classes() -> None:
-    graph = labelled(*[700] * 6)
+    graph = labeled(*[700] * 6)
     found = counts(graph, 7, favored_classes=2)
     assert (found.sum(dim=1) - 600).abs().max() <= 6
     assert ((found.double() / 600 > 1 / 6 + 0.1).sum(dim=1) <= 2).all()
@@ -62,23 +62,23 @@ def test_clients_are_equally_large_and_favor_so_many_classes() -> None:
 
 
 def test_of_two_classes_one_is_favored_by_default() -> None:
-    two, three = labelled(900, 900), labelled(600, 600, 600)
+    two, three = labeled(900, 900), labeled(600, 600, 600)
     assert (counts(two, 4) == counts(two, 4, favored_classes=1)).all()
     assert (counts(three, 4) == counts(three, 4, favored_classes=2)).all()
     with pytest.raises(PartitionError, match=r"expected 1 to 1 favored_classes .* got 2"):
         counts(two, 4, favored_classes=2)
     with pytest.raises(PartitionError, match="expected 1 to 0 favored_classes"):
-        counts(labelled(9), 2)
+        counts(labeled(9), 2)
 
 
 def test_without_favor_every_client_gets_its_share_of_every_class() -> None:
-    found = counts(labelled(300, 90, 40), 8, favor=1.0)
+    found = counts(labeled(300, 90, 40), 8, favor=1.0)
     expected = torch.tensor([300, 90, 40]).double() / 8
     assert (found - expected).abs().max() <= 1
 
 
 def test_absent_classes_and_unlabelled_nodes_do_no_harm() -> None:
-    graph = replace(labelled(40, 40, 40), num_classes=5)
+    graph = replace(labeled(40, 40, 40), num_classes=5)
     assert counts(graph, 4).sum() == 120
     unknown = replace(graph, y=torch.full((120,), MISSING))
     cut = make_partition(unknown, "class_biased", clients=8, key=Key.of(0))
@@ -97,10 +97,10 @@ def test_absent_classes_and_unlabelled_nodes_do_no_harm() -> None:
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, PartitionError), match=message):
-        counts(labelled(9, 9, 9), 2, **options)
+        counts(labeled(9, 9, 9), 2, **options)
 
 
 def test_label_bits_are_refused() -> None:
-    bits = replace(labelled(9, 9), y=torch.ones(18, 2, dtype=torch.int64))
+    bits = replace(labeled(9, 9), y=torch.ones(18, 2, dtype=torch.int64))
     with pytest.raises(PartitionError, match="for 'class_biased', got a multi-label graph"):
         counts(bits, 2)

@@ -60,10 +60,10 @@ def test_ratios_hold_for_every_client(
     split = make_split(graph, partition, ratios=(train, val, test), key=Key.of(1))
     roles = torch.stack([split.train, split.val, split.test]).long()
     assert roles.sum(dim=0).max() <= 1
-    assert not roles[:, ~graph.labelled].any()
+    assert not roles[:, ~graph.labeled].any()
     for client in range(clients):
         mine = partition.owner == client
-        size = int((mine & graph.labelled).sum())
+        size = int((mine & graph.labeled).sum())
         counts = roles[:, mine].sum(dim=1).tolist()
         # Each end point is rounded once: at most 1/2 off; a difference of two, at most 1.
         for end, share in enumerate(np.cumsum([train, val, test]), start=1):
@@ -73,7 +73,7 @@ def test_ratios_hold_for_every_client(
 
 
 def test_a_split_by_hand() -> None:
-    # 5 labelled nodes at .2 / .4 / .4: ends at 1, 3, 5; 2 nodes: round(.4) = 0, round(1.2) = 1.
+    # 5 labeled nodes at .2 / .4 / .4: ends at 1, 3, 5; 2 nodes: round(.4) = 0, round(1.2) = 1.
     graph = replace(sample(8), y=torch.tensor([0, 1, 2, 0, 1, MISSING, 0, 1]))
     partition = Partition(("a", "b"), (torch.arange(6), torch.tensor([6, 7])), 8, "hand")
     split = make_split(graph, partition, ratios=RATIOS, key=Key.of(0))
@@ -129,8 +129,8 @@ def test_public_split_leaves_out_unlabelled_nodes() -> None:
     none = ~every
     given_split = replace(graph, split=Split(every, none, every))
     split = public_split(given_split)
-    assert torch.equal(split.train, graph.labelled)
-    assert torch.equal(split.test, graph.labelled)
+    assert torch.equal(split.train, graph.labeled)
+    assert torch.equal(split.test, graph.labeled)
     assert not split.val.any()
     chosen = choose_split(given_split, cut(graph, 2), "public", Key.of(0))
     assert torch.equal(chosen.train, split.train)
@@ -175,7 +175,7 @@ def test_ratios_out_of_range_are_refused(how: str, message: str) -> None:
 
 def test_a_split_that_trains_nobody_is_refused() -> None:
     graph = replace(sample(10), y=torch.zeros(10, dtype=torch.int64))
-    with pytest.raises(DataError, match="got 0 of 10 labelled ones over 10 clients: use fewer"):
+    with pytest.raises(DataError, match="got 0 of 10 labeled ones over 10 clients: use fewer"):
         make_split(graph, cut(graph, 10), ratios=RATIOS, key=Key.of(0))
 
 
@@ -184,9 +184,9 @@ def test_the_full_split_trains_on_all_that_is_not_judged() -> None:
     val, test = torch.arange(30) < 8, (torch.arange(30) >= 8) & (torch.arange(30) < 15)
     few = Split(torch.arange(30) == 29, val, test)
     split = full_split(replace(graph, split=few))
-    assert torch.equal(split.val, val & graph.labelled)
-    assert torch.equal(split.test, test & graph.labelled)
-    assert torch.equal(split.train, graph.labelled & ~val & ~test)
+    assert torch.equal(split.val, val & graph.labeled)
+    assert torch.equal(split.test, test & graph.labeled)
+    assert torch.equal(split.train, graph.labeled & ~val & ~test)
     chosen = choose_split(replace(graph, split=few), cut(graph, 2), "full", Key.of(0))
     assert torch.equal(chosen.train, split.train)
     with pytest.raises(DataError, match="expected a graph with a public split, got 'graph'"):

@@ -356,7 +356,7 @@ def test_real_files_have_their_published_counts(name: str) -> None:
     assert (graph.num_nodes, graph.num_edges) == (nodes, edges)
     assert features in (None, graph.num_features)
     assert (graph.num_classes, len(graph.silo_names)) == (classes, silos)
-    assert int((~graph.labelled).sum()) == missing
+    assert int((~graph.labeled).sum()) == missing
     assert (graph.task == "multilabel") == (name == "citation_domains")
     wanted = {
         "cora": (140, 500, 1000),

@@ -35,7 +35,7 @@ def test_class_numbers_in_every_form(y: Any) -> None:
     assert graph.y.dtype == torch.int64
     assert graph.y.tolist() == [1, -1, 0, 2]
     assert (graph.num_classes, graph.task, graph.class_names) == (3, "multiclass", ())
-    assert graph.labelled.tolist() == [True, False, True, True]
+    assert graph.labeled.tolist() == [True, False, True, True]
 
 
 @pytest.mark.parametrize("hole", [None, float("nan"), ""])
@@ -56,7 +56,7 @@ def test_class_names_give_the_order_of_words_and_the_number_of_classes() -> None
 def test_num_classes_may_exceed_the_labels() -> None:
     assert build().num_classes == 2
     assert build(num_classes=9).num_classes == 9
-    assert build(y=[-1] * N, num_classes=2).labelled.sum() == 0
+    assert build(y=[-1] * N, num_classes=2).labeled.sum() == 0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_rows_of_bits_are_a_multilabel_task(y: Any) -> None:
     graph = build(y=y)
     assert graph.y.tolist() == [[1, 0], [0, -1], [-1, -1], [1, 1]]
     assert (graph.num_classes, graph.task) == (2, "multilabel")
-    assert graph.labelled.tolist() == [True, True, False, True]
+    assert graph.labeled.tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize(

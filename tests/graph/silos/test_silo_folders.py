@@ -180,7 +180,7 @@ def test_silos_joined_are_the_graph(make_graph: MakeGraph, tmp_path: Path) -> No
     for name in ("adj", "x", "y", "num_classes", "node_id", "name", "class_names"):
         same(getattr(joined, name), getattr(graph, name), name)
     assert (cut.ids, cut.hash, joined.silo_names) == (partition.ids, partition.hash, partition.ids)
-    known = graph.labelled
+    known = graph.labeled
     same(masks, Split(split.train & known, split.val & known, split.test & known))
 
 

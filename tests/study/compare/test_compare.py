@@ -55,7 +55,7 @@ def test_cells_are_plain_runs(compared: Comparison, make_graph: MakeGraph) -> No
         options = {"server_lr": 0.02} if labels["method"] == "fedopt" else {}
         given: dict[str, Any] = SHORT | dict(labels)
         plain = sg.run(make_graph(), **given, options=options)
-        for view in ("server", "uncut", "personalised"):
+        for view in ("server", "uncut", "personalized"):
             scores = getattr(plain.test, view)
             assert line["test"][view] == (None if scores is None else dict(scores))
         assert line["bytes"]["total"] == plain.bytes
@@ -85,7 +85,7 @@ def test_every_cell_has_its_result_folder(compared: Comparison) -> None:
 
 
 def test_rows_are_the_figures_of_numpy(compared: Comparison) -> None:
-    own = {"local": "personalised", "fedavg": "server", "fedopt": "server"}
+    own = {"local": "personalized", "fedavg": "server", "fedopt": "server"}
     assert [(row["clients"], row["method"]) for row in compared.rows] == [
         (clients, method) for clients in (3, 5) for method in METHODS
     ]
@@ -98,8 +98,8 @@ def test_rows_are_the_figures_of_numpy(compared: Comparison) -> None:
             == (row["method"], row["clients"])
         ]
         assert row["seeds"] == 2
-        for view in ("server", "uncut", "personalised"):
-            if row["method"] == "local" and view != "personalised":
+        for view in ("server", "uncut", "personalized"):
+            if row["method"] == "local" and view != "personalized":
                 assert row[f"{view}_mean"] is row[f"{view}_std"] is None
                 continue
             scores = [line["test"][view]["accuracy"] for line in lines]
@@ -111,7 +111,7 @@ def test_rows_are_the_figures_of_numpy(compared: Comparison) -> None:
         rows = [row for row in compared.rows if row["clients"] == clients]
         means = {row["method"]: row[f"{own[row['method']]}_mean"] for row in rows}
         assert {row["reference"] for row in rows} == {max(means, key=lambda m: means[m])}
-        for view in ("server", "uncut", "personalised"):
+        for view in ("server", "uncut", "personalized"):
             marked = [row[f"{view}_mean"] for row in rows if view in row["best"]]
             found = [row[f"{view}_mean"] for row in rows if row[f"{view}_mean"] is not None]
             assert marked == [max(found)] * len(marked) != []
@@ -131,7 +131,7 @@ def with_scores(scores: dict[str, list[float | None]], **asked: Any) -> Comparis
             lines.append({"error": "why", "versions": line["versions"]})
             continue
         view = {"accuracy": value, "auc": None}
-        lines.append(line | {"test": {"server": view, "uncut": None, "personalised": view}})
+        lines.append(line | {"test": {"server": view, "uncut": None, "personalized": view}})
     return replace(table, lines=tuple(lines), asked=replace(table.asked, **asked))
 
 
@@ -243,7 +243,7 @@ def test_a_method_without_any_score_stays_in_the_table() -> None:
     table = with_scores({"fedavg": [None, None], "local": [0.5, 0.75]})
     row = table.rows[0]
     assert (row["seeds"], row["server_mean"], row["bytes"], row["pairs"]) == (0, None, None, 0)
-    assert statistics.mean([0.5, 0.75]) == table.rows[1]["personalised_mean"]
+    assert statistics.mean([0.5, 0.75]) == table.rows[1]["personalized_mean"]
     assert with_scores({"fedavg": [None], "local": [None]}).rows[0]["reference"] is None
 
 
@@ -251,7 +251,7 @@ def test_a_chosen_view_metric_and_test() -> None:
     scores: dict[str, list[float | None]] = {"fedavg": [0.5, 0.6, 0.9], "local": [0.4, 0.4, 0.6]}
     table = with_scores(scores, view="server", test="wilcoxon")
     assert table.rows[1]["pairs"] == 0 or table.rows[1]["method"] == "local"
-    table = with_scores(scores, view="personalised", test="wilcoxon")
+    table = with_scores(scores, view="personalized", test="wilcoxon")
     assert table.rows[1]["p"] == pytest.approx(0.25)  # signed ranks of one sign, n = 3
     assert any("is 0.25" in note for note in table.notes)
     assert with_scores(scores, metric="auc").rows[0]["server_mean"] is None
@@ -282,7 +282,7 @@ def test_json_and_markdown_hold_the_rows(compared: Comparison) -> None:
     assert compared.folder is not None
     page = Path(compared.folder, "compare.md").read_text(encoding="utf-8")
     assert page == compared.to_markdown()
-    mean = f"{100 * compared.rows[0]['personalised_mean']:.2f} ± "
+    mean = f"{100 * compared.rows[0]['personalized_mean']:.2f} ± "
     assert mean in page
 
 

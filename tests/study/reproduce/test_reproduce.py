@@ -64,7 +64,7 @@ def cells(found: Found) -> list[Cell]:
     lines = found.scored(first)
     if len(lines) < len(first):
         return first
-    best = max(lines, key=lambda line: line["val"]["personalised"]["accuracy"])
+    best = max(lines, key=lambda line: line["val"]["personalized"]["accuracy"])
     return [*first, one(best["labels"]["method"], 1)]
 
 
@@ -72,7 +72,7 @@ def page(found: Found) -> Page:
     rows = {}
     for method, paper in PAPER.items():
         lines = found.scored([one(method, seed) for seed in (0, 1)])
-        values = [line["test"]["personalised"]["accuracy"] for line in lines]
+        values = [line["test"]["personalized"]["accuracy"] for line in lines]
         rows[method] = f"{method}: {paper} {beside(values, paper)}"
     return Page({"table": "\n".join(rows.values())}, {"c.svg": Curves("t", "x", "y", {})})
 
@@ -94,10 +94,10 @@ def test_what_is_missing_runs_once_and_later_cells_follow() -> None:
     assert [line["labels"]["seed"] for line in lines] == [0, 0, 1]
     text = text_of()
     assert "3 of 3 cells have run." in text
-    accuracy = lines[0]["test"]["personalised"]["accuracy"]
+    accuracy = lines[0]["test"]["personalized"]["accuracy"]
     plain = sg.run("g.npz", method="local", **{k: v for k, v in SHORT.items() if k != "dataset"})
-    assert plain.test.personalised is not None
-    assert accuracy == plain.test.personalised.accuracy
+    assert plain.test.personalized is not None
+    assert accuracy == plain.test.personalized.accuracy
     assert f"({100 * accuracy - 50:+.2f})" in text or lines[2]["labels"]["method"] == "local"
     assert "silograph reproduce mine/first" in text
     assert f"3 by silograph {sg.__version__}, torch " in text

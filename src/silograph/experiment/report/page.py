@@ -140,7 +140,7 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
                 f"{view} {part}{' judge' if view == run.judge and part == 'val' else ''}",
             )
             for part in ("val", "test")
-            for view in ("server", "personalised")
+            for view in ("server", "personalized")
         ]
 
     metric = run.metric

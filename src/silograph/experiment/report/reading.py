@@ -24,7 +24,7 @@ from silograph.experiment.result_files import (
 )
 from silograph.task.metric_table import LOSS, METRICS, Metric, reported
 
-VIEWS = ("server", "uncut", "personalised")
+VIEWS = ("server", "uncut", "personalized")
 # Of run.json.
 NEEDED = ("config", "given", "method", "versions", "model", "metrics", "dataset", "partition_hash")
 

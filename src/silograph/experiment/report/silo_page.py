@@ -10,7 +10,7 @@ from silograph.experiment.report.page import environment
 from silograph.experiment.result_files import REPORT, write_atomic
 from silograph.task.metric_table import METRICS, reported
 
-VIEWS = ("server", "personalised")
+VIEWS = ("server", "personalized")
 
 
 def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:

@@ -52,9 +52,9 @@ def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
     nodes = order[: max(1, round(share * len(order)))].sort().values
     split = Split(*(part[nodes] for part in vars(cut.split).values()))
     graph = subgraph(cut.graph, nodes)
-    if not bool((split.train & graph.labelled).any()):
+    if not bool((split.train & graph.labeled).any()):
         raise DataError(
-            f"expected a labelled training node among those that the server holds, got none of "
+            f"expected a labeled training node among those that the server holds, got none of "
             f"{len(nodes)}: give a larger share (--option server_share=SHARE)"
         )
     return make_block(graph, whole(graph, "server"), split)[0]
@@ -149,9 +149,9 @@ def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
 
 def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
     """Return a cut that has something to train on; raise `DataError` for another."""
-    if not bool((cut.split.train & cut.graph.labelled).any()):
+    if not bool((cut.split.train & cut.graph.labeled).any()):
         raise DataError(
-            f"expected at least one labelled training node, got none in {cut.graph.name} with "
+            f"expected at least one labeled training node, got none in {cut.graph.name} with "
             f"split {config.split!r}: give a larger training share"
         )
     return cut

@@ -215,7 +215,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         best = _with_own(setup, now) if is_better(setup, now, best) else best
         view = setup.method.evaluate.view
         scores = now.val[view]
-        counts = now.server if view == "server" else now.personalised
+        counts = now.server if view == "server" else now.personalized
         row = row_of(setup, now, report, time.monotonic() - began)
     if selection is not None:
         state = selection.observe(before.state, state, t, report, counts)

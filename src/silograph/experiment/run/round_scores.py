@@ -30,7 +30,7 @@ class Judged:
     Attributes:
         round: its number.
         server: counts of the server's model, or None where there is none.
-        personalised: counts of the clients' own models.
+        personalized: counts of the clients' own models.
         weights: the server's model.
         val: validation scores by view, the two views that clients can tell.
         test: test scores, likewise.
@@ -41,7 +41,7 @@ class Judged:
 
     round: int
     server: Counts | None
-    personalised: Counts
+    personalized: Counts
     weights: Params | None
     val: ViewScores
     test: ViewScores
@@ -80,7 +80,7 @@ def judged(
     val, test = (
         {
             "server": None if server is None else task.scores(server, part),
-            "personalised": task.scores(own, part),
+            "personalized": task.scores(own, part),
         }
         for part in PARTS
     )
@@ -121,7 +121,7 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
 def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
     """Return validation scores of `one`, on the clients that `other` has counted, too."""
     counts, others = (
-        j.server if setup.method.evaluate.view == "server" else j.personalised for j in (one, other)
+        j.server if setup.method.evaluate.view == "server" else j.personalized for j in (one, other)
     )
     if counts is None or others is None:
         return None
@@ -183,7 +183,7 @@ def baseline_scores(setup: Setup) -> Scores | None:
     """
     graph, split = setup.cut.graph, setup.cut.split
     owner, task = setup.cut.partition.owner, task_in(setup)
-    known = graph.labelled & (owner >= 0)
+    known = graph.labeled & (owner >= 0)
     rows = (known & split.test).nonzero()[:, 0]
     outputs = task.outputs(setup.schema)
     constant = task.constant_logits(graph.y[known & split.train], outputs)
@@ -215,7 +215,7 @@ def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, V
 def scores_by_class(setup: Setup, best: Judged) -> dict[str, ClassScores]:
     """Return the test scores of each class in a round, in the view that picks the round."""
     view = setup.method.evaluate.view
-    counts = best.server if view == "server" else best.personalised
+    counts = best.server if view == "server" else best.personalized
     if counts is None or best.test[view] is None:
         return {}
     found = task_in(setup).class_scores(counts, "test")
@@ -227,7 +227,7 @@ def scores_by_client(
     setup: Setup, best: Judged, uncut: Counts | None
 ) -> dict[str, dict[str, ClientValues]]:
     """Return each client's test scores in a round, by metric and by the views that exist."""
-    views = {"server": best.server, "uncut": uncut, "personalised": best.personalised}
+    views = {"server": best.server, "uncut": uncut, "personalized": best.personalized}
     task = task_in(setup)
     found = {
         view: task.client_scores(counts, "test")

@@ -142,10 +142,10 @@ def to_checkpoint(
         "server/weights": state.weights,
     }
     if best is not None:
-        groups |= {"best/personalised": best.personalised, "best/server": best.server}
+        groups |= {"best/personalized": best.personalized, "best/server": best.server}
     last = snapshot.scores
     if last is not None:
-        groups |= {"scores/personalised": last.personalised, "scores/server": last.server}
+        groups |= {"scores/personalized": last.personalized, "scores/server": last.server}
     if snapshot.client_facts:
         groups["facts"] = snapshot.client_facts
     tensors: dict[str, Tensor] = {}
@@ -205,13 +205,13 @@ def from_checkpoint(
                 setup,
                 best_round,
                 group("best/server"),
-                _below("best/personalised", parts),
+                _below("best/personalized", parts),
                 server or state.weights,
                 tuple(facts.get("best_away", ())),
             )
         scores = None
         if "scores_round" in facts:
-            own, away = _below("scores/personalised", parts), tuple(facts["scores_away"])
+            own, away = _below("scores/personalized", parts), tuple(facts["scores_away"])
             scores = judged(setup, facts["scores_round"], group("scores/server"), own, None, away)
         seconds, stopped = facts["seconds"], facts["stopped"]
     except KeyError as error:

@@ -211,7 +211,7 @@ def make_block(
     nodes = partition.copies
     off = offsets(torch.tensor([len(part) for part in partition.nodes]))
     adj, halo, route = connect(graph, partition)
-    given, known = graph.x, graph.labelled
+    given, known = graph.x, graph.labeled
     x: Rows = SparseRows(given.select_rows(nodes), off) if isinstance(given, CSR) else given[nodes]
     block = ClientBlock(
         ids=partition.ids,

@@ -84,7 +84,7 @@ def local_clustering(adj: CSR) -> Tensor:
 
 
 def edge_homophily(graph: Graph) -> float:
-    """Return how far the end points of edges agree, over edges with two labelled end points.
+    """Return how far the end points of edges agree, over edges with two labeled end points.
 
     Multi-class: share of edges within a class (J. Zhu et al.: "Beyond homophily in graph neural
     networks", NeurIPS 2020). Multi-label: mean Jaccard index of the label sets (T. Zhao et al.:
@@ -93,7 +93,7 @@ def edge_homophily(graph: Graph) -> float:
     """
     if graph.task == "node_value":
         return math.nan
-    known = graph.labelled
+    known = graph.labeled
     row, col = graph.edge_index
     kept = known[row] & known[col]
     row, col = row[kept], col[kept]

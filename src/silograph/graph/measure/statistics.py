@@ -54,7 +54,7 @@ class CutStatistics:
         clustering: (C,) float64 mean clustering coefficient of a client's nodes by its internal
             edges, or None where it was not asked for.
         uncut_clustering: the same of the uncut graph.
-        homophily: share of the uncut graph's labelled edges whose end points agree; for
+        homophily: share of the uncut graph's labeled edges whose end points agree; for
             multi-label the mean Jaccard index of their label sets; NaN without such edges.
     """
 

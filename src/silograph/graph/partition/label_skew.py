@@ -26,7 +26,7 @@ def dirichlet(graph: Graph, clients: int, key: Key, options: DirichletOptions) -
 
     Small alpha: each class sits at few clients. Q. Li et al.: "Federated learning on non-IID
     data silos: an experimental study", ICDE 2022, after T.-M. Hsu et al.: "Measuring the effects
-    of non-identical data distribution for federated visual classification", 2019. Unlabelled
+    of non-identical data distribution for federated visual classification", 2019. Unlabeled
     nodes are dealt evenly. Li et al. redraw until no client is short of nodes, which does not
     end with many clients; here an empty client gets one node of the client that is largest then.
     """
@@ -56,7 +56,7 @@ def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptio
     or 1, where r and s make the clients equally large and use every node once (iterative
     proportional fitting: W. Deming, F. Stephan, Ann. Math. Stat. 11(4), 1940). So odds ratios
     of two classes at two clients are those of w, and sizes are equal to within K + 1 nodes.
-    Unlabelled nodes are dealt evenly.
+    Unlabeled nodes are dealt evenly.
     """
     _require_classes(graph, "class_biased")
     favored, favor = options.favored_classes, options.favor
@@ -103,7 +103,7 @@ def _fitted(weights: np.ndarray, graph: Graph) -> np.ndarray:
 
 
 def _deal(graph: Graph, clients: int, key: Key, shares: Callable[[int], np.ndarray]) -> Tensor:
-    """Deal each class by its shares (C,) in drawn order, and unlabelled nodes evenly."""
+    """Deal each class by its shares (C,) in drawn order, and unlabeled nodes evenly."""
     order = key_order(graph.node_id, key)
     y = graph.y[order].numpy()
     part = np.empty(len(order), np.int64)

@@ -24,9 +24,9 @@ TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more tha
 def make_split(
     graph: Graph, partition: Partition, *, ratios: tuple[float, float, float], key: Key
 ) -> Split:
-    """Split the labelled nodes of every client, in an order drawn from the nodes' public keys.
+    """Split the labeled nodes of every client, in an order drawn from the nodes' public keys.
 
-    A node belongs to its owner. Of m labelled nodes, the first round(train * m) train, those up
+    A node belongs to its owner. Of m labeled nodes, the first round(train * m) train, those up
     to round((train + val) * m) validate, and those up to round(sum * m) test (halves round up);
     the rest have no role. A client may so end up without training nodes: it then has weight 0.
 
@@ -45,9 +45,9 @@ def make_split(
     """
     split = draw_split(graph, partition, ratios=ratios, key=key)
     if not split.train.any():
-        count = int((graph.labelled & (partition.owner >= 0)).sum())
+        count = int((graph.labeled & (partition.owner >= 0)).sum())
         raise DataError(
-            f"expected at least one training node, got 0 of {count} labelled ones over "
+            f"expected at least one training node, got 0 of {count} labeled ones over "
             f"{len(partition.ids)} clients: use fewer clients or a larger training ratio"
         )
     return split
@@ -59,7 +59,7 @@ def draw_split(
     """Return the split of `make_split`, which may have no training node."""
     _check_ratios(ratios)
     order = key_order(graph.node_id, key.fold("split"))
-    eligible = (graph.labelled & (partition.owner >= 0))[order]
+    eligible = (graph.labeled & (partition.owner >= 0))[order]
     nodes = order[eligible]
     owner = partition.owner[nodes]
     by_owner = torch.argsort(owner, stable=True)
@@ -75,7 +75,7 @@ def draw_split(
 
 
 def public_split(graph: Graph) -> Split:
-    """Return the split that came with the data, labelled nodes only; masks (n,) bool.
+    """Return the split that came with the data, labeled nodes only; masks (n,) bool.
 
     Raises:
         DataError: the graph has none.
@@ -85,12 +85,12 @@ def public_split(graph: Graph) -> Split:
             f"expected a graph with a public split, got {graph.name!r} without one: "
             "give ratios instead, such as '0.2/0.4/0.4'"
         )
-    known, split = graph.labelled, graph.split
+    known, split = graph.labeled, graph.split
     return split.map(lambda mask: mask & known)
 
 
 def full_split(graph: Graph) -> Split:
-    """Return the public split with all other labelled nodes for training, too; masks (n,) bool.
+    """Return the public split with all other labeled nodes for training, too; masks (n,) bool.
 
     Chen, Ma and Xiao, "FastGCN", ICLR 2018, section 4; PyG's `full` split of Planetoid's graphs.
 
@@ -98,7 +98,7 @@ def full_split(graph: Graph) -> Split:
         DataError: the graph has no public split.
     """
     public = public_split(graph)
-    return Split(graph.labelled & ~public.val & ~public.test, public.val, public.test)
+    return Split(graph.labeled & ~public.val & ~public.test, public.val, public.test)
 
 
 def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:

@@ -169,11 +169,11 @@ def silo_block(
 
     Args:
         silo: its data.
-        split: which of its nodes train, validate and test; unlabelled ones never do.
+        split: which of its nodes train, validate and test; unlabeled ones never do.
         dtype: of features and edges.
         normalize: whether to divide every node's features by their sum.
     """
-    n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labelled
+    n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
     given = normalized_rows(silo.x) if normalize else silo.x
     off = torch.tensor([0, n])
     x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given

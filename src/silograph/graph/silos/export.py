@@ -141,7 +141,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
     row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
     once = adj.row < adj.indices.long()
     source, target = adj.row[once], adj.indices.long()[once]
-    masks = split.map(lambda mask: mask & graph.labelled)
+    masks = split.map(lambda mask: mask & graph.labeled)
     for client, held in enumerate(partition.nodes):
         inside, crossing = holder[source] == client, holder[row] == client
         yield {

@@ -72,7 +72,7 @@ def compare(
         baseline: the method that others are tested against; None for the best in the tables.
         metric: the score that is compared, and that picks each run's best round; None is that of
             the task. `auc` is compared, but picks no round: validation nodes do not have it.
-        view: of the paired test: server, uncut, personalised, or own: the view that each method
+        view: of the paired test: server, uncut, personalized, or own: the view that each method
             is about.
         test: `t` or `wilcoxon`.
         processes: runs at the same time, each in a process of its own; None for as many as there

@@ -84,7 +84,7 @@ def tune(
             range and that are not given among `run_options`.
         ranges: ranges in place of those declared, or of further keys: `Range` or text such as
             `0.001:0.3:log`, `1:5` and `gcn,sage`.
-        view: server, uncut, personalised, or own: the view that the method is about.
+        view: server, uncut, personalized, or own: the view that the method is about.
         search_seed: another one tries other settings.
         processes: as for `compare`; one process repeats exactly, more try what is then known.
         out: folder for lines, tables and the best run file; a search that is there goes on. None
