@@ -74,6 +74,7 @@ OPTIONS = {
     "method.server_relative_tau": 0.1,
     "method.server_tau": None,
     "model.residual": False,
+    "model.head": "conv",
     "selector.participation": 1.0,
 }
 

@@ -23,6 +23,7 @@ from silograph.graph.block.halo import Route
 from silograph.methods import METHODS
 from silograph.nn.any_model import AnyModel
 from silograph.nn.model import Model
+from silograph.nn.own_module import ModuleModel
 
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 HIDDEN = FAST["hidden"]
@@ -102,7 +103,7 @@ def test_a_module_written_as_gcn_is_gcn(
     def equal(model: AnyModel, key: Key, dtype: torch.dtype) -> dict[str, Tensor]:
         return renamed(shape.init_weights(key, dtype))
 
-    monkeypatch.setattr("silograph.experiment.run.loop.init_weights", equal)
+    monkeypatch.setattr(ModuleModel, "init_weights", equal)
     ours = go(graph, model=Net, **OWN | options)
     for a, b in zip(rows_of(ours), rows_of(theirs), strict=True):
         for name in b.keys() - {"flops", "bytes", "bytes_evaluation"}:
