@@ -124,6 +124,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
     assert {**about["config"], "out": "done"} == vars(result.config)
     fedavg = METHODS["fedavg"]
     assert about["method"] == {
+        "name": "fedavg",
         "title": fedavg.title,
         "reference": fedavg.reference,
         "judge": "server",

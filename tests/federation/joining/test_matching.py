@@ -346,7 +346,7 @@ def test_fields_that_are_no_hello_are_refused(tmp_path: Path) -> None:
         {"others": []},
         {"others": [3]},
         {"features": "2"},
-        {"features": 0},
+        {"features": -1},  # 0: the graphs have none of their own
         {"features": True},
         {"num_classes": -1},
         {"task": "regression"},
