@@ -60,7 +60,7 @@ class SiloRun:
 
 def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
     """Return the folder of a run among the silo's results: the same one if it is told again."""
-    return results / f"{in_path(run.method.name)}-{outcome.run[:8]}"
+    return results / f"{in_path(run.method.name)}-{outcome.run[:16]}"
 
 
 def check_new(folder: Path) -> None:

@@ -75,7 +75,7 @@ def from_bytes(data: bytes) -> Checkpoint:
         facts = json.loads(data[HEAD.size : HEAD.size + length])
         arrays = safetensors.numpy.load(data[HEAD.size + length :])
         number = int(facts.pop("round"))
-    except (ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except (ValueError, KeyError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"expected facts and tensors in a checkpoint, got: {error}") from None
     return Checkpoint(number, {name: torch.from_numpy(a) for name, a in arrays.items()}, facts)
 

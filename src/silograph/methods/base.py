@@ -268,7 +268,7 @@ class Method(Generic[Options]):
         calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
             the same for all, from the server's (none where it has no model) and the tensors of
-            the clients' state; None: those of the server.
+            the clients' state; None: those of the server, if it has a model.
         caution: where its defaults are known not to learn, and what does; listings and
             comparisons say it.
     """

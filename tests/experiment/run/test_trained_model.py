@@ -84,10 +84,11 @@ def test_files_that_are_no_models(make_graph: Callable[..., Graph], tmp_path: Pa
     replace(model, weights={"0.weight": torch.zeros(2, 2)}).save(path)
     with pytest.raises(DataError, match=r"expected weights .* got"):
         sg.load_model(path)
-    about = {"silograph model 1": "{}"}
-    safetensors.torch.save_file({"w": torch.zeros(2)}, path, about)
-    with pytest.raises(DataError, match=r"expected a model's shape in .*, got none"):
-        sg.load_model(path)
+    for text in ("{}", "[" * 100_000):  # the latter is more than Python's stack holds
+        about = {"silograph model 1": text}
+        safetensors.torch.save_file({"w": torch.zeros(2)}, path, about)
+        with pytest.raises(DataError, match=r"expected a model's shape in .*, got none"):
+            sg.load_model(path)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def model_file(run: Path, silo: str | None = None) -> Path:
         return run / MODEL
     if not (run / MODELS).is_dir():
         raise DataError(
-            f"expected a model in {run}, got none: the run is not over, or its server keeps the "
-            "model"
+            f"expected a model in {run}, got none: the run is not over, its server keeps the "
+            "model, or its method has no whole one, as fedper"
         )
     known = [row["client"] for row in read_csv(run / CLIENTS)]
     if silo not in known:

@@ -215,7 +215,8 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         features: FeatureSource = TypeAdapter(FeatureSource).validate_python(source)
     except DataError:
         raise
-    except (KeyError, TypeError, ValueError):  # pydantic's ValidationError is a ValueError
+    # pydantic's ValidationError is a ValueError; nested or huge values of a file are the last two.
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
     found = {name: tuple(w.shape) for name, w in weights.items()}
     _check_sizes(shape, found, os.fspath(path))
