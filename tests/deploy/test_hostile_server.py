@@ -36,6 +36,7 @@ from silograph.graph.graph import Graph, schema_of
 from silograph.graph.silos.data import Silo
 from silograph.graph.silos.read import read_silo
 from silograph.methods import cagnet
+from silograph.methods.local_only import begin_own, train_own
 from silograph.methods.local_training import begin as begin_training
 from silograph.methods.local_training import train
 from silos import config_of, folders
@@ -385,6 +386,87 @@ def test_the_result_of_a_run_is_held_to_what_was_agreed(silo: Silo, tmp_path: Pa
     assert reason(result(server, fine)) == "expected END after RESULT, got RESULT"
     assert reason(server.train(fine, 2)) == "expected END after RESULT, got CALL"
     assert server.ask(Type.END, facts_body({"reason": ""})).type is Type.DONE
+
+
+def go_round(server: Hostile, t: int) -> None:
+    """Do round t of `local` and let the silo keep it; the rounds before are committed."""
+    key = training_key(server.config).fold("train", t)
+    assert server.call(train_own, {}, Kind.CONTROL, key, t).type is Type.REPLY
+    kept = {"round": t, "committed": list(range(1, t))}
+    assert server.ask(Type.KEEP, facts_body(kept)).type is Type.DONE
+
+
+LOCAL: dict[str, Any] = {"method": "local", "rounds": 3, "eval_every": 3}
+
+
+def trained(silo: Silo, tmp_path: Path) -> Hostile:
+    """A run of `local` after its first round, which the silo has kept."""
+    server = Hostile(silo, state=tmp_path / "state", results=tmp_path / "results")
+    assert server.start(**LOCAL).type is Type.DONE
+    key = training_key(server.config).fold("init")
+    assert server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0).type is Type.REPLY
+    go_round(server, 1)
+    return server
+
+
+def end(server: Hostile) -> None:
+    assert server.ask(Type.END, facts_body({"reason": ""})).type is Type.DONE
+
+
+def again(server: Hostile) -> None:
+    """Begin a new stream of the same run."""
+    server.worker.attach()
+    server.sequence = 0
+    assert server.start(**LOCAL).type is Type.DONE
+
+
+def test_a_result_that_is_told_twice_is_written_once(silo: Silo, tmp_path: Path) -> None:
+    server = trained(silo, tmp_path)
+    assert result(server, {}).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    assert TOKEN.hex()[:8] not in folder.name  # who knows a token may speak for the run
+    first = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert sorted(first) == ["model.safetensors", "report.html", "result.json"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    again(server)
+    assert reason(result(server, {}, 2)).startswith(f"expected no other result in {folder}, got")
+    assert result(server, {}).type is Type.DONE
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == first
+    end(server)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_damaged_result_is_not_overwritten_either(silo: Silo, tmp_path: Path) -> None:
+    server = trained(silo, tmp_path)
+    result(server, {})
+    (written,) = (tmp_path / "results").glob("*/result.json")
+    for text in ("", "[]", "[" * 100_000, '{"run": 3}'):
+        written.write_text(text)
+        again(server)
+        assert reason(result(server, {})).startswith("expected no other result in ")
+        assert written.read_text() == text
+
+
+def test_states_stay_where_the_result_cannot_be_written(silo: Silo, tmp_path: Path) -> None:
+    """They may hold the only copy of the silo's own model."""
+    server = trained(silo, tmp_path)
+    (tmp_path / "results").touch()  # so that no folder can be made there
+    assert reason(result(server, {})).endswith("; the silo's states of the run stay where they are")
+    end(server)
+    assert list((tmp_path / "state").glob("round-*"))
+
+
+def test_a_damaged_state_is_not_one_that_took_no_part(silo: Silo, tmp_path: Path) -> None:
+    go_round(trained(silo, tmp_path), 2)
+    (file,) = (tmp_path / "state").glob("round-*1.*")
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    server = Hostile(silo, state=tmp_path / "state", results=tmp_path / "results")
+    assert server.start(**LOCAL).type is Type.DONE
+    assert server.ask(Type.LOAD, facts_body({"round": 2})).type is Type.DONE
+    assert reason(result(server, {})).endswith("with its checksum, got a damaged one")
+    assert not (tmp_path / "results").exists()
+    end(server)
+    assert file.exists()
 
 
 def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) -> None:

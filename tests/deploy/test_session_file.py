@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from silograph.core.errors import CheckpointError
+from silograph.core.files import write_atomic
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
-from silograph.experiment.result_files import write_atomic
 
 
 def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ class CheckpointError(SilographError, RuntimeError):
     """A checkpoint is damaged, foreign, or belongs to another run."""
 
 
+class AbsentError(CheckpointError):
+    """There is no checkpoint of that round, which is no damage."""
+
+
 def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     """Return the error for a name that no table holds, naming the nearest one.
 

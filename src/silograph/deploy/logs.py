@@ -16,7 +16,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from silograph.core.errors import ConfigError, unknown
-from silograph.core.private import opens_private
+from silograph.core.files import opens_private
 from silograph.core.text import printable
 from silograph.federation.session.events import FIELDS, What
 

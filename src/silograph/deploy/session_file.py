@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silograph.core.errors import CheckpointError
-from silograph.experiment.result_files import write_atomic
+from silograph.core.files import write_atomic
 
 SESSION = "session.json"
 

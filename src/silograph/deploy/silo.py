@@ -200,7 +200,10 @@ class OwnData:
         try:
             write_result(folder, run, outcome)
         except OSError as error:
-            raise ConfigError(f"expected to write {folder}, got: {error.strerror}") from None
+            raise ConfigError(
+                f"expected to write {folder}, got: {error.strerror}; the silo's states of the run "
+                "stay where they are"
+            ) from None
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
 
 

@@ -18,12 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from silograph.core.errors import ConfigError
+from silograph.core.files import write_atomic
 from silograph.core.payload import State, under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import counts_left
 from silograph.experiment.report.silo_page import write_silo_report
-from silograph.experiment.result_files import MODEL, REPORT, RESULT, write_atomic
+from silograph.experiment.result_files import MODEL, REPORT, RESULT
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
@@ -82,8 +83,28 @@ def check_new(folder: Path) -> None:
         )
 
 
+def is_written(folder: Path, outcome: Outcome) -> bool:
+    """Whether a folder has this result already, as after a server that told it twice.
+
+    Raises:
+        ConfigError: it has another one.
+    """
+    try:
+        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (ValueError, RecursionError):
+        found = None
+    said = (found.get("run"), found.get("best_round")) if isinstance(found, dict) else None
+    if said != (outcome.run, outcome.round):
+        raise ConfigError(f"expected no other result in {folder}, got one: nothing was overwritten")
+    return True
+
+
 def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
-    """Write what a silo keeps of a run that is over."""
+    """Write what a silo keeps of a run that is over; see `is_written`."""
+    if is_written(folder, outcome):
+        return
     make_private(folder)
     weights, whose = weights_of(run, outcome)
     if weights is not None:
@@ -95,7 +116,7 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
             run.silo.feature_names,
             run.config.features,
         )
-        model.save(folder / MODEL)
+        model.save(folder / MODEL, private=True)
     about = about_run(run, outcome, whose)
     write_silo_report(folder, about)
     text = json.dumps(about, indent=2, allow_nan=False)
@@ -126,6 +147,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
     masks = {"train": split.train, "val": split.val, "test": split.test}
     return {
         "format": FORMAT,
+        "run": outcome.run,
         "silo": run.silo.name,
         "method": run.method.name,
         "title": run.method.title,
@@ -133,6 +155,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "model_of": whose,
         "server_has_model": server_has_model(run),
         "best_round": outcome.round,
+        "took_part": outcome.state is not None,
         "rounds": run.config.rounds,
         "metric": run.config.metric,
         "judge": run.method.evaluate.view,

@@ -2,13 +2,11 @@
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from silograph.core.errors import CheckpointError
-from silograph.core.private import opens_private
 
 Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
@@ -19,27 +17,6 @@ MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients'
 FORMAT = 3  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
-
-
-def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash.
-
-    Args:
-        path: of the file.
-        text: that it holds.
-        private: whether only its owner may read it.
-    """
-    partial = path.with_name(path.name + ".partial")
-    opener = opens_private if private else None
-    try:
-        with open(partial, "w", encoding="utf-8", newline="", opener=opener) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def check_format(about: Mapping[str, Any], path: Path) -> None:

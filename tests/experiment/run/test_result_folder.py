@@ -19,10 +19,10 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.core.files import write_atomic
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import read_run
-from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import check_free, default_folder
 from silograph.experiment.run.run import resume, run

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from silograph.core.errors import ConfigError
+from silograph.core.files import write_atomic
 from silograph.experiment.report.reading import RunRecord, read_run
-from silograph.experiment.result_files import REPORT, RESULT, write_atomic
+from silograph.experiment.result_files import REPORT, RESULT
 
 LOG = logging.getLogger("silograph")
 MARK = "<!-- silograph report -->"

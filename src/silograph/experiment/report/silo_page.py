@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from silograph.core.files import write_atomic
 from silograph.evaluation.views import means_of
 from silograph.experiment.report.config_table import FIELDS, text_of
 from silograph.experiment.report.page import environment
-from silograph.experiment.result_files import REPORT, write_atomic
+from silograph.experiment.result_files import REPORT
 from silograph.task.metric_table import METRICS, reported
 
 VIEWS = ("server", "personalized")

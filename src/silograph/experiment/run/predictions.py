@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from silograph.core.errors import ConfigError, DataError
+from silograph.core.files import write_atomic
 from silograph.experiment.resolve.source import find_source
-from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv, write_atomic
+from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
 from silograph.graph.datasets import check_columns

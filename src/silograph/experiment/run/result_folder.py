@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
+from silograph.core.files import write_atomic
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
@@ -55,7 +56,6 @@ from silograph.experiment.result_files import (
     read_csv,
     read_rounds,
     to_csv,
-    write_atomic,
 )
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result

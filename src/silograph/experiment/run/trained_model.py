@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.files import write_atomic
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
@@ -66,6 +67,7 @@ class TrainedModel:
         if isinstance(graph, Silo):
             graph = self._graph_of(graph)
         elif isinstance(graph, Graph):
+            _check_names("classes", self.class_names, graph.class_names, graph.name)
             graph = with_features(graph, self.features)
         else:
             raise DataError(
@@ -88,15 +90,8 @@ class TrainedModel:
     def _graph_of(self, silo: Silo) -> Graph:
         """Return a silo's own nodes and edges; raise `DataError` where they mean something else."""
         silo = featured(silo, self.features)
-        for what, ours, theirs in (
-            ("features", self.feature_names, silo.feature_names),
-            ("classes", self.class_names, silo.class_names),
-        ):
-            if ours and theirs and ours != theirs:
-                raise DataError(
-                    f"expected the {what} of the model in {silo.name}, {_some(ours)}, got "
-                    f"{_some(theirs)}: bring them into the model's order"
-                )
+        _check_names("features", self.feature_names, silo.feature_names, silo.name)
+        _check_names("classes", self.class_names, silo.class_names, silo.name)
         return silo.graph
 
     def probabilities(self, graph: Graph | Silo) -> np.ndarray | None:
@@ -108,8 +103,13 @@ class TrainedModel:
         """Return the predicted labels: (n,) int64 classes, or (n, K) int64 bits for multi-label."""
         return task_of(self.shape.task).decide(self.logits(graph).cpu()).numpy()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a safetensors file, whole or not at all."""
+    def save(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
+        """Write the model to a safetensors file, whole or not at all.
+
+        Args:
+            path: of the file.
+            private: whether only its owner may read it.
+        """
         about: dict[str, Any] = {
             "shape": self.shape.described(),
             "class_names": self.class_names,
@@ -119,11 +119,18 @@ class TrainedModel:
             about["feature_names"] = self.feature_names
         if self.features != "given":
             about["features"] = self.features
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
-        partial.write_bytes(safetensors.torch.save(weights, {FORMAT: json.dumps(about)}))
-        partial.replace(target)
+        data = safetensors.torch.save(weights, {FORMAT: json.dumps(about)})
+        write_atomic(Path(path), data, private=private)
+
+
+def _check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: str) -> None:
+    """Raise `DataError` where data mean something else than the model by their columns."""
+    if ours and theirs and tuple(ours) != tuple(theirs):
+        raise DataError(
+            f"expected the {what} of the model in {where}, {_some(ours)}, got {_some(theirs)}: "
+            "bring them into the model's order"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

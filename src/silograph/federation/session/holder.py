@@ -19,10 +19,10 @@ class Outcome:
     """What a silo has of a run that is over.
 
     Attributes:
-        run: token of the run, in hexadecimal.
+        run: what names the run, in hexadecimal; not its token, which nobody else may know.
         round: the best one.
         weights: those that the server sent; nothing where it has none or keeps them.
-        state: the silo's own after that round; None where it did not take part in it.
+        state: the silo's own after that round; None where it took no part in it.
     """
 
     run: str

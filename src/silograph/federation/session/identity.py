@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from silograph.core.errors import ConfigError
-from silograph.core.private import opens_private
+from silograph.core.files import opens_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PURPOSE = b"silograph session 1\0"

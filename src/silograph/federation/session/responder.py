@@ -8,10 +8,11 @@ and tells the server one line where it refuses; the rest is for its own log.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from silograph.core.errors import (
-    CheckpointError,
+    AbsentError,
     FrameError,
     OpError,
     ProtocolError,
@@ -87,6 +88,7 @@ class Responder:
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
+        self._is_kept = True  # unless it has come and could not be written down
 
     @property
     def has_agreed(self) -> bool:
@@ -162,7 +164,7 @@ class Responder:
                 self.stopped = True
             case Type.END:
                 self.ended = one_line(message.facts().get("reason", ""))
-                if not self.ended:  # else a server may go on with the run
+                if not self.ended and self._is_kept:  # else a server may go on with the run
                     self._store.drop()
             case _:
                 raise ProtocolError(f"expected a request, got {message.type.name}")
@@ -230,12 +232,13 @@ class Responder:
             raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
         number = envelope.round
         at.course.check_result(number, arrived, at.extent)
+        self._is_kept = False  # states stay where this fails: they may hold the only model
         try:
             state = self._state_of(at, number)
-        except CheckpointError:  # it did not take part in that round
+        except AbsentError:  # it did not take part in that round
             state = None
-        at.keep(Outcome(self._token.hex(), number, arrived, state))
-        self._is_over = True
+        at.keep(Outcome(blake2b(self._token, digest_size=16).hexdigest(), number, arrived, state))
+        self._is_over, self._is_kept = True, True
 
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
@@ -251,7 +254,8 @@ class Responder:
         """Return the state after a round, once it is checked.
 
         Raises:
-            CheckpointError: it is not there.
+            AbsentError: it is not there.
+            CheckpointError: it is damaged, or of other data.
         """
         state = self._store.load(number)
         if number != BLANK:

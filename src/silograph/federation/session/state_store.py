@@ -5,15 +5,14 @@ nothing until it is written.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import CheckpointError
+from silograph.core.errors import AbsentError, CheckpointError
+from silograph.core.files import write_atomic
 from silograph.core.payload import State
-from silograph.core.private import opens_private
 from silograph.federation.checkpoint import (
     Checkpoint,
     CheckpointFolder,
@@ -70,13 +69,7 @@ class StateStore:
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Write down what the silo agrees to: a server cannot change it later in the run."""
         if self._folder is not None:
-            folder = self._made()
-            partial = folder / f"{AGREED}.partial"
-            with open(partial, "w", encoding="utf-8", opener=opens_private) as file:
-                json.dump(facts, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(folder / AGREED)
+            write_atomic(self._made() / AGREED, json.dumps(facts), private=True)
 
     def _made(self) -> Path:
         """Return the folder of the run, which only its owner may read."""
@@ -103,7 +96,8 @@ class StateStore:
         """Return the state after a round.
 
         Raises:
-            CheckpointError: it is not there.
+            AbsentError: it is not there.
+            CheckpointError: it is damaged, or of other data.
         """
         if number == BLANK:
             return {}
@@ -119,7 +113,7 @@ class StateStore:
                 if found.facts.get("data") != self._data:
                     raise CheckpointError("expected the silo's data as they were, got others")
                 return state_from(found.tensors)
-        raise CheckpointError(f"expected the silo's state of round {number}, got none")
+        raise AbsentError(f"expected the silo's state of round {number}, got none")
 
     def forget_after(self, number: int) -> None:
         """Forget rounds that will be done again."""

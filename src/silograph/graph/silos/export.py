@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError, DataError
-from silograph.core.private import opens_private
+from silograph.core.files import opens_private
 from silograph.core.run_file import toml_value
 from silograph.graph.block.halo import connect
 from silograph.graph.csr import CSR

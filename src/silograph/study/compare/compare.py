@@ -12,13 +12,13 @@ from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, in_full, make_config, not_said_again
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar
 from silograph.core.text import shown
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
 from silograph.experiment.resolve.parts import check_some_have, find_method, fitting, without_method
-from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from silograph.core.errors import ConfigError
+from silograph.core.files import write_atomic
 from silograph.experiment.markdown import markdown_table
-from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.run import check_mode
 from silograph.study.cells import Cell, Line, lasts
 from silograph.study.datasets import fetch

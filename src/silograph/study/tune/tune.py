@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.files import write_atomic
 from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
@@ -19,7 +20,6 @@ from silograph.experiment.resolve.in_memory_parts import check_known_again, name
 from silograph.experiment.resolve.own_partition import taken
 from silograph.experiment.resolve.parts import left_open
 from silograph.experiment.resolve.resolve import choose, spelled_out
-from silograph.experiment.result_files import write_atomic
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
