@@ -150,3 +150,12 @@ def test_features_and_classes_of_a_silo_must_mean_the_same(
         replace(model, feature_names=("age", "size")).predict(north)
     with pytest.raises(DataError, match="classes of the model in north, dog, cat, got cat, dog"):
         replace(model, class_names=("dog", "cat")).predict(north)
+
+
+def test_classes_that_mean_something_else_are_refused(make_graph: Callable[..., Graph]) -> None:
+    graph = replace(make_graph(), class_names=("a", "b", "c"))
+    model = trained(graph)
+    model.predict(graph)
+    model.predict(replace(graph, class_names=()))  # nobody says what they mean
+    with pytest.raises(DataError, match=r"expected the classes of the model in planted, a, b, c"):
+        model.predict(replace(graph, class_names=("b", "a", "c")))
