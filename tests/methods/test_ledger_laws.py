@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from crossed import crossed
 from layers import model_of
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -66,7 +67,7 @@ def run(
     return fed, left, reports
 
 
-@pytest.mark.parametrize(("block_size", "participation"), [(1, 1.0), (5, 0.5)])
+@crossed({"block_size": (1, 5), "participation": (1.0, 0.5)}, quick=[(1, 1.0), (5, 0.5)])
 @pytest.mark.parametrize("name", METHODS)
 def test_strict_is_not_strict_bitwise(
     make_graph: Callable[..., Graph],

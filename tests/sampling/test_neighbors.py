@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from crossed import crossed
 from layers import model_of
 from runs import FAST, go, of, run_until, same_bits
 from silograph.core.config import make_config
@@ -238,9 +239,13 @@ def shift_of(model: Model, clients: int) -> Shift:
     return Shift({k: scale.view(-1, *[1] * w.dim()) * w for k, w in weights.items()})
 
 
-@pytest.mark.parametrize(
-    ("corrected", "keep", "sparse"),  # each pair of settings at least once
-    [
+@crossed(
+    {
+        "corrected": ("plain", "proximal", "shift"),
+        "keep": (True, False),
+        "sparse": (True, False),
+    },
+    quick=[  # each pair of settings at least once
         ("plain", True, True),
         ("plain", False, False),
         ("proximal", True, False),
