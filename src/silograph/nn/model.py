@@ -32,6 +32,8 @@ from silograph.nn.forward import Stage, forward_pass, whole_pass
 from silograph.nn.schedule import NO_STATE, Fitted, Training
 from silograph.nn.start import Start
 
+DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
+
 
 @dataclass(frozen=True)
 class Model:
@@ -106,7 +108,10 @@ class Model:
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every weight, shared form."""
-        with torch.device("meta"):  # nothing is drawn, whatever sizes a file or a server asks for
+        largest = max(stage.inputs * stage.outputs for stage in self.stages)
+        # On the meta device nothing is drawn, whatever sizes a file or a server asks for; but it
+        # imports torch's compiler, which takes longer than drawing a model of usual size.
+        with torch.device("meta" if largest > DRAWN_AT_MOST else "cpu"):
             weights = self.init_weights(Key.of(0), torch.float32)
         return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
