@@ -10,7 +10,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked, State
+from silograph.core.payload import Stacked
 from silograph.evaluation.evaluate import counts_here
 from silograph.exchange.passes import divisible
 from silograph.experiment.resolve.plan import choose_block_size
@@ -23,8 +23,8 @@ from silograph.methods.fedavg import FEDAVG
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
-from silograph.nn.schedule import NO_STATE, Fitted, Schedule, Training
-from silograph.nn.start import Start, start_fields, whole
+from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.start import start_fields, whole
 from silograph.sampling.neighbors import Bernoulli
 
 MakeGraph = Callable[..., Graph]
@@ -61,16 +61,8 @@ class Logistic:
             return block.x @ w + b
         return (block.x[:, None] @ w[block.client])[:, 0] + b[block.client]
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
-        del memory, key, sampler
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        block, start = inputs.block, inputs.start
         assert isinstance(block.x, Tensor)
         clients = block.num_clients
         w = {name: whole(field) for name, field in start_fields(self, start, clients).items()}
@@ -130,7 +122,7 @@ def test_a_kind_that_nobody_can_look_into_says_so(
     assert TORCH.why_not(training, torch.device("cpu")) is None
     start = model.init_weights(KEY, torch.float64)
     for call in (
-        lambda: COMPILED.fit(training, block, start, None, KEY),
+        lambda: COMPILED.fit(training, TrainingInputs(block, start, None, KEY)),
         lambda: COMPILED.predict(model, start, block),
     ):
         with pytest.raises(ProtocolError, match=f"got: {reason}; run with kernels=torch$"):

@@ -38,7 +38,7 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
-from silograph.nn.fit import Fitted, Schedule, Training
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
@@ -223,7 +223,9 @@ def trained(
         neighbors = training.schedule.neighbors
         state = neighbors.init(block, training.model, Key.of(0))
     with metered(block.num_clients) as meter:
-        found = BACKENDS["torch"].fit(training, block, start, memory, Key.of(3), state)
+        found = BACKENDS["torch"].fit(
+            training, TrainingInputs(block, start, memory, Key.of(3), state)
+        )
     return found, meter.flops
 
 
@@ -415,7 +417,7 @@ def test_compiled_kernels_refuse_what_they_do_not_draw(
     )
     start = model.init_weights(Key.of(1), torch.float64)
     with pytest.raises(ProtocolError, match="got: Bernoulli as neighbor sampler is not comp"):
-        BACKENDS["compiled"].fit(training, block, start, None, Key.of(3))
+        BACKENDS["compiled"].fit(training, TrainingInputs(block, start, None, Key.of(3)))
 
 
 def test_options_of_a_sampler_can_be_tuned() -> None:

@@ -65,7 +65,7 @@ from silograph.methods.local_training import (
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
-from silograph.nn.fit import Fitted, Training, stacked_copies
+from silograph.nn.fit import Fitted, Training, TrainingInputs, stacked_copies
 from silograph.nn.loss_term import LossTerm, StepNodes
 from silograph.nn.start import Start
 
@@ -144,6 +144,7 @@ __all__ = [
     "StepNodes",
     "Sum",
     "Training",
+    "TrainingInputs",
     "Uncut",
     "WeightedMean",
     "averaging",

@@ -38,7 +38,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted
+from silograph.nn.fit import Fitted, TrainingInputs
 from silograph.nn.forward import embedded_pass, whole_pass
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
@@ -143,7 +143,7 @@ def train_from(
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
     drawing = {k.partition("/")[2]: f for k, f in state.items() if k.startswith(f"{NEIGHBORS}/")}
-    fitted = cfg.backend.fit(cfg.training, graph, start, memory, key, drawing)
+    fitted = cfg.backend.fit(cfg.training, TrainingInputs(graph, start, memory, key, drawing))
     new = {**state, **remembered(fitted.logits, graph)}
     new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     if cfg.keep_optimizer:

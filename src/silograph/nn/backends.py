@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.key import Key
-from silograph.core.payload import State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
@@ -24,8 +22,7 @@ from silograph.nn.fit import rest as rest_torch
 from silograph.nn.forward import Staged
 from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.schedule import NO_STATE, Fitted, Training
-from silograph.nn.start import Start
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.task.registry import task_of
 
 
@@ -49,15 +46,7 @@ class Backend(Protocol):
     def copies(self, training: Training) -> int:
         """Return how often the weights of a block's clients are in memory at once."""
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`.
 
         Raises:
@@ -92,20 +81,12 @@ class TorchBackend:
         """Weights, gradients and two moments; and what corrections keep."""
         return 4 + sum(correction.copies for correction in training.corrections)
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train as the model says."""
-        check_fit(training, block, start, memory)
+        check_fit(training, inputs)
         if training.losses and (reason := why_no_embeddings(training.model)) is not None:
             raise ProtocolError(f"expected another model: {reason}")
-        return training.model.fit(training, block, start, memory, key, sampler)
+        return training.model.fit(training, inputs)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps on all rows together."""
@@ -147,18 +128,9 @@ class CompiledBackend:
         del training
         return 1
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
-        """Train one client after the other."""
-        del sampler  # those that are compiled remember nothing
-        check_fit(training, block, start, memory)
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        """Train one client after the other; samplers that are compiled remember nothing."""
+        check_fit(training, inputs)
         reason = _why_not_compiled(training)
         if reason is not None:
             raise ProtocolError(
@@ -166,7 +138,7 @@ class CompiledBackend:
             )
         from silograph.nn import compiled  # numba takes a while to import
 
-        return compiled.fit(_staged(training.model), training, block, start, memory, key)
+        return compiled.fit(_staged(training.model), training, inputs)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps row by row."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
-from silograph.core.payload import State
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
@@ -29,8 +28,7 @@ from silograph.nn.conv.mlp import MLP
 from silograph.nn.conv.propagation import Propagation
 from silograph.nn.conv.sage import SAGE
 from silograph.nn.forward import Stage, forward_pass, whole_pass
-from silograph.nn.schedule import NO_STATE, Fitted, Training
-from silograph.nn.start import Start
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
 
@@ -141,17 +139,9 @@ class Model:
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), key)
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`."""
-        return fit.fit(self, training, block, start, memory, key, sampler)
+        return fit.fit(self, training, inputs)
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""

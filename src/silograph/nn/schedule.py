@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -18,8 +17,6 @@ from silograph.nn.loss_term import LossTerm
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
 from silograph.nn.start import Start
-
-NO_STATE: State = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,25 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainingInputs:
+    """What clients train from.
+
+    Attributes:
+        block: their rows, C clients.
+        start: weights, see `silograph.nn.start`.
+        memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
+        key: key of the draws.
+        sampler: what the neighbor sampler remembers of every client.
+    """
+
+    block: ClientBlock
+    start: Start
+    memory: Mapping[str, Tensor] | None
+    key: Key
+    sampler: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Fitted:
     """What training leaves.
 
@@ -116,13 +132,5 @@ class Fitted:
 class TrainableModel(AnyModel, Protocol):
     """A model that says how it is trained; a new kind of model is a class with these answers."""
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block in torch; see `silograph.nn.fit.fit`."""
