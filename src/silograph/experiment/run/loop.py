@@ -23,7 +23,6 @@ from silograph.experiment.resolve.run_program import scores_are_kept, training_k
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.local_bias import local_bias
-from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
@@ -49,7 +48,7 @@ from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
-from silograph.methods.base import RoundReport, ServerState, client_weights
+from silograph.methods.base import RoundReport, ServerState, client_weights, own_weights
 from silograph.nn.conv import Params
 from silograph.task.scores import Part, Scores
 
@@ -239,7 +238,8 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
 
 def _with_own(setup: Setup, best: Judged) -> Judged:
     """Return a round that was just judged, with the clients' own models."""
-    return replace(best, own=own_weights(setup, best.weights, setup.federation.states()))
+    method, cfg, states = setup.method, setup.method_config, setup.federation.states()
+    return replace(best, own=own_weights(method, cfg, best.weights or {}, states))
 
 
 def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:
