@@ -52,7 +52,7 @@ class _Called(NamedTuple):
     local: Tensor
 
 
-class _Asked(NamedTuple):
+class _Order(NamedTuple):
     """What a call asks of clients.
 
     Attributes:
@@ -174,7 +174,7 @@ class InProcess:
         rows = rows or bool(known_of(reduce))
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
-        asked = _Asked(op, key, rows, envelope.round)
+        order = _Order(op, key, rows, envelope.round)
         positions = positions_of(self._ids, to)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
@@ -193,7 +193,7 @@ class InProcess:
             clients, local = len(called.local), called.local
             part = self._carried(envelope, take_all(inbox, called.among), clients)
             with metered(clients) as meter:
-                reply = self._run_block(called.block, asked, part, local)
+                reply = self._run_block(called.block, order, part, local)
             sizes.append(frame_sizes(op.__name__, reply, clients))
             meters.append(meter)
             reply = self._carried(envelope, reply, clients)
@@ -229,33 +229,33 @@ class InProcess:
         joined = {name: concatenate([part[name] for part in arrived]) for name in arrived[0]}
         return {name: moved(_as_sent(payload[name], f), device) for name, f in joined.items()}
 
-    def _run_block(self, index: int, asked: _Asked, inbox: Payload, local: Tensor) -> Payload:
+    def _run_block(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
         """Run an op at the clients `local` (k,) of one block: all, or those with the same state."""
         groups = self._states[index].groups(local)
         if len(groups) == 1:
-            return self._run(index, asked, inbox, local)
+            return self._run(index, order, inbox, local)
         replies = []
         for group in groups:
             place = torch.searchsorted(local, group)
             with work_of(place):
                 part = take_all(inbox, place)
-                replies.append(self._run(index, asked, part, group))
+                replies.append(self._run(index, order, part, group))
         return join_in_order(replies, torch.cat(groups).argsort())
 
-    def _run(self, index: int, asked: _Asked, inbox: Payload, local: Tensor) -> Payload:
+    def _run(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
         """Run an op at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index].take(local), self._states[index]
         whole = block is self._blocks[index].all
         old = state.all if whole else state.take(local)
         new, reply = run_op(
-            asked.op,
+            order.op,
             self._cfg,
             block,
             old,
             inbox,
-            asked.key,
-            rows=asked.rows,
-            number=asked.number,
+            order.key,
+            rows=order.rows,
+            number=order.number,
         )
         if whole:
             state.replace(new)
