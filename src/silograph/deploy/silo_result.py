@@ -30,7 +30,7 @@ from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.silos.data import Silo
-from silograph.methods.base import Method, MethodConfig, client_weights
+from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS
@@ -125,13 +125,13 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
 
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:
     """Return the weights that the silo predicts with, and whose they are: `server` or `own`."""
-    server, own = under("weights", outcome.weights), run.method.own_weights
-    if own is None:
+    server = under("weights", outcome.weights)
+    if run.method.own_weights is None:
         return (server, "server") if server else (None, None)
     if outcome.state is None or (server_has_model(run) and not server):
         return None, None
-    state = {name: field.t for name, field in outcome.state.items()}
-    mine = own(run.method_config, server, state)
+    mine = own_weights(run.method, run.method_config, server, [outcome.state])
+    assert mine is not None  # the method has such weights
     return client_weights(run.method_config.model.weight_shapes, mine, 0), "own"
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
+import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.control import FIXED, Controller
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.core.payload import State
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
@@ -288,6 +290,32 @@ class Method(Generic[Options]):
 
 
 AnyMethod = Method[Any]
+
+
+def own_weights(
+    method: AnyMethod, cfg: MethodConfig[Any], server: Params, states: Sequence[State]
+) -> Params | None:
+    """Return the weights that clients predict with, (C, ...) or the same for all.
+
+    None where they predict with the server's model, and where states are not given.
+
+    Args:
+        method: of the run.
+        cfg: what its ops read.
+        server: the server's weights; none where it has no model.
+        states: of the clients, by block.
+    """
+    if method.own_weights is None or not states:
+        return None
+    tensors = ({name: field.t for name, field in state.items()} for state in states)
+    parts = [method.own_weights(cfg, server, state) for state in tensors]
+    if len(parts) == 1:
+        return parts[0]
+    shapes = cfg.model.weight_shapes
+    return {
+        name: w if tuple(w.shape) == shapes[name] else torch.cat([part[name] for part in parts])
+        for name, w in parts[0].items()
+    }
 
 
 def client_weights(

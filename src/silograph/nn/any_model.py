@@ -11,31 +11,15 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
-from silograph.nn.forward import Staged
+from silograph.nn.forward import ModelSizes, Staged
 
 
-class AnyModel(Protocol):
+class AnyModel(ModelSizes, Protocol):
     """The shape of a model, whose weights are a flat mapping: a value, equal ones are one model.
 
     How it is trained is asked of `silograph.nn.schedule.TrainableModel`.
     """
-
-    def __hash__(self) -> int:
-        """Programs and shapes are worked out once for each model."""
-
-    @property
-    def features(self) -> int:
-        """F."""
-
-    @property
-    def outputs(self) -> int:
-        """K."""
-
-    @property
-    def task(self) -> LabelForm:
-        """What the outputs mean."""
 
     @property
     def noun(self) -> str:
@@ -48,14 +32,6 @@ class AnyModel(Protocol):
     @property
     def one_by_one(self) -> bool:
         """Whether clients are computed one after the other, in blocks of one."""
-
-    @property
-    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every weight, shared form."""
-
-    @property
-    def first_maps(self) -> tuple[str, ...]:
-        """Names of the weights that meet the features, and meet them linearly, where known."""
 
     @property
     def source(self) -> str | None:

@@ -45,11 +45,8 @@ class Stage:
     teleport: float = 0.0
 
 
-class Staged(Protocol):
-    """A model that is a row of stages: silos can exchange rows between their halves.
-
-    A value: equal ones have equal stages. Weights of stage i are named `i.NAME`.
-    """
+class ModelSizes(Protocol):
+    """What models of every kind say of their sizes and weights: a value, equal ones are alike."""
 
     def __hash__(self) -> int:
         """Programs and shapes are worked out once for each model."""
@@ -63,16 +60,8 @@ class Staged(Protocol):
         """K."""
 
     @property
-    def dropout(self) -> float:
-        """Probability with which what enters a stage is dropped in training, if the stage drops."""
-
-    @property
     def task(self) -> LabelForm:
         """What the outputs mean."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages."""
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -80,7 +69,22 @@ class Staged(Protocol):
 
     @property
     def first_maps(self) -> tuple[str, ...]:
-        """Names of the weights that meet the features, and meet them linearly."""
+        """Names of the weights that meet the features, and meet them linearly, where known."""
+
+
+class Staged(ModelSizes, Protocol):
+    """A model that is a row of stages: silos can exchange rows between their halves.
+
+    A value: equal ones have equal stages. Weights of stage i are named `i.NAME`.
+    """
+
+    @property
+    def dropout(self) -> float:
+        """Probability with which what enters a stage is dropped in training, if the stage drops."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,6 @@ from silograph.experiment.result_files import Row
 from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.divergence import check_loss, diverged
 from silograph.experiment.run.make_result import make_result
-from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
@@ -36,7 +35,7 @@ from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoin
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
-from silograph.methods.base import RoundReport, ServerState
+from silograph.methods.base import RoundReport, ServerState, own_weights
 
 
 def first_snapshot(setup: Setup) -> Snapshot:
@@ -223,7 +222,8 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
 
 def _with_own(setup: Setup, best: Judged) -> Judged:
     """Return a round that was just judged, with the clients' own models."""
-    return replace(best, own=own_weights(setup, best.weights, setup.federation.states()))
+    method, cfg, states = setup.method, setup.method_config, setup.federation.states()
+    return replace(best, own=own_weights(method, cfg, best.weights or {}, states))
 
 
 def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:

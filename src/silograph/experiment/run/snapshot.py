@@ -16,12 +16,11 @@ from silograph.core.payload import State, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.user_code import digest
-from silograph.experiment.run.own_models import own_weights
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.graph.graph import fingerprint
-from silograph.methods.base import ServerState
+from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
@@ -221,7 +220,7 @@ def from_checkpoint(
     if best is not None:
         kept: Params | None = _below(OWN, apart_here)
         if best.round == checkpoint.round:
-            kept = own_weights(setup, best.weights, states)
+            kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
         best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
     return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts), states
