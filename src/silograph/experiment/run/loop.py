@@ -15,6 +15,7 @@ from silograph.experiment.report import add_report
 from silograph.experiment.resolve.resolve import draws_at_the_server
 from silograph.experiment.resolve.run_program import scores_are_kept, training_key
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.divergence import check_loss, diverged
 from silograph.experiment.run.make_result import make_result
@@ -36,6 +37,7 @@ from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoin
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
+from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import RoundReport, ServerState
 
 
@@ -66,7 +68,15 @@ def _set_up(setup: Setup) -> Snapshot:
     control = controlling(setup)
     if control is not None:
         state = control.begin(state, scores)
-    return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None, scores=scores)
+    return Snapshot(
+        round=0,
+        state=state,
+        best=None,
+        seconds=0.0,
+        stopped=None,
+        scores=scores,
+        virtual_seconds=virtual_seconds(setup, None, 0),
+    )
 
 
 def _selection(setup: Setup) -> Selection | None:
@@ -192,6 +202,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
+    virtual = virtual_seconds(setup, before, t)
     best, row, scores, last, counts = before.best, None, None, before.scores, None
     if judged:
         now = judge_finite(setup, state, t)
@@ -200,7 +211,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         view = setup.method.evaluate.view
         scores = now.val[view]
         counts = now.server if view == "server" else now.personalized
-        row = row_of(setup, now, report, time.monotonic() - began)
+        row = row_of(setup, now, report, time.monotonic() - began, virtual)
     if selection is not None:
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
@@ -213,12 +224,24 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         validation=scores,
         total_bytes=fed.ledger.bytes,
         seconds=seconds,
+        virtual_seconds=virtual,
     )
+    if stopped is None and selection is not None:
+        stopped = selection.reason_to_stop(state, t + 1)
     if stopped is not None and best is None:  # a limit before the first evaluation: judge now
         best = _with_own(setup, judge_finite(setup, state, t))
-        row = row_of(setup, best, report, time.monotonic() - began)
+        row = row_of(setup, best, report, time.monotonic() - began, virtual)
     facts = checked_facts(report, len(fed.ids), t)
-    return Snapshot(t, state, best, seconds, stopped, last, facts), row
+    return Snapshot(t, state, best, seconds, stopped, last, facts, virtual), row
+
+
+def virtual_seconds(setup: Setup, before: Snapshot | None, t: int) -> float | None:
+    """Return the virtual seconds up to the end of a round, the ledger's last; None: no clock."""
+    clock = clock_of(setup.config, setup.federation.ids)
+    if clock is None:
+        return None
+    passed = 0.0 if before is None else before.virtual_seconds or 0.0
+    return passed + clock.seconds(records_of_last_round(setup.federation.ledger, t))
 
 
 def _with_own(setup: Setup, best: Judged) -> Judged:
