@@ -31,6 +31,10 @@ IDS = tuple(f"silo {i}" for i in range(7))
 OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {"participation": 0.4},
     "round_robin": {"clients": 3},
+    "power_of_choice": {"clients": 3},
+    "oort": {"clients": 3},
+    "harmony": {"clients": 3},
+    "ucb": {"arms": 3, "level": "both"},
 }
 MakeGraph = Callable[..., Graph]
 
@@ -44,7 +48,20 @@ def facts_of(chosen: list[str], t: int) -> RoundFacts:
     selected[positions_of(IDS, chosen)] = True
     nodes = torch.arange(len(IDS)) * selected
     loss = torch.rand(len(IDS), generator=torch.Generator().manual_seed(t)).double()
-    return RoundFacts(selected, selected, nodes, loss, nodes * 100, None, None)
+    hits = (torch.arange(2 * len(IDS)).reshape(-1, 2) % 5) * selected[:, None]
+    return RoundFacts(
+        selected,
+        selected,
+        nodes,
+        loss,
+        nodes * 100,
+        None,
+        None,
+        received={"val.nodes": nodes, "val.tp": hits, "val.fn": hits},
+        score=float(loss[0]) + 0.1,
+        cost=float(selected.sum()) / 100,
+        seconds=(1.0 + torch.arange(len(IDS))) * selected,
+    )
 
 
 def play(selector: Selector, state: SelectorState, first: int, last: int) -> list[list[str]]:

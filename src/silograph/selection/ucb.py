@@ -31,7 +31,7 @@ How we read it, and what we changed:
   number (CS).
 
 State: `number_reward`, `reward` sums (A,) and (C,) float64, `number_count`, `count` int64, `tried`
-(A,) bool, `target` () float64, NaN while unknown, and of the last round, whose reward is to come:
+(A,) bool, `target` () float64, 0 while unknown, and of the last round, whose reward is to come:
 `last_arm` () int64, -1 for none, `last_clients` (C,) bool, `last_cost` () float64.
 A: numbers. C: clients.
 """
@@ -95,7 +95,7 @@ def arms_of(clients: int, options: UcbOptions) -> Tensor:
 def init(ids: Sequence[str], options: UcbOptions) -> SelectorState:
     """No arm has a reward."""
     arms, clients = len(arms_of(len(ids), options)), len(ids)
-    target = math.nan if options.target is None else options.target
+    target = options.target or 0.0  # 0: unknown
     return {
         "number_reward": torch.zeros(arms, dtype=torch.float64),
         "number_count": torch.zeros(arms, dtype=torch.int64),
@@ -140,7 +140,7 @@ def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts
     """Credit the round before with its reward, and remember this one."""
     new = {name: tensor.clone() for name, tensor in state.items()}
     score = facts.score if facts.score is not None and math.isfinite(facts.score) else None
-    if score is not None and bool(new["target"].isnan()):
+    if score is not None and float(new["target"]) == 0:
         new["target"].fill_(max(score, LEAST_TARGET))
     arm = int(new["last_arm"])
     if arm >= 0 and score is None:
