@@ -149,7 +149,7 @@ def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts
         gain = gain_of(score, float(new["target"]), t - 1, higher=facts.higher)
         new["number_reward"][arm] += gain - float(new["last_cost"])
         new["number_count"][arm] += 1
-        new["reward"] += gain * new["last_clients"]
+        new["reward"] += gain * new["last_clients"].double()
         new["count"] += new["last_clients"]
     arms = arms_of(len(facts.selected), options)
     arm = int((arms - facts.selected.sum()).abs().argmin())
