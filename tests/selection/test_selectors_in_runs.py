@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def asked(selector: str, **own: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"selector": selector, "lr": 0.05, "eval_every": 3, "speeds": "1,2,4"}
+    found["block_size"] = 1  # as silos have it: torch adds in another order in larger ones
     return found | {"options": OPTIONS.get(selector, {})} | own
 
 
