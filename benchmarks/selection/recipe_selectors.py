@@ -145,6 +145,7 @@ def cells(found: Found) -> list[Cell]:
         for cut in CUTS:
             wanted += [start_of(cut, seed), run_of(cut, ALL, seed), run_of(cut, UCB, seed)]
             wanted.append(control_of(found, cut, SAME, seed))
+    for seed in SEEDS:
         for cut in CUTS:
             wanted += [run_of(cut, name, seed) for name in SELECTORS if name not in (ALL, UCB)]
             wanted.append(control_of(found, cut, TURN, seed))
