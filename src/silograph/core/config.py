@@ -276,6 +276,14 @@ class RunConfig:
         metadata=option("stop after this many seconds of the virtual clock", "Virtual time"),
     )
     eval_every: Count = field(default=1, metadata=option("rounds between evaluations", "Training"))
+    eval_on_receipt: bool = field(
+        default=False,
+        metadata=option(
+            "score the server's model where it arrives to be trained, and send it to the other "
+            "clients only; scores of a round come one round later",
+            "Training",
+        ),
+    )
     local_bias: bool = field(
         default=False,
         metadata=option(

@@ -58,6 +58,7 @@ class ResolvedConfig:
     links: str | None
     max_virtual_seconds: float | None
     eval_every: int
+    eval_on_receipt: bool
     local_bias: bool
     seed: int
     partition_seed: int

@@ -25,9 +25,9 @@ from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
-from silograph.federation.base import Federation, Op, Sum
+from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Steps
+from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
@@ -147,7 +147,13 @@ def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict
     Counts of tasks without histograms have no sums to work out a scale from.
     """
     reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
-    fields = {name: field.t for name, field in reply.items()}
+    return _with_histograms(fed, sort, {name: field.t for name, field in reply.items()}, key)
+
+
+def _with_histograms(
+    fed: Federation, sort: Op, fields: dict[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """Ask all clients for histograms on the scale that their counts give, if the task has any."""
     if SCORE_SUMS[0] not in fields:
         return fields
     mean, deviation = score_scale(fields)
@@ -160,6 +166,35 @@ def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> d
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
     return _ask(fed, judge_server, bin_server, inbox, key)
+
+
+def received_counts(
+    fed: Federation,
+    weights: Mapping[str, Tensor],
+    received: Mapping[str, Tensor],
+    answered: Tensor,
+    key: Key,
+) -> dict[str, Tensor]:
+    """Return what `server_counts` does, where some clients have scored the model on receipt.
+
+    Args:
+        fed: the engine.
+        weights: the server's model, which the others are sent.
+        received: counts (C, ...) of who has scored it, as they came with what they trained.
+        answered: (C,) bool, who has.
+        key: of the calls.
+    """
+    there = zip(fed.ids, answered.tolist(), strict=True)
+    others = [name for name, has in there if not has and name not in fed.away]
+    counts = dict(received)
+    if others:
+        inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+        reply = fed.call(judge_server, inbox, what=Kind.EVALUATION, key=key, to=others)
+        places = positions_of(fed.ids, others)
+        for name, field in reply.items():
+            at = places.to(field.t.device)
+            counts[name] = counts[name].to(field.t.device).index_copy(0, at, field.t)
+    return _with_histograms(fed, bin_server, counts, key)
 
 
 def exchanged_counts(
@@ -216,6 +251,13 @@ def server_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `server_counts`."""
     weights = weight_specs(model, Shared)
     return _ask_steps(judge_server, bin_server, weights, model, key)
+
+
+def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
+    """Return the calls of `received_counts`; `everyone`: whether all clients score on receipt."""
+    steps = server_steps(model, key)
+    assert isinstance(steps, tuple)  # the scores, and histograms if the task has any
+    return steps[1:] if everyone else (Maybe(steps[0]), *steps[1:])
 
 
 def exchanged_steps(model: AnyModel, key: Key) -> Steps:

@@ -134,6 +134,9 @@ class StudyOptions(TypedDict, total=False):
     """stop after this many seconds of the virtual clock"""
     eval_every: int
     """rounds between evaluations"""
+    eval_on_receipt: bool
+    """score the server's model where it arrives to be trained, and send it to the other clients
+    only; scores of a round come one round later"""
     local_bias: bool
     """train a centralized model from the same weights, too, and tell how far logits are from its
     (simulation only)"""

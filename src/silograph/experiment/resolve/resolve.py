@@ -1,7 +1,7 @@
 """`resolve`: from what is asked of a run to all that it does, every default written out."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -10,6 +10,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.widths import num_layers, shortest
+from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.client_data import check_uncut
 from silograph.experiment.resolve.cutting import (
     DEFAULT_CLIENTS,
@@ -131,7 +132,7 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=asked.selector,
         limited=is_limited(selector.options),
-        received="val" if selector.part.on_receipt else "",
+        received=received_in(asked, parts),
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
@@ -161,6 +162,23 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         **clock_values(asked),
         **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
+
+
+def received_in(asked: RunConfig, parts: Parts) -> Literal["", "val", "all"]:
+    """Return which nodes clients score the model on that they receive; see `MethodConfig`."""
+    if asked.eval_on_receipt:
+        return "all"
+    return "val" if parts.selector.part.on_receipt else ""
+
+
+def check_received(method: Method) -> None:
+    """Raise `ConfigError` unless clients train from the model that rounds are scored by."""
+    scored_alone = isinstance(method.evaluate, OwnGraph) and method.evaluate.view == "server"
+    if not scored_alone or method.setting.uncut or method.own_weights is not None:
+        raise ConfigError(
+            f"expected a method whose clients train from the server's model, on their own graphs, "
+            f"for eval_on_receipt, got {method.name}: leave eval_on_receipt out"
+        )
 
 
 def clock_values(asked: RunConfig) -> dict[str, str | None]:
@@ -248,6 +266,8 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
             "local_bias out"
         )
+    if config.eval_on_receipt:
+        check_received(method)
     check_features(config)
     check_clock(config)
     check_metric(config)

@@ -144,11 +144,7 @@ def row_of(
         "participants": sum(name not in away for name in report.participants),
         "train_loss": report.train_loss,
     }
-    for part, views in (("val", judged.val), ("test", judged.test)):
-        for view, scores in views.items():
-            for name in columns_of(setup):
-                if part == "test" or METRICS[name].validation:
-                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    row |= _score_columns(setup, judged, tuple(judged.val))
     facts: Row = {
         f"{FACT}{name}": float(value) if math.isfinite(value) else None
         for name, value in report.facts.items()
@@ -161,6 +157,22 @@ def row_of(
         **({} if virtual_seconds is None else {VIRTUAL: virtual_seconds}),
         **facts,
     }
+
+
+def server_columns(setup: Setup, judged: Judged) -> Row:
+    """Return the scores of the server's model in a row of the table."""
+    return _score_columns(setup, judged, ("server",))
+
+
+def _score_columns(setup: Setup, judged: Judged, kept: tuple[str, ...]) -> Row:
+    row: Row = {}
+    for part, views in (("val", judged.val), ("test", judged.test)):
+        for view in kept:
+            scores = views[view]
+            for name in columns_of(setup):
+                if part == "test" or METRICS[name].validation:
+                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    return row
 
 
 def progress_of(setup: Setup, row: Row) -> str:
