@@ -9,10 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silograph.experiment.result_files import VIRTUAL
+
 BOX = 1000
 MOST_POINTS = 400  # of a curve
 LEVELS = 12  # of a heat map
-AXES = {"round": "rounds", "bytes": "bytes", "seconds": "seconds"}
+AXES = {
+    "round": "rounds",
+    "bytes": "bytes",
+    "seconds": "seconds",
+    VIRTUAL: "virtual seconds",  # of runs with a virtual clock
+}
+Axis = Mapping[str, "Values"]
 Values = Sequence[float | None]
 
 
@@ -139,7 +147,7 @@ def curves(
     if not lines:
         return None
     y = Scale(*spread([v for line in lines for v in line.ys if v is not None], 0.04))
-    panels = [_panel(unit, lines, axes, y, best) for unit in AXES]
+    panels = [_panel(unit, lines, axes, y, best) for unit in units_of(axes)]
     data = {
         "series": [
             {
@@ -152,6 +160,11 @@ def curves(
         ]
     }
     return {"key": key, "y": y, "ticks": y.marks(), "panels": panels, "lines": lines, "data": data}
+
+
+def units_of(axes: Sequence[Axis]) -> list[str]:
+    """Return the units that all axes have."""
+    return [unit for unit in AXES if all(unit in axis for axis in axes)]
 
 
 def _panel(

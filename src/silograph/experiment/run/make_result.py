@@ -83,6 +83,7 @@ def make_result(
         partition_hash=setup.partition_hash,
         cut=setup.simulated,
         seconds=snapshot.seconds,
+        virtual_seconds=snapshot.virtual_seconds,
         peak_memory_bytes=peak_memory_bytes(),
         result_dir=path,
     )
