@@ -79,7 +79,10 @@ def report_command(
     folders: Annotated[list[Path], typer.Argument(help="result folders, finished or not")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="the page (default: DIR/report.html, or comparison.html)"),
+        typer.Option(
+            "--out",
+            help="the page (default: DIR/report.html; of several, comparison.html in this folder)",
+        ),
     ] = None,
 ) -> None:
     """Write a page about a run, or about several side by side."""

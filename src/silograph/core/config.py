@@ -398,7 +398,9 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
         if name not in names:
             if not names:
                 raise ConfigError(f"expected no options in {source}, got {name!r}")
-            raise ConfigError(f"{unknown(f'key in {source}', name, names)}{hint}")
+            what = "option" if source == "options" else f"key in {source}"
+            line = str(unknown(what, name, names))
+            raise ConfigError(line if line.endswith("?") else f"{line}{hint}")
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:

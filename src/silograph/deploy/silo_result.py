@@ -10,7 +10,7 @@ its state. So nothing travels for them, and they tell nothing of other silos.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,13 @@ def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
     return results / f"{in_path(run.method.name)}-{outcome.run[:16]}"
 
 
-def check_new(folder: Path) -> None:
+def check_new(folder: Path, runs: Collection[str] = ()) -> None:
     """Raise `ConfigError` for a folder that has something already; nothing is overwritten.
 
-    What a silo has left that was killed while it wrote is begun anew.
+    What a silo has left that was killed while it wrote is begun anew. The result of one of `runs`,
+    which are not over, may be there: the server tells it once more.
     """
-    if not os.path.lexists(folder):
+    if not os.path.lexists(folder) or _result_in(folder).get("run") in runs:
         return
     found = (
         {path.name.removesuffix(".partial") for path in folder.iterdir()}
@@ -89,16 +90,21 @@ def is_written(folder: Path, outcome: Outcome) -> bool:
     Raises:
         ConfigError: it has another one.
     """
-    try:
-        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(folder / RESULT):
         return False
-    except (ValueError, RecursionError):
-        found = None
-    said = (found.get("run"), found.get("best_round")) if isinstance(found, dict) else None
-    if said != (outcome.run, outcome.round):
+    found = _result_in(folder)
+    if (found.get("run"), found.get("best_round")) != (outcome.run, outcome.round):
         raise ConfigError(f"expected no other result in {folder}, got one: nothing was overwritten")
     return True
+
+
+def _result_in(folder: Path) -> dict[str, Any]:
+    """Return what the result in a folder says; nothing where there is none that can be read."""
+    try:
+        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:

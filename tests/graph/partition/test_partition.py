@@ -300,7 +300,7 @@ def test_refusals_say_what_was_expected(
 
 def test_refusals_that_lie_in_the_graph() -> None:
     graph, key = sample(30, 60, seed=1), Key.of(0)
-    with pytest.raises(ConfigError, match="unknown partition method 'metiss': did you mean 'met"):
+    with pytest.raises(ConfigError, match="unknown partition 'metiss': did you mean 'met"):
         make_partition(graph, "metiss", clients=2, key=key)
     bits = replace(graph, y=torch.ones(30, 3, dtype=torch.int64))
     with pytest.raises(PartitionError, match="got a multi-label graph: use 'metis'"):

@@ -399,7 +399,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a seed": ({"seed": 1}, "expected seeds for several runs, got seed=1: give seeds=[...]"),
     "what varies as a list": ({"over": ["clients"]}, "expected over as a dict, got ['clients']"),
     "options as text": ({"options": "a=1"}, "expected options as a dict, got 'a=1'"),
-    "a field": ({"rouns": 3}, "unknown key in options 'rouns': did you mean 'rounds'"),
+    "a field": ({"rouns": 3}, "unknown option 'rouns': did you mean 'rounds'"),
 }
 
 

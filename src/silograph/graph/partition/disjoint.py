@@ -81,7 +81,7 @@ def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) ->
     if clients != silos:
         raise PartitionError(
             f"expected {silos} clients, one for each silo, got {clients}: "
-            "leave the number out or use another method"
+            "leave the number out, or use another partition"
         )
     outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
     if outside:

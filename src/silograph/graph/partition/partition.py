@@ -227,7 +227,7 @@ def make_partition(
         PartitionError: the method cannot cut this graph into so many clients.
     """
     own = method if isinstance(method, Partitioner) else None
-    partitioner = own or lookup(PARTITIONERS, str(method), "partition method")
+    partitioner = own or lookup(PARTITIONERS, str(method), "partition")
     method = partitioner.name
     chosen: object = checked(partitioner.options, options, f"options of {method}")
     if not 0 <= drop_edges <= 1:
