@@ -3,6 +3,7 @@
 import pytest
 
 from silograph.core.errors import (
+    MOST_CHOICES,
     ConfigError,
     DataError,
     PartitionError,
@@ -64,7 +65,7 @@ def test_lookup_of_an_unknown_name_hides_the_key_error() -> None:
 
 
 def test_many_choices_do_not_bury_the_nearest() -> None:
-    few, many = [f"name{i:02}" for i in range(25)], [f"name{i:02}" for i in range(26)]
+    few, many = ([f"name{i:02}" for i in range(MOST_CHOICES + n)] for n in (0, 1))
     assert str(unknown("x", "nam03", few)).endswith(
         f"did you mean 'name03'? Choices: {', '.join(few)}"
     )

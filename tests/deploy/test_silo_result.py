@@ -183,11 +183,13 @@ def test_a_result_of_a_run_that_is_not_over_may_be_there(
     make_graph: MakeGraph, tmp_path: Path
 ) -> None:
     """A silo that was killed after RESULT, before END: its states are still of that run."""
-    data = read_silo(folders(make_graph(60), config_of(2, **BASE), tmp_path / "silos")[0])
+    silo = folders(make_graph(60), config_of(2, **BASE), tmp_path / "silos")[0]
+    data, secret, key = read_silo(silo), tmp_path / "secret", tmp_path / "key"
+    secret.write_bytes(bytes(32))
     out, state, token = tmp_path / "out", tmp_path / "state", bytes(range(16))
     out.mkdir()
     (out / "result.json").write_text(json.dumps({"run": run_name(token), "best_round": 2}))
-    how = Attendance("localhost:1", tmp_path / "key", None, None, True, state, patience=0, out=out)
+    how = Attendance("localhost:1", key, secret, None, True, state, patience=0, out=out)
     with pytest.raises(ConfigError, match="expected a folder for the result that does not exist"):
         attend(data, how)
     (state / bytes(16).hex()).mkdir(parents=True)  # of another run

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-MOST_CHOICES = 25  # that an error lists beside the nearest one
+MOST_CHOICES = 40  # that an error lists beside the nearest one
 
 
 class SilographError(Exception):

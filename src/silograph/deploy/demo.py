@@ -35,7 +35,7 @@ from silograph.task.metric_table import METRICS
 LISTENING = "listening on "
 SECONDS_TO_STOP = 10
 DEFAULT_SILOS = 3
-Compared = Literal["model", "silos' models", "scores"]
+SameThing = Literal["model", "silos' models", "scores"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Demonstration:
     """
 
     silos: int
-    compared: Compared
+    compared: SameThing
     weights: bool
     ledger: bool
     size: int
@@ -217,7 +217,7 @@ def _own_same(simulated: Path, silos: Sequence[Path]) -> bool:
     )
 
 
-def _models(ours: Path, theirs: Path, silos: Sequence[Path]) -> tuple[Compared, bool]:
+def _models(ours: Path, theirs: Path, silos: Sequence[Path]) -> tuple[SameThing, bool]:
     """Return what of two runs is compared, and whether it is the same."""
     if (theirs / MODEL).exists():
         return "model", _same(ours / MODEL, theirs / MODEL)
