@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,13 +22,18 @@ def clock_of(config: ResolvedConfig, ids: Sequence[str]) -> VirtualClock | None:
     """
     if config.speeds is None or config.links is None:
         return None
-    given, clients = parse_speeds(config.speeds), np.arange(len(ids))
+    return _clock(config.speeds, config.links, config.seed, tuple(ids))
+
+
+@lru_cache(maxsize=4)  # asked for in every round
+def _clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
+    given, clients = parse_speeds(speed_text), np.arange(len(ids))
     if given is None:
         keys = torch.tensor([signed(hash_text(name)) for name in ids])
-        u = Key.of(config.seed).fold("speeds").uniform(keys, 2).numpy()
+        u = Key.of(seed).fold("speeds").uniform(keys, 2).numpy()
         speeds = np.exp(np.sqrt(-2 * np.log(1 - u[:, 0])) * np.cos(2 * math.pi * u[:, 1]))
     else:
         speeds = np.array(given)[clients % len(given)]
-    links = np.array(parse_links(config.links))
+    links = np.array(parse_links(link_text))
     rate, latency = links[clients % len(links)].T
     return VirtualClock(SPEED * speeds, BANDWIDTH * rate, latency.copy())
