@@ -42,6 +42,7 @@ from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
+from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.llcg import LLCG
@@ -77,6 +78,8 @@ METHODS: dict[str, AnyMethod] = {
         FEDOPT,
         FEDPROX,
         FEDPER,
+        GCFL,
+        GCFLPLUS,
         SCAFFOLD,
         LLCG,
         LABEL_GUIDED,
@@ -96,6 +99,8 @@ __all__ = [
     "FEDOPT",
     "FEDPER",
     "FEDPROX",
+    "GCFL",
+    "GCFLPLUS",
     "GRAPHSAINT",
     "LABEL_GUIDED",
     "LLCG",

@@ -97,10 +97,10 @@ class FedGrainsOptions:
         default=0.1, metadata={"help": "rate of a learned log Z, in units of alpha"}
     )
     degrees: Literal["full", "sampled"] = field(
-        default="full",
+        default="sampled",
         metadata={
-            "help": "degrees that convolutions scale by: of the client's graph, or of what was "
-            "chosen",
+            "help": "degrees that convolutions scale by: of the client's graph (full), or of what "
+            "was chosen",
             "tune": choice("full", "sampled"),
         },
     )
