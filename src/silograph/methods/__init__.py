@@ -42,6 +42,7 @@ from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
+from silograph.methods.fedpub import FEDPUB
 from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
@@ -80,6 +81,7 @@ METHODS: dict[str, AnyMethod] = {
         FEDPER,
         GCFL,
         GCFLPLUS,
+        FEDPUB,
         SCAFFOLD,
         LLCG,
         LABEL_GUIDED,
@@ -99,6 +101,7 @@ __all__ = [
     "FEDOPT",
     "FEDPER",
     "FEDPROX",
+    "FEDPUB",
     "GCFL",
     "GCFLPLUS",
     "GRAPHSAINT",
