@@ -160,8 +160,8 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedprox, fedper, scaffold, llcg, label_guided, bns, "
-            "cagnet, local, centralized or graphsaint",
+            "what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
+            "llcg, label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )

@@ -72,7 +72,7 @@ from silograph.methods.local_training import (
 )
 from silograph.nn.conv import Params
 
-Positive = Annotated[float, Field(gt=0)]
+Length = Annotated[float, Field(gt=0)]
 FEWEST = 3  # clients of a cluster that is split
 EPSILON1 = {
     "help": "a cluster is split when the mean change of its models is shorter than this",
@@ -86,8 +86,8 @@ WARMUP = {"help": "rounds before the first split"}
 class GCFLOptions:
     """The help texts are the documentation of the fields."""
 
-    epsilon1: Positive = field(default=0.05, metadata=EPSILON1)
-    epsilon2: Positive = field(default=0.1, metadata=EPSILON2)
+    epsilon1: Length = field(default=0.05, metadata=EPSILON1)
+    epsilon2: Length = field(default=0.1, metadata=EPSILON2)
     warmup: Annotated[int, Field(ge=0)] = field(default=20, metadata=WARMUP)
 
 
@@ -95,19 +95,19 @@ class GCFLOptions:
 class GCFLPlusOptions:
     """The help texts are the documentation of the fields."""
 
-    epsilon1: Positive = field(default=0.05, metadata=EPSILON1)
-    epsilon2: Positive = field(default=0.1, metadata=EPSILON2)
+    epsilon1: Length = field(default=0.05, metadata=EPSILON1)
+    epsilon2: Length = field(default=0.1, metadata=EPSILON2)
     warmup: Annotated[int, Field(ge=0)] = field(default=20, metadata=WARMUP)
     sequence: Annotated[int, Field(ge=2)] = field(
         default=5, metadata={"help": "rounds whose changes are compared"}
     )
 
 
-Options = GCFLOptions | GCFLPlusOptions
+Thresholds = GCFLOptions | GCFLPlusOptions
 
 
 def train_in_cluster(
-    cfg: MethodConfig[Options], block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: MethodConfig[Thresholds], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Train from the cluster's model and keep what comes of it.
 
@@ -117,7 +117,7 @@ def train_in_cluster(
     return {**new, **stacked("weights", fitted.tensors)}, trained(fitted, block)
 
 
-def init(fed: Federation, cfg: MethodConfig[Options], weights: Params, key: Key) -> ServerState:
+def init(fed: Federation, cfg: MethodConfig[Thresholds], weights: Params, key: Key) -> ServerState:
     """Send the first model, which is that of the only cluster."""
     fed.call(begin_own, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     clients, length = len(fed.ids), length_of(cfg.options)
@@ -128,13 +128,13 @@ def init(fed: Federation, cfg: MethodConfig[Options], weights: Params, key: Key)
     return ServerState(weights=None, memory=memory)
 
 
-def length_of(options: Options) -> int:
+def length_of(options: Thresholds) -> int:
     """Return T, 0 where clients are compared by this round alone."""
     return options.sequence if isinstance(options, GCFLPlusOptions) else 0
 
 
 def fit_round(
-    fed: Federation, cfg: MethodConfig[Options], state: ServerState, t: int, key: Key
+    fed: Federation, cfg: MethodConfig[Thresholds], state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """Train in every cluster, split those whose clients disagree, take means."""
     memory = dict(state.memory)
@@ -213,7 +213,7 @@ def warped(series: Tensor) -> Tensor:
 
 
 def split(
-    options: Options,
+    options: Thresholds,
     cluster: Tensor,
     gram: Tensor,
     took_part: Tensor,
@@ -241,7 +241,7 @@ def split(
     return new
 
 
-def disagree(options: Options, gram: Tensor) -> bool:
+def disagree(options: Thresholds, gram: Tensor) -> bool:
     """Whether the mean change is short, and the longest one is not."""
     if not len(gram):
         return False
@@ -285,7 +285,7 @@ def means(models: Tensor, change: Tensor, cluster: Tensor, new: Tensor, nodes: T
     return models[before] + mean
 
 
-def round_steps(cfg: MethodConfig[Options], t: int, key: Key) -> Steps:
+def round_steps(cfg: MethodConfig[Thresholds], t: int, key: Key) -> Steps:
     """Return the call of `fit_round`."""
     weights = weight_specs(cfg.model, Stacked)
     return local_steps(cfg, train_in_cluster, weights, weights, Kind.WEIGHTS, t, key)

@@ -63,7 +63,7 @@ from silograph.nn.segment import (
 )
 
 Policy = Literal["trained", "untrained", "uniform"]
-Positive = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,11 +78,11 @@ class FedGrainsOptions:
             "tune": log(8, 256),
         },
     )
-    alpha: Positive = field(
+    alpha: Rate = field(
         default=1e5,
         metadata={"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
     )
-    lr: Positive = field(
+    lr: Rate = field(
         default=1e-3,
         metadata={"help": "rate of the flow network's Adam", "tune": log(1e-4, 1e-1)},
     )
@@ -93,7 +93,7 @@ class FedGrainsOptions:
             "tune": choice("learned", "constant"),
         },
     )
-    log_z_lr: Positive = field(
+    log_z_lr: Rate = field(
         default=0.1, metadata={"help": "rate of a learned log Z, in units of alpha"}
     )
     degrees: Literal["full", "sampled"] = field(
