@@ -52,6 +52,8 @@ RUNS: list[dict[str, Any]] = [
     {"method": "label_guided", "options": {"sample": 30}},
     {"method": "graphsaint", "options": {"budget": 8, "sample_coverage": 2}},
     {"method": "fedper", "sparse": True},
+    {"method": "fedpub", "options": {"communities": 1}, "neighbors": "fedgrains"},
+    {"method": "gcflplus", "sparse": True},
     # The short form ends here.
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},

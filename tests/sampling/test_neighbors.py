@@ -20,7 +20,7 @@ from runs import FAST, go, of, run_until, same_bits
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked, State
+from silograph.core.payload import Ragged, Stacked, State, take
 from silograph.core.ranges import lin
 from silograph.core.work import metered
 from silograph.experiment.resolve.in_memory_parts import Own
@@ -42,6 +42,7 @@ from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.sampling.fedgrains import FedGrains
 from silograph.sampling.neighbors import (
     NEIGHBORS,
     Bernoulli,
@@ -112,7 +113,14 @@ SAMPLERS: dict[str, Neighbors] = {
     "bernoulli": Bernoulli(0.6),
     "bernoulli, by degree": Bernoulli(0.6, by_degree=True),
     "tempered": Tempered(),
+    "fedgrains": FedGrains(4, 2, alpha=10.0, lr=0.01, width=8),
+    "fedgrains, sampled degrees": FedGrains(
+        4, 2, alpha=10.0, learns_z=False, sampled_degrees=True, width=8
+    ),
+    "fedgrains, untrained": FedGrains(4, 2, policy="untrained", width=8),
+    "fedgrains, uniform": FedGrains(4, 2, policy="uniform"),
 }
+BY_BATCH = ("fedgrains",)  # these choose among the candidates of a whole batch
 SAMPLER = pytest.mark.parametrize("name", SAMPLERS)
 Probability = Callable[[int, int], float]  # of a set of k among d neighbors
 ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
@@ -123,6 +131,11 @@ ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
         Bernoulli(0.4, by_degree=True),
         lambda d, k: 0.4**k * 0.6 ** (d - k),
         lambda d: 1 - 0.6**d,
+    ),
+    "fedgrains": (
+        FedGrains(2, 1, policy="uniform"),
+        lambda d, k: (k == 2) / math.comb(d, 2),
+        lambda d: 2 / d,
     ),
 }
 
@@ -175,7 +188,7 @@ def test_one_key_draws_the_same_again_and_changes_nothing(make_graph: MakeGraph,
     assert all(torch.equal(before[field], f.t) for field, f in state.items())
 
 
-@SAMPLER
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if not name.startswith(BY_BATCH)])
 def test_draws_of_rows_depend_on_no_other_rows(make_graph: MakeGraph, name: str) -> None:
     block, sampler = star_like(make_graph), SAMPLERS[name]
     state = sampler.init(block, model_of("gcn"), Key.of(0))
@@ -282,7 +295,9 @@ def test_a_block_is_its_clients_one_by_one(
         rows = slice(int(block.off[c]), int(block.off[c + 1]))
         torch.testing.assert_close(together.logits[rows], alone.logits, rtol=0, atol=1e-10)
         for field, f in alone.neighbors.items():
-            torch.testing.assert_close(together.neighbors[field].t[own], f.t, rtol=0, atol=1e-10)
+            mine = take(together.neighbors[field], own)
+            assert isinstance(mine, Stacked | Ragged)
+            torch.testing.assert_close(mine.t, f.t, rtol=0, atol=1e-10)
         assert float(work[c]) == float(own_work[0])
 
 
@@ -297,7 +312,11 @@ def test_a_client_without_training_nodes_takes_no_step(
     assert found.neighbors["keep"].t[1] == 0.8
 
 
-@pytest.mark.parametrize("sampler", [Bernoulli(1.0), Fanout((99, 99)), Fanout((0, 0))], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [Bernoulli(1.0), Fanout((99, 99)), Fanout((0, 0)), FedGrains(99, 2, policy="uniform")],
+    ids=str,
+)
 def test_whoever_keeps_all_is_full(
     make_graph: MakeGraph, cut_block: CutBlock, sampler: Neighbors
 ) -> None:
@@ -336,7 +355,7 @@ def test_what_a_sampler_keeps_is_declared() -> None:
 RUN: dict[str, Any] = {"rounds": 4, "batch_size": 3, "local_epochs": 2, "participation": 0.6}
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "tempered"])
+@pytest.mark.parametrize("name", ["bernoulli", "tempered", "fedgrains"])
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +381,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernouli"},
             "unknown neighbor sampler 'bernouli': did you mean 'bernoulli'? Choices: bernoulli, "
-            "fanout, full",
+            "fanout, fedgrains, full",
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},

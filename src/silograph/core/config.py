@@ -160,8 +160,8 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedprox, fedper, scaffold, llcg, label_guided, bns, "
-            "cagnet, local, centralized or graphsaint",
+            "what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
+            "llcg, label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )
@@ -200,8 +200,9 @@ class RunConfig:
     neighbors: str | None = field(
         default=None,
         metadata=option(
-            "what draws the neighbors that a local step sums over: full, fanout or bernoulli "
-            "(default: fanout if that is given, else full); torch draws what is not compiled",
+            "what draws the neighbors that a local step sums over: full, fanout, bernoulli or "
+            "fedgrains (default: fanout if that is given, else full); torch draws what is not "
+            "compiled",
             "Training",
         ),
     )

@@ -42,6 +42,8 @@ from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
+from silograph.methods.fedpub import FEDPUB
+from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.llcg import LLCG
@@ -77,6 +79,9 @@ METHODS: dict[str, AnyMethod] = {
         FEDOPT,
         FEDPROX,
         FEDPER,
+        GCFL,
+        GCFLPLUS,
+        FEDPUB,
         SCAFFOLD,
         LLCG,
         LABEL_GUIDED,
@@ -96,6 +101,9 @@ __all__ = [
     "FEDOPT",
     "FEDPER",
     "FEDPROX",
+    "FEDPUB",
+    "GCFL",
+    "GCFLPLUS",
     "GRAPHSAINT",
     "LABEL_GUIDED",
     "LLCG",

@@ -212,9 +212,7 @@ def local_round(
         The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
         None if nobody could train; and the report.
     """
-    chosen = cfg.selected
-    if chosen is None:
-        chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
+    chosen = selected(fed, cfg, t, key)
     mean = WeightedMean("nodes", around or {})
     asked = tuple(received_specs(cfg))
     reduce = Gather("nodes", "loss", *asked, fold=mean) if cfg.observed or asked else mean
@@ -224,6 +222,36 @@ def local_round(
     if "loss" not in reply:  # no selected client has a training node
         return None, RoundReport(chosen, None, trained=trained)
     return reply, RoundReport(chosen, float(reply["loss"].t), trained=trained)
+
+
+def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str, ...]:
+    """Return who trains in a round."""
+    if cfg.selected is not None:
+        return cfg.selected
+    return tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
+
+
+def report_of(
+    chosen: tuple[str, ...],
+    found: Mapping[str, Tensor],
+    facts: Mapping[str, float],
+    client_facts: Mapping[str, Tensor],
+    *,
+    observed: bool,
+) -> RoundReport:
+    """Return the report of a round whose replies are kept by client.
+
+    Args:
+        chosen: who was called.
+        found: `answered`, `nodes` and `loss` of all clients, (C,).
+        facts: of the round.
+        client_facts: of the clients.
+        observed: see `MethodConfig`.
+    """
+    nodes = found["nodes"] * found["answered"]
+    loss = float((found["loss"] * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
+    told = {name: found[name] for name in ("answered", "nodes", "loss")} if observed else {}
+    return RoundReport(chosen, loss, facts, client_facts, told)
 
 
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:

@@ -31,6 +31,7 @@ from silograph.nn.neighbors import (
     edge_words,
     edges_of,
 )
+from silograph.sampling.fedgrains import FedGrains, FedGrainsOptions
 from silograph.sampling.options import FanoutOptions
 
 
@@ -169,6 +170,20 @@ def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
     return Bernoulli(options.keep, options.rescale == "degree")
 
 
+def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
+    return FedGrains(
+        k=options.k,
+        hops=depth.hops,
+        alpha=options.alpha,
+        lr=options.lr,
+        learns_z=options.log_z == "learned",
+        log_z_lr=options.log_z_lr,
+        sampled_degrees=options.degrees == "sampled",
+        policy=options.policy,
+        width=options.width,
+    )
+
+
 NEIGHBORS: dict[str, NeighborSampler] = {
     sampler.name: sampler
     for sampler in (
@@ -194,6 +209,14 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             "sampling, IEEE TPDS 2022",
             options=BernoulliOptions,
             make=_bernoulli,
+        ),
+        NeighborSampler(
+            name="fedgrains",
+            title="each client's own flow network chooses k nodes a layer and step",
+            reference="Ceyani et al., FedGrAINS: Personalized subgraph federated learning with "
+            "adaptive neighbor sampling, SDM 2025",
+            options=FedGrainsOptions,
+            make=_fedgrains,
         ),
     )
 }

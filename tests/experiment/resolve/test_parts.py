@@ -74,7 +74,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"alpha": 0.3},
             "expected an option of the chosen parts (partition metis), got alpha: partition "
-            "dirichlet has it; leave it out, or choose that part",
+            "dirichlet or neighbors fedgrains has it; leave it out, or choose that part",
         ),
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
