@@ -41,6 +41,7 @@ from silograph.nn.fit import Fitted, Schedule, Training
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.sampling.layer_wise import FastGCN, Ladies
 from silograph.sampling.neighbors import (
     NEIGHBORS,
     Bernoulli,
@@ -110,8 +111,12 @@ SAMPLERS: dict[str, Neighbors] = {
     "fanout": Fanout((2, 2)),
     "bernoulli": Bernoulli(0.6),
     "bernoulli, by degree": Bernoulli(0.6, by_degree=True),
+    "fastgcn": FastGCN(3),
+    "ladies": Ladies(3),
+    "ladies, normalized": Ladies(3, normalize=True),
     "tempered": Tempered(),
 }
+BY_LAYER = {"fastgcn", "ladies"}  # their sums are enumerated in test_layer_wise.py
 SAMPLER = pytest.mark.parametrize("name", SAMPLERS)
 Probability = Callable[[int, int], float]  # of a set of k among d neighbors
 ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
@@ -142,7 +147,7 @@ def reached_by(rows: list[int], clients: int = 1) -> Reached:
 
 
 def test_every_registered_sampler_is_in_the_tables() -> None:
-    assert {name.partition(",")[0] for name in ENUMERATED} == set(NEIGHBORS)
+    assert {name.partition(",")[0] for name in ENUMERATED} | BY_LAYER == set(NEIGHBORS)
     assert set(NEIGHBORS) <= set(SAMPLERS)
     assert all(name == sampler.name for name, sampler in NEIGHBORS.items())
 
@@ -174,7 +179,7 @@ def test_one_key_draws_the_same_again_and_changes_nothing(make_graph: MakeGraph,
     assert all(torch.equal(before[field], f.t) for field, f in state.items())
 
 
-@SAMPLER
+@pytest.mark.parametrize("name", [n for n in SAMPLERS if not n.startswith("ladies")])
 def test_draws_of_rows_depend_on_no_other_rows(make_graph: MakeGraph, name: str) -> None:
     block, sampler = star_like(make_graph), SAMPLERS[name]
     state = sampler.init(block, model_of("gcn"), Key.of(0))
@@ -329,7 +334,7 @@ def test_what_a_sampler_keeps_is_declared() -> None:
 RUN: dict[str, Any] = {"rounds": 4, "batch_size": 3, "local_epochs": 2, "participation": 0.6}
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "tempered"])
+@pytest.mark.parametrize("name", ["bernoulli", "fastgcn", "ladies", "tempered"])
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +360,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernouli"},
             "unknown neighbor sampler 'bernouli': did you mean 'bernoulli'? Choices: bernoulli, "
-            "fanout, full",
+            "fanout, fastgcn, full, ladies",
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},
@@ -378,6 +383,11 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernoulli", "model": "gat"},
             "expected a model that takes the draws of neighbors=bernoulli, got gat: attention is "
+            "normalized over the neighbors that were drawn; use neighbors=full or fanout",
+        ),
+        (
+            {"neighbors": "ladies", "model": "gat"},
+            "expected a model that takes the draws of neighbors=ladies, got gat: attention is "
             "normalized over the neighbors that were drawn; use neighbors=full or fanout",
         ),
         (
@@ -433,6 +443,11 @@ def test_options_make_samplers() -> None:
         (
             {"neighbors": "bernoulli", "options": {"neighbors.rescale": "degree"}},
             Bernoulli(0.5, by_degree=True),
+        ),
+        ({"neighbors": "fastgcn"}, FastGCN(256)),
+        (
+            {"neighbors": "ladies", "options": {"neighbors.size": 64, "normalize": False}},
+            Ladies(64),
         ),
     ]
     for given, expected in cases:
