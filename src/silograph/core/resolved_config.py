@@ -54,6 +54,9 @@ class ResolvedConfig:
     target: str | None
     max_bytes: int | None
     max_seconds: float | None
+    speeds: str | None
+    links: str | None
+    max_virtual_seconds: float | None
     eval_every: int
     local_bias: bool
     seed: int

@@ -64,7 +64,7 @@ def logits_specs(model: AnyModel) -> FieldSpecs:
     return {"server/logits": logits, "own/logits": logits}
 
 
-def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
+def judged_logits(logits: Tensor, block: ClientBlock) -> Ragged:
     """Return the judged rows of logits (n, K)."""
     judges = judges_of(block)
     return Ragged(logits[judges.rows], judges.off)
@@ -72,7 +72,7 @@ def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
 
 def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
     """Return the state field that tells what clients' own models say of their rows (n, K)."""
-    return {"own/logits": _judged(logits, block)}
+    return {"own/logits": judged_logits(logits, block)}
 
 
 def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
@@ -93,7 +93,7 @@ def judge_server(
     del key
     graph = local_graph(block, state)
     logits = cfg.backend.predict(cfg.model, under("weights", inbox), graph)
-    new = {**state, "server/logits": _judged(logits, graph)}
+    new = {**state, "server/logits": judged_logits(logits, graph)}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
@@ -113,7 +113,7 @@ def judge_exchanged(
     The server's model is every client's own.
     """
     del inbox, key
-    logits = _judged(logits_of(cfg.model, state), block)
+    logits = judged_logits(logits_of(cfg.model, state), block)
     new = {**end(state), "server/logits": logits, "own/logits": logits}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
@@ -185,8 +185,18 @@ def counts_here(
 ) -> dict[str, Tensor]:
     """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
     logits = backend.predict(model, weights, block)
-    rows = judged_rows(block, _judged(logits, block).t, group, groups, compiled=backend.compiled)
+    rows = judged_rows(
+        block, judged_logits(logits, block).t, group, groups, compiled=backend.compiled
+    )
     return counts_of(rows)
+
+
+def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
+    """Return what `Task.tally` gives of logits of the judged rows, by client of the block."""
+    rows = judged_rows(
+        block, logits.t, block.client, block.num_clients, compiled=cfg.backend.compiled
+    )
+    return task_of(rows.task).tally(rows)
 
 
 def counts_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> dict[str, Tensor]:
@@ -222,7 +232,7 @@ def own_steps(model: AnyModel, key: Key) -> Steps:
 def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
     """Return the calls of `_ask`."""
     what = Kind.EVALUATION
-    judged = Call(judge, what, key, takes, _tally_specs(model.task, model.outputs))
+    judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs))
     if not task_of(model.task).histograms:
         return (judged,)
     scale, bins = _histogram_specs(model.outputs)
@@ -241,7 +251,7 @@ def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
 
 
 @lru_cache(maxsize=16)
-def _tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
+def tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
     """Return what `Task.tally` gives."""
     counts = task_of(labels).counts(outputs)
     specs = {

@@ -98,6 +98,7 @@ class Fitted:
         logits: (n, K) what each client's model says of its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
         neighbors: what the neighbor sampler remembers of every client.
+        received: (C, ...) counts of the model that training started from, where they are asked for.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -106,6 +107,7 @@ class Fitted:
     logits: Tensor
     steps: Tensor
     neighbors: State = field(default_factory=dict)
+    received: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> Params:

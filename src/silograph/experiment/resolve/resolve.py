@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from silograph.core.client_speeds import DEFAULT_LINKS, EQUAL, parse_links, parse_speeds
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
@@ -35,6 +36,7 @@ from silograph.nn.fit import Schedule, Training
 from silograph.nn.neighbors import Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
+from silograph.selection.options import LIMITS
 from silograph.selection.uniform import ALL, UNIFORM
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -128,6 +130,8 @@ def resolve(
         keep_optimizer=config.keep_optimizer,
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=asked.selector,
+        limited=is_limited(selector.options),
+        received="val" if selector.part.on_receipt else "",
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
@@ -154,8 +158,24 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
         "local_epochs": asked.local_epochs or needs.local_epochs,
         "keep_optimizer": keep,
+        **clock_values(asked),
         **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
+
+
+def clock_values(asked: RunConfig) -> dict[str, str | None]:
+    """Return speeds and links of the virtual clock; None where nothing asks for one."""
+    if asked.speeds is None and asked.links is None and asked.max_virtual_seconds is None:
+        return {"speeds": None, "links": None}
+    return {"speeds": asked.speeds or EQUAL, "links": asked.links or DEFAULT_LINKS}
+
+
+def check_clock(asked: RunConfig) -> None:
+    """Raise `ConfigError` where speeds or links of clients are not such."""
+    if asked.speeds is not None:
+        parse_speeds(asked.speeds)
+    if asked.links is not None:
+        parse_links(asked.links)
 
 
 def spelled_out(asked: RunConfig, parts: Parts) -> RunConfig:
@@ -217,7 +237,8 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
-    if (all_silos or setting.uncut) and selector is not UNIFORM:
+    limited = is_limited(parts.selector.options)
+    if (all_silos or setting.uncut) and (selector is not UNIFORM or limited):
         raise ConfigError(
             f"expected a method that trains locally for selector {selector.name}, got "
             f"{method.name}, in which all clients train in every round: leave selector out"
@@ -228,6 +249,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             "local_bias out"
         )
     check_features(config)
+    check_clock(config)
     check_metric(config)
 
 
@@ -248,8 +270,18 @@ def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: Any
 
 
 def draws_at_the_server(parts: Parts) -> bool:
-    """Whether the run draws clients before a round; `all` and `uniform` need nothing from it."""
-    return parts.selector.part is not ALL and parts.selector.part is not UNIFORM
+    """Whether the run draws clients before a round.
+
+    `all` and `uniform` need nothing from it, unless the number of clients is limited.
+    """
+    selector = parts.selector
+    return selector.part not in (ALL, UNIFORM) or is_limited(selector.options)
+
+
+def is_limited(options: Any) -> bool:
+    """Whether options of a selector limit the clients of rounds; a user's may not have them."""
+    found = {f.name: getattr(options, f.name) for f in fields(options)}
+    return any(found.get(name) is not None for name in LIMITS)
 
 
 def make_optimizer(config: RunConfig, name: str, lr: float) -> Optimizer:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.evaluation.evaluate import counts_here, counts_of, own_counts
-from silograph.experiment.result_files import FACT, Row
+from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
@@ -130,8 +130,14 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
     return task_in(setup).scores(kept, "val")
 
 
-def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
-    """Return the round's row of the table; bytes and flops are totals so far."""
+def row_of(
+    setup: Setup,
+    judged: Judged,
+    report: RoundReport,
+    seconds: float,
+    virtual_seconds: float | None = None,
+) -> Row:
+    """Return the round's row of the table; bytes, flops and seconds are totals so far."""
     ledger, away = setup.federation.ledger, setup.federation.away
     row: Row = {
         "round": judged.round,
@@ -152,6 +158,7 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
         "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
         "flops": ledger.flops,
         "seconds": round(seconds, 3),
+        **({} if virtual_seconds is None else {VIRTUAL: virtual_seconds}),
         **facts,
     }
 

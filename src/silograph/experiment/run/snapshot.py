@@ -43,6 +43,7 @@ class Snapshot:
         scores: of the last round that was scored, from round 0 on, without its weights; None where
             nothing in the run decides by them (`scores_are_kept`).
         client_facts: what the method reports of each client in this round, (C,).
+        virtual_seconds: of the virtual clock so far, None without one.
     """
 
     round: int
@@ -52,6 +53,7 @@ class Snapshot:
     stopped: str | None
     scores: Judged | None = None
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
+    virtual_seconds: float | None = None
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -163,6 +165,8 @@ def to_checkpoint(
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
+    if snapshot.virtual_seconds is not None:
+        facts["virtual_seconds"] = snapshot.virtual_seconds
     if last is not None:
         facts |= {"scores_round": last.round, "scores_away": list(last.away)}
     return Checkpoint(snapshot.round, tensors, facts)
@@ -214,6 +218,7 @@ def from_checkpoint(
             own, away = _below("scores/personalized", parts), tuple(facts["scores_away"])
             scores = judged(setup, facts["scores_round"], group("scores/server"), own, None, away)
         seconds, stopped = facts["seconds"], facts["stopped"]
+        virtual = facts.get("virtual_seconds")
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
@@ -224,7 +229,7 @@ def from_checkpoint(
             kept = own_weights(setup, best.weights, states)
         best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
-    return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts), states
+    return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts, virtual), states
 
 
 def _below(prefix: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
