@@ -65,9 +65,9 @@ def _set_up(setup: Setup) -> Snapshot:
     scores = None
     if scores_are_kept(setup.method):
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    control = controlling(setup)
+    control, virtual = controlling(setup), virtual_seconds(setup, None, 0)
     if control is not None:
-        state = control.begin(state, scores)
+        state = control.begin(state, scores, virtual)
     return Snapshot(
         round=0,
         state=state,
@@ -75,7 +75,7 @@ def _set_up(setup: Setup) -> Snapshot:
         seconds=0.0,
         stopped=None,
         scores=scores,
-        virtual_seconds=virtual_seconds(setup, None, 0),
+        virtual_seconds=virtual,
     )
 
 
@@ -194,7 +194,9 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
         cfg = selection.choose(before.state, t, key)
     control = controlling(setup)
     if control is not None:
-        cfg = replace(cfg, knobs=control.propose(before.state, before.scores, t, key))
+        known = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    since = time.monotonic()
     state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.held is not None:
@@ -202,7 +204,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
-    virtual = virtual_seconds(setup, before, t)
+    took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
     best, row, scores, last, counts = before.best, None, None, before.scores, None
     if judged:
         now = judge_finite(setup, state, t)
@@ -215,7 +217,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     if selection is not None:
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
-        state = control.observe(before.state, state, t, own, last, cfg.knobs)
+        state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
         config,
