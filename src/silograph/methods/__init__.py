@@ -40,6 +40,7 @@ from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
+from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.graphsaint import GRAPHSAINT
@@ -79,6 +80,7 @@ METHODS: dict[str, AnyMethod] = {
         FEDPER,
         SCAFFOLD,
         LLCG,
+        FEDGRAPH,
         LABEL_GUIDED,
         BNS,
         CAGNET,
@@ -93,6 +95,7 @@ __all__ = [
     "CENTRALIZED",
     "COUNT",
     "FEDAVG",
+    "FEDGRAPH",
     "FEDOPT",
     "FEDPER",
     "FEDPROX",

@@ -225,6 +225,11 @@ def edge_words(
     return mix_words(hashed[position] ^ block.row_key[neighbor])
 
 
+def uniform_of(words: Tensor) -> Tensor:
+    """Return random words (e,) int64 as draws from [0, 1], float64."""
+    return words.double() * 2.0**-64 + 0.5
+
+
 def weights_of_a_sum(model: AnyModel) -> str | None:
     """Return why weights of drawn neighbors mean nothing to a model, or None if they do."""
     if model.staged is None:

@@ -30,6 +30,7 @@ from silograph.nn.neighbors import (
     Stateless,
     edge_words,
     edges_of,
+    uniform_of,
     weights_of_a_sum,
 )
 from silograph.sampling.layer_wise import FastGCN, FastGCNOptions, Ladies, LadiesOptions
@@ -119,7 +120,7 @@ class Bernoulli(Stateless):
         del hop, state
         every = edges_of(block, reached.rows)
         words = edge_words(block, reached.rows, key, every)
-        kept = words.double() * 2.0**-64 + 0.5 <= self.keep
+        kept = uniform_of(words) <= self.keep
         position, share = every.position[kept], every.share[kept] / self.keep
         if self.by_degree:
             count = torch.bincount(position, minlength=len(reached.rows))
