@@ -254,7 +254,7 @@ def test_an_agent_goes_on_after_its_profile_in_a_resumed_run(
     again = sg.resume(tmp_path / "cut", graph=graph)
     assert same_bits(of(straight), of(again))
     assert rows_of(straight) == rows_of(again)
-    assert len({row["fact_knob_kappa"] for row in rows_of(again)}) == PROFILE + 4
+    assert len({row["fact_knob_keep_1"] for row in rows_of(again)}) == PROFILE + 4
 
 
 @pytest.mark.parametrize("partition", ["shares", "metis_overlapping"])
@@ -345,6 +345,7 @@ def test_a_client_without_training_nodes_takes_no_step(make_graph: MakeGraph) ->
     for name, t in before.items():
         moved = (after[name].t != t).flatten(1).any(1)
         assert moved.tolist() == [False, True, True, True]
-    new, reply = submit(cfg, block, after, {}, Key.of(1))
+    new, reply = submit(cfg, block, state, {}, Key.of(1))
+    assert all(torch.equal(reply[n].t, after[f"round/{n}"].t) for n in reply)
     assert reply["nodes"].t.tolist() == [0, 3, 3, 3]
     assert not any(name.startswith("round/") for name in new)

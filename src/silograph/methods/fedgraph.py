@@ -203,7 +203,9 @@ def fit_round(
     inbox = {**shared("weights", state.weights), **knob_fields(cfg.knobs, fed.ids)}
     fed.call(begin_round, inbox, what=Kind.WEIGHTS, key=key.fold("begin", t))
     for own in _step_keys(cfg, t, key):
-        _iterate(fed, cfg, own)
+        _exchange(fed, cfg, own)
+        if own != key.fold("train", t):
+            fed.call(step, {}, what=Kind.CONTROL, key=own)
     reply, report = local_round(fed, cfg, submit, {}, Kind.WEIGHTS, t, key)
     if reply is None:
         return state, report
@@ -211,11 +213,13 @@ def fit_round(
 
 
 def _step_keys(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> list[Key]:
-    return [key.fold("train", t, "step", number) for number in range(cfg.options.local_steps)]
+    """Return the key of every iteration of a round; in the last one clients send their weights."""
+    last = key.fold("train", t)
+    return [*(last.fold("step", n) for n in range(cfg.options.local_steps - 1)), last]
 
 
-def _iterate(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> None:
-    """Take one iteration; owners hear what is wanted of later layers before they pull themselves.
+def _exchange(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> None:
+    """Bring the rows of an iteration; owners hear what later layers want before they pull.
 
     So a row that they answer with has its neighbors in other silos, too. The first shared layer
     rests on its own silo alone, so there `pull` says it in time.
@@ -225,7 +229,6 @@ def _iterate(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> N
         announce(fed, ask, listen, key=key, inbox=each)
     for each in told:
         pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=each)
-    fed.call(step, {}, what=Kind.CONTROL, key=key)
 
 
 def shared_stages(cfg: MethodConfig[FedGraphOptions]) -> list[int]:
@@ -351,11 +354,11 @@ EXCHANGED = ("round/asked/", "round/wanted/", "round/received/")
 def submit(
     cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Send the weights and end the round.
+    """Take the last step, send the weights and end the round.
 
     In: nothing. Out: `weights/*` (C, ...), `nodes` (C,) of the last batch, `loss` (C,).
     """
-    del inbox, key
+    state, _ = step(cfg, block, state, inbox, key)
     weights = under("round/weights", state)
     new = {name: f for name, f in state.items() if not name.startswith("round/")}
     new |= remembered(cfg.backend.predict(cfg.model, weights, block), block)
@@ -479,13 +482,17 @@ def round_steps(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> Steps:
     gives = weight_specs(cfg.model, Stacked)
     return (
         Call(begin_round, Kind.WEIGHTS, key.fold("begin", t), takes),
-        *(_iteration_steps(cfg, own) for own in _step_keys(cfg, t, key)),
+        *(
+            (_exchange_steps(cfg, own), Call(step, Kind.CONTROL, own))
+            for own in _step_keys(cfg, t, key)[:-1]
+        ),
+        _exchange_steps(cfg, key.fold("train", t)),
         local_steps(cfg, submit, {}, gives, Kind.WEIGHTS, t, key),
     )
 
 
-def _iteration_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
-    """Return the calls of an iteration."""
+def _exchange_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
+    """Return the calls of `_exchange`."""
     numbers = shared_stages(cfg)
     told: dict[int, FieldSpecs] = {n: {"stage": exactly(n)} for n in numbers}
     return (
@@ -496,7 +503,6 @@ def _iteration_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
             )
             for n in numbers
         ),
-        Call(step, Kind.CONTROL, key),
     )
 
 
