@@ -84,6 +84,9 @@ CASES: list[dict[str, Any]] = [
     {"method": "label_guided", "model": "mlp"},
     {"method": "bns", "model": "graphconv", "options": {"rate": 0.5}},
     {"method": "cagnet", "model": "sage"},
+    {"method": "fedgraph", "options": {"kappa": 4, "local_steps": 2}, "layers": 3},
+    {"method": "fedgraph", "options": {"share": "all", "keep_2": 0.3}, "model": "sage"},
+    {"method": "fedgraph", "options": {"share": "none", "policy": "drawn"}},
 ]
 
 

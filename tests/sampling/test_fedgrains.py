@@ -23,7 +23,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.methods import FEDAVG, MethodConfig, NoOptions
 from silograph.nn.backends import BACKENDS
-from silograph.nn.fit import Schedule, Training
+from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.mini_batches import sampled_pass
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Neighbors, Reached, Signal
@@ -271,11 +271,7 @@ def test_choosing_all_is_no_sampler(make_graph: MakeGraph, cut_block: CutBlock, 
     ours, theirs = (
         BACKENDS["torch"].fit(
             Training(model, Adam(0.05), Schedule(2, 3, each)),
-            block,
-            start,
-            None,
-            Key.of(3),
-            each.init(block, model, Key.of(0)),
+            TrainingInputs(block, start, None, Key.of(3), each.init(block, model, Key.of(0))),
         )
         for each in (sampler, FULL)
     )

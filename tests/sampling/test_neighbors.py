@@ -43,6 +43,7 @@ from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.sampling.fedgrains import FedGrains
+from silograph.sampling.layer_wise import FastGCN, Ladies
 from silograph.sampling.neighbors import (
     NEIGHBORS,
     Bernoulli,
@@ -112,6 +113,9 @@ SAMPLERS: dict[str, Neighbors] = {
     "fanout": Fanout((2, 2)),
     "bernoulli": Bernoulli(0.6),
     "bernoulli, by degree": Bernoulli(0.6, by_degree=True),
+    "fastgcn": FastGCN(3),
+    "ladies": Ladies(3),
+    "ladies, normalized": Ladies(3, normalize=True),
     "tempered": Tempered(),
     "fedgrains": FedGrains(4, 2, alpha=10.0, lr=0.01, width=8),
     "fedgrains, sampled degrees": FedGrains(
@@ -120,7 +124,9 @@ SAMPLERS: dict[str, Neighbors] = {
     "fedgrains, untrained": FedGrains(4, 2, policy="untrained", width=8),
     "fedgrains, uniform": FedGrains(4, 2, policy="uniform"),
 }
-BY_BATCH = ("fedgrains",)  # these choose among the candidates of a whole batch
+# These choose among the candidates of a whole batch.
+BY_BATCH = ("fedgrains",)
+BY_LAYER = {"fastgcn", "ladies"}  # their sums are enumerated in test_layer_wise.py
 SAMPLER = pytest.mark.parametrize("name", SAMPLERS)
 Probability = Callable[[int, int], float]  # of a set of k among d neighbors
 ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
@@ -156,7 +162,7 @@ def reached_by(rows: list[int], clients: int = 1) -> Reached:
 
 
 def test_every_registered_sampler_is_in_the_tables() -> None:
-    assert {name.partition(",")[0] for name in ENUMERATED} == set(NEIGHBORS)
+    assert {name.partition(",")[0] for name in ENUMERATED} | BY_LAYER == set(NEIGHBORS)
     assert set(NEIGHBORS) <= set(SAMPLERS)
     assert all(name == sampler.name for name, sampler in NEIGHBORS.items())
 
@@ -188,7 +194,7 @@ def test_one_key_draws_the_same_again_and_changes_nothing(make_graph: MakeGraph,
     assert all(torch.equal(before[field], f.t) for field, f in state.items())
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if not name.startswith(BY_BATCH)])
+@pytest.mark.parametrize("name", [n for n in SAMPLERS if not n.startswith((*BY_BATCH, "ladies"))])
 def test_draws_of_rows_depend_on_no_other_rows(make_graph: MakeGraph, name: str) -> None:
     block, sampler = star_like(make_graph), SAMPLERS[name]
     state = sampler.init(block, model_of("gcn"), Key.of(0))
@@ -355,7 +361,7 @@ def test_what_a_sampler_keeps_is_declared() -> None:
 RUN: dict[str, Any] = {"rounds": 4, "batch_size": 3, "local_epochs": 2, "participation": 0.6}
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "tempered", "fedgrains"])
+@pytest.mark.parametrize("name", ["bernoulli", "fastgcn", "fedgrains", "ladies", "tempered"])
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,7 +387,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernouli"},
             "unknown neighbor sampler 'bernouli': did you mean 'bernoulli'? Choices: bernoulli, "
-            "fanout, fedgrains, full",
+            "fanout, fastgcn, fedgrains, full, ladies",
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},
@@ -404,6 +410,11 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernoulli", "model": "gat"},
             "expected a model that takes the draws of neighbors=bernoulli, got gat: attention is "
+            "normalized over the neighbors that were drawn; use neighbors=full or fanout",
+        ),
+        (
+            {"neighbors": "ladies", "model": "gat"},
+            "expected a model that takes the draws of neighbors=ladies, got gat: attention is "
             "normalized over the neighbors that were drawn; use neighbors=full or fanout",
         ),
         (
@@ -459,6 +470,11 @@ def test_options_make_samplers() -> None:
         (
             {"neighbors": "bernoulli", "options": {"neighbors.rescale": "degree"}},
             Bernoulli(0.5, by_degree=True),
+        ),
+        ({"neighbors": "fastgcn"}, FastGCN(256)),
+        (
+            {"neighbors": "ladies", "options": {"neighbors.size": 64, "normalize": False}},
+            Ladies(64),
         ),
     ]
     for given, expected in cases:

@@ -108,8 +108,16 @@ def start_facts(
     named = {name: portable(getattr(config, name)) for name in ("method", "model")}
     values = resolved_values(config) | named
     told = {k: v for k, v in values.items() if k not in PRIVATE}
+    told["options"] = {k: v for k, v in told["options"].items() if k not in server_only(config)}
     facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
     return facts | ({"code": dict(code)} if code else {})
+
+
+def server_only(config: ResolvedConfig) -> set[str]:
+    """Return the options of a run's method that name what only the server has, such as a file."""
+    method = METHODS.get(config.method)
+    declared = () if method is None else dataclasses.fields(method.options)
+    return {f"method.{f.name}" for f in declared if f.metadata.get("server_only")}
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,6 +118,15 @@ def judge_exchanged(
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
+def judge_left(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge what a pass has left of the server's model. In: nothing. Out: see `Task.tally`."""
+    del inbox, key
+    new = {**end(state), "server/logits": judged_logits(logits_of(cfg.model, state), block)}
+    return new, _tallied(_rows(cfg, block, new, "server"))
+
+
 def bin_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -141,7 +150,9 @@ def _tallied(rows: JudgedRows) -> dict[str, Stacked]:
     return {name: Stacked(t) for name, t in fields.items()}
 
 
-def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
+def tallied_counts(
+    fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key
+) -> dict[str, Tensor]:
     """Ask all clients for counts, then for histograms on the scale that the counts give.
 
     Counts of tasks without histograms have no sums to work out a scale from.
@@ -165,7 +176,7 @@ def _with_histograms(
 def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
-    return _ask(fed, judge_server, bin_server, inbox, key)
+    return tallied_counts(fed, judge_server, bin_server, inbox, key)
 
 
 def received_counts(
@@ -202,12 +213,12 @@ def exchanged_counts(
 ) -> dict[str, Tensor]:
     """The same with sums over the neighbors in all silos."""
     predict_together(fed, divisible(model), weights, key)
-    return _ask(fed, judge_exchanged, bin_server, {}, key)
+    return tallied_counts(fed, judge_exchanged, bin_server, {}, key)
 
 
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
-    return _ask(fed, judge_own, bin_own, {}, key)
+    return tallied_counts(fed, judge_own, bin_own, {}, key)
 
 
 def counts_here(
@@ -250,7 +261,7 @@ def counts_of(rows: JudgedRows) -> dict[str, Tensor]:
 def server_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `server_counts`."""
     weights = weight_specs(model, Shared)
-    return _ask_steps(judge_server, bin_server, weights, model, key)
+    return judged_steps(judge_server, bin_server, weights, model, key)
 
 
 def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
@@ -263,16 +274,16 @@ def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
 def exchanged_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `exchanged_counts`."""
     predicted = predict_steps(divisible(model), key)
-    return predicted, _ask_steps(judge_exchanged, bin_server, {}, model, key)
+    return predicted, judged_steps(judge_exchanged, bin_server, {}, model, key)
 
 
 def own_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `own_counts`."""
-    return _ask_steps(judge_own, bin_own, {}, model, key)
+    return judged_steps(judge_own, bin_own, {}, model, key)
 
 
-def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `_ask`."""
+def judged_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `tallied_counts`."""
     what = Kind.EVALUATION
     judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs))
     if not task_of(model.task).histograms:

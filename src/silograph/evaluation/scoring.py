@@ -32,7 +32,11 @@ class Evaluation(Protocol):
 
     @property
     def all_silos(self) -> bool:
-        """Whether a node sees its neighbors in all silos."""
+        """Whether a node sees neighbors in other silos."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether several clients may hold a node."""
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
@@ -52,6 +56,7 @@ class OwnGraph:
 
     view: Literal["server", "personalized"] = "server"
     all_silos = False
+    copies = True
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
@@ -80,6 +85,7 @@ class AllSilos:
 
     view: Literal["server", "personalized"] = "server"
     all_silos = True
+    copies = False
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key

@@ -25,7 +25,7 @@ from silograph.exchange.stages import (
     return_sums,
     walk_back,
 )
-from silograph.federation.base import Federation, Sum
+from silograph.federation.base import Federation, Op, Sum
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Steps
 from silograph.nn.any_model import AnyModel
@@ -115,7 +115,7 @@ def predict(fed: Federation, model: Staged, weights: Mapping[str, Tensor], key: 
     Nothing is dropped, and all is counted as evaluation.
     """
     _begin(fed, weights, key, train=False)
-    for told in _with_sums(model):
+    for told in with_sums(model):
         share_sums(fed, told, key, what=Kind.EVALUATION)
 
 
@@ -130,15 +130,15 @@ def weight_specs(
 
 def predict_steps(model: Staged, key: Key) -> Steps:
     """Return the calls of `predict`."""
-    sums = (sums_steps(told, width, key, what=Kind.EVALUATION) for told, width in _sum_specs(model))
-    return _begin_step(model, key, train=False), *sums
+    sums = (sums_steps(told, width, key, what=Kind.EVALUATION) for told, width in sum_specs(model))
+    return begin_step(model, key, train=False), *sums
 
 
-def _begin_step(model: Staged, key: Key, *, train: bool) -> Call:
-    """Return the call of `_begin`."""
+def begin_step(model: Staged, key: Key, *, train: bool, op: Op = begin) -> Call:
+    """Return the call that starts a pass, by default that of all stages."""
     takes = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
     what = Kind.WEIGHTS if train else Kind.EVALUATION
-    return Call(begin, what, key, takes, {"part": COUNT, "all": COUNT})
+    return Call(op, what, key, takes, {"part": COUNT, "all": COUNT})
 
 
 def _begin(
@@ -167,7 +167,7 @@ def forward(
         `part` and `all`, the number of training rows that take part and of all.
     """
     counts = _begin(fed, weights, key, train=True)
-    for told in _with_sums(model):
+    for told in with_sums(model):
         crossing.forward(fed, told, key)
     return counts
 
@@ -200,7 +200,7 @@ def gradients(
     count = counts["all" if weighed else "part"]
     total = {"count": Shared(count.clamp(min=1))}
     loss = fed.call(lose, total, what=Kind.CONTROL, key=key, reduce=Sum())["loss"]
-    for told in reversed(_with_sums(model)):
+    for told in reversed(with_sums(model)):
         crossing.backward(fed, told, key)
     reply = fed.call(hand_in, {}, what=Kind.GRADIENTS, key=key, reduce=Sum())
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
@@ -208,11 +208,11 @@ def gradients(
 
 def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Steps:
     """Return the calls of `gradients`."""
-    sums = _sum_specs(model)
+    sums = sum_specs(model)
     count = {"count": FieldSpec(Shared, (), torch.int64, low=1)}
     gives = weight_specs(model, Stacked, "gradient")
     return (
-        _begin_step(model, key, train=True),
+        begin_step(model, key, train=True),
         *(crossing.forward_steps(told, width, key) for told, width in sums),
         Call(lose, Kind.CONTROL, key, count, {"loss": LOSS}),
         *(crossing.backward_steps(told, width, key) for told, width in reversed(sums)),
@@ -220,7 +220,7 @@ def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Ste
     )
 
 
-def _sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
+def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
     """Return, for every stage that has a sum, specs of what its ops are told, and its width."""
     shapes = model.weight_shapes
     found: list[tuple[FieldSpecs, int]] = []
@@ -232,7 +232,7 @@ def _sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
     return found
 
 
-def _with_sums(model: Staged) -> list[dict[str, Shared]]:
+def with_sums(model: Staged) -> list[dict[str, Shared]]:
     """Return what ops are told of every stage that has a sum."""
     numbers = [number for number, stage in enumerate(model.stages) if stage.conv.sums]
     return [{"stage": Shared(torch.tensor(number, dtype=torch.int32))} for number in numbers]

@@ -40,6 +40,7 @@ from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
+from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.fedpub import FEDPUB
@@ -84,6 +85,7 @@ METHODS: dict[str, AnyMethod] = {
         FEDPUB,
         SCAFFOLD,
         LLCG,
+        FEDGRAPH,
         LABEL_GUIDED,
         BNS,
         CAGNET,
@@ -98,6 +100,7 @@ __all__ = [
     "CENTRALIZED",
     "COUNT",
     "FEDAVG",
+    "FEDGRAPH",
     "FEDOPT",
     "FEDPER",
     "FEDPROX",

@@ -274,6 +274,7 @@ class Method(Generic[Options]):
         round: one round, from the number of the round (from 1) and the run's key.
         setting: where it trains.
         evaluate: how its models are scored, and which view picks the round.
+        evaluate_by: the same by the options, where these decide it; None: they do not.
         needs: of the clients' training.
         calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
@@ -291,6 +292,7 @@ class Method(Generic[Options]):
     round: Round[Options]
     setting: Setting = field(default_factory=AtSilos)
     evaluate: Evaluation = field(default_factory=OwnGraph)
+    evaluate_by: Callable[[Options], Evaluation] | None = None
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
     own_weights: OwnWeights[Options] | None = None

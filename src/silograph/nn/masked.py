@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import State
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.graph import LabelForm
@@ -21,8 +20,7 @@ from silograph.nn import fit
 from silograph.nn.conv import Conv, Messages, Params, Scales
 from silograph.nn.forward import Stage, forward_pass, whole_pass
 from silograph.nn.model import Model
-from silograph.nn.schedule import NO_STATE, Fitted, Training
-from silograph.nn.start import Start
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
 
 MASK = "mask_"  # begins the name of a weight's mask, inside its layer
 
@@ -225,17 +223,9 @@ class Masked:
             for name in self.inner.weight_shapes
         }
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`."""
-        return fit.fit(self, training, block, start, memory, key, sampler)
+        return fit.fit(self, training, inputs)
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""

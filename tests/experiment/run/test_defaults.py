@@ -41,6 +41,7 @@ WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
     "label_guided": ("adam", 0.01, 1, True),
     "bns": ("adam", 0.01, 1, True),
     "cagnet": ("adam", 0.01, 1, True),
+    "fedgraph": ("adam", 0.01, 1, True),
     "local": ("adam", 0.01, 1, True),
     "centralized": ("adam", 0.01, 1, True),
     "graphsaint": ("adam", 0.01, 1, True),

@@ -99,7 +99,10 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
-    return Parts(**made)
+    part, options = made["method"].part, made["method"].options
+    if part.evaluate_by is not None:
+        part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
+    return Parts(**made | {"method": Chosen(part, options)})
 
 
 def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, Any]:

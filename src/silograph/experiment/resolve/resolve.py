@@ -250,7 +250,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a method that trains on each client's own graph for collect, got "
             f"{method.name}, which has all neighbors already: leave collect out"
         )
-    if overlapping and all_silos and not setting.uncut:
+    if overlapping and not method.evaluate.copies and not setting.uncut:
         raise ConfigError(
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"

@@ -71,9 +71,9 @@ def _set_up(setup: Setup) -> Snapshot:
     scores = None
     if scores_are_kept(setup.method):
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    control = controlling(setup)
+    control, virtual = controlling(setup), virtual_seconds(setup, None, 0)
     if control is not None:
-        state = control.begin(state, scores)
+        state = control.begin(state, scores, virtual)
     return Snapshot(
         round=0,
         state=state,
@@ -81,7 +81,7 @@ def _set_up(setup: Setup) -> Snapshot:
         seconds=0.0,
         stopped=None,
         scores=scores,
-        virtual_seconds=virtual_seconds(setup, None, 0),
+        virtual_seconds=virtual,
     )
 
 
@@ -199,7 +199,9 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
         cfg = selection.choose(before.state, t, key)
     control = controlling(setup)
     if control is not None:
-        cfg = replace(cfg, knobs=control.propose(before.state, before.scores, t, key))
+        known = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    since = time.monotonic()
     state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.held is not None:
@@ -207,7 +209,8 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
     own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
-    done = _Trained(t, state, report, began, virtual_seconds(setup, before, t))
+    took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
+    done = _Trained(t, state, report, began, virtual)
     scored = (_scored_late if config.eval_on_receipt else _scored_now)(setup, before, done)
     now = scored.latest
     last = before.scores
@@ -217,7 +220,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
         counts = None if now is None else _counts_that_decide(setup, now)
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
-        state = control.observe(before.state, state, t, own, last, cfg.knobs)
+        state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
         config,
