@@ -3,12 +3,14 @@
 from silograph.control.base import Controller, ControllerState, Knob, RunStanding, knobs_of
 from silograph.control.fixed import FIXED
 from silograph.control.knob_messages import knob_fields, knob_specs
+from silograph.control.loss_interval import LOSS_INTERVAL
 
-CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED,)}
+CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED, LOSS_INTERVAL)}
 
 __all__ = [
     "CONTROLLERS",
     "FIXED",
+    "LOSS_INTERVAL",
     "Controller",
     "ControllerState",
     "Knob",

@@ -81,6 +81,7 @@ class RunStanding:
         val_loss: pooled validation loss of that round, in the view that picks the round; None
             without validation nodes.
         val_score: likewise of the run's metric.
+        rounds_left: rounds up to the last one of the run.
     """
 
     round: int
@@ -90,6 +91,7 @@ class RunStanding:
     scored: int | None
     val_loss: float | None
     val_score: float | None
+    rounds_left: int = 0
 
 
 Knobs = Sequence[Knob]

@@ -22,6 +22,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
 from silograph.exchange.collect import local_graph
+from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
@@ -118,6 +119,18 @@ def judge_exchanged(
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
+def judge_halo(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Judge what such a pass has left of the server's model; clients have models of their own.
+
+    In: nothing. Out: see `Task.tally`.
+    """
+    del inbox, key
+    new = {**end(state), "server/logits": _judged(logits_of(cfg.model, state), block)}
+    return new, _tallied(_rows(cfg, block, new, "server"))
+
+
 def bin_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -170,6 +183,14 @@ def exchanged_counts(
     return _ask(fed, judge_exchanged, bin_server, {}, key)
 
 
+def halo_counts(
+    fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """The same with sums over the neighbors in all silos from the second stage on."""
+    predict_together(fed, divisible(model), weights, key, finish_alone)
+    return _ask(fed, judge_halo, bin_server, {}, key)
+
+
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
     return _ask(fed, judge_own, bin_own, {}, key)
@@ -212,6 +233,12 @@ def exchanged_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `exchanged_counts`."""
     predicted = predict_steps(divisible(model), key)
     return predicted, _ask_steps(judge_exchanged, bin_server, {}, model, key)
+
+
+def halo_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `halo_counts`."""
+    predicted = predict_steps(divisible(model), key, finish_alone)
+    return predicted, _ask_steps(judge_halo, bin_server, {}, model, key)
 
 
 def own_steps(model: AnyModel, key: Key) -> Steps:

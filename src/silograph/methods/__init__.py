@@ -14,7 +14,7 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
+from silograph.evaluation.scoring import AllSilos, HaloFrom, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
@@ -39,6 +39,7 @@ from silograph.methods.base import (
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
+from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
@@ -92,6 +93,7 @@ __all__ = [
     "CAGNET",
     "CENTRALIZED",
     "COUNT",
+    "FEDAIS",
     "FEDAVG",
     "FEDOPT",
     "FEDPER",
@@ -115,6 +117,7 @@ __all__ = [
     "FieldSpec",
     "Fitted",
     "Gather",
+    "HaloFrom",
     "Key",
     "Kind",
     "LossTerm",

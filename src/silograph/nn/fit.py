@@ -58,7 +58,7 @@ def fit(
     """
     fields = start_fields(model, start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
-    held = _held(model, block, fields, compact=compact)
+    held = held_start(model, block, fields, compact=compact)
     given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
     trainer = Trainer(model, training, key, compact=compact, keep=memory is not None)
     found = trainer.run(block, InTraining(held, given, sampler))
@@ -73,7 +73,7 @@ def fit(
     return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)
 
 
-def _held(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
+def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
     """Return copies of the starting weights, the first ones as used rows only if compact."""
     rows, held = model.first_maps if compact else (), Held()
     for name, f in fields.items():

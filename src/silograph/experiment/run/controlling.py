@@ -104,6 +104,7 @@ class Controlling:
             scored=None if scores is None else scores.round,
             val_loss=loss,
             val_score=score,
+            rounds_left=setup.config.rounds - t,
         )
 
 
