@@ -165,7 +165,7 @@ def test_every_layer_trains_the_same_in_blocks(
 
 
 # Global training has laws of its own: tests/methods/test_label_guided.py.
-@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if not m.evaluate.all_silos])
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if not m.evaluate.crosses])
 @pytest.mark.parametrize("conv", ["gin", "gat", "appnp"])
 def test_every_method_trains_every_kind_of_layer(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], conv: str, name: str

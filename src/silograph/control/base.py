@@ -83,6 +83,7 @@ class RunStanding:
         val_score: likewise of the run's metric.
         virtual_seconds: of the virtual clock so far, None without one.
         weights: the server's model after that round, nothing if it has none.
+        rounds_left: rounds up to the last one of the run.
     """
 
     round: int
@@ -94,6 +95,7 @@ class RunStanding:
     val_score: float | None
     virtual_seconds: float | None = None
     weights: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    rounds_left: int = 0
 
 
 Knobs = Sequence[Knob]

@@ -22,6 +22,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
 from silograph.exchange.collect import local_graph
+from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
@@ -216,6 +217,14 @@ def exchanged_counts(
     return tallied_counts(fed, judge_exchanged, bin_server, {}, key)
 
 
+def halo_counts(
+    fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """The same with sums over the neighbors in all silos from the second stage on."""
+    predict_together(fed, divisible(model), weights, key, finish_alone)
+    return tallied_counts(fed, judge_left, bin_server, {}, key)
+
+
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
     return tallied_counts(fed, judge_own, bin_own, {}, key)
@@ -275,6 +284,12 @@ def exchanged_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `exchanged_counts`."""
     predicted = predict_steps(divisible(model), key)
     return predicted, judged_steps(judge_exchanged, bin_server, {}, model, key)
+
+
+def halo_steps(model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `halo_counts`."""
+    predicted = predict_steps(divisible(model), key, finish_alone)
+    return predicted, judged_steps(judge_left, bin_server, {}, model, key)
 
 
 def own_steps(model: AnyModel, key: Key) -> Steps:

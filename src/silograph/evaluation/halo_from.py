@@ -43,6 +43,7 @@ class HaloFrom:
     view: Literal["server", "personalized"] = "server"
     all_silos = True
     copies = True
+    crosses = True
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key

@@ -14,10 +14,12 @@ from silograph.core.key import Key
 from silograph.evaluation.evaluate import (
     exchanged_counts,
     exchanged_steps,
+    halo_counts,
+    halo_steps,
     server_counts,
     server_steps,
 )
-from silograph.evaluation.views import FETCHED, OWN, SILOS
+from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
 from silograph.nn.any_model import AnyModel
@@ -32,11 +34,15 @@ class Evaluation(Protocol):
 
     @property
     def all_silos(self) -> bool:
-        """Whether a node sees neighbors in other silos."""
+        """Whether a node sees its neighbors in all silos, and all train in every round."""
 
     @property
     def copies(self) -> bool:
         """Whether several clients may hold a node."""
+
+    @property
+    def crosses(self) -> bool:
+        """Whether scores need sums that cross silos."""
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
@@ -57,6 +63,7 @@ class OwnGraph:
     view: Literal["server", "personalized"] = "server"
     all_silos = False
     copies = True
+    crosses = False
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
@@ -86,6 +93,7 @@ class AllSilos:
     view: Literal["server", "personalized"] = "server"
     all_silos = True
     copies = False
+    crosses = True
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
@@ -101,3 +109,33 @@ class AllSilos:
         """Return how a node is seen."""
         del collect
         return SILOS
+
+
+@dataclass(frozen=True)
+class HaloSums:
+    """Nodes are seen with their neighbors in all silos, but features stay where they are.
+
+    So the first stage sums over a client's own graph, and those of other silos come in from the
+    second stage on; where clients keep features of their halo (`exchange.history`), in the first,
+    too. The server's model picks the round.
+    """
+
+    view: Literal["server", "personalized"] = "server"
+    all_silos = False
+    copies = False
+    crosses = True
+
+    def counts(
+        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+    ) -> dict[str, Tensor]:
+        """Score with sums over all silos from the second stage on."""
+        return halo_counts(fed, model, weights, key)
+
+    def steps(self, model: AnyModel, key: Key) -> Steps:
+        """Return the calls of `counts`."""
+        return halo_steps(model, key)
+
+    def seen(self, collect: float) -> str:
+        """Return how a node is seen."""
+        del collect
+        return HALO

@@ -85,7 +85,7 @@ def serve(
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
     wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    return state, {"rows": Ragged(_features(block, wanted), row.off)}
+    return state, {"rows": Ragged(features_of(block, wanted), row.off)}
 
 
 def keep(
@@ -124,7 +124,8 @@ def local_graph(block: ClientBlock, state: State) -> ClientBlock:
     return larger
 
 
-def _features(block: ClientBlock, rows: Tensor) -> Tensor:
+def features_of(block: ClientBlock, rows: Tensor) -> Tensor:
+    """Return the features of rows (k,) of a block, dense, (k, F)."""
     if not isinstance(block.x, SparseRows):
         return block.x[rows]
     chosen = block.x.csr.select_rows(rows)

@@ -109,14 +109,30 @@ def divisible(model: AnyModel) -> Staged:
     return model.staged
 
 
-def predict(fed: Federation, model: Staged, weights: Mapping[str, Tensor], key: Key) -> None:
+def predict(
+    fed: Federation,
+    model: Staged,
+    weights: Mapping[str, Tensor],
+    key: Key,
+    first: Op | None = None,
+) -> None:
     """Leave the model's logits at the clients, complete sums over all silos' neighbors.
 
     Nothing is dropped, and all is counted as evaluation.
+
+    Args:
+        fed: the federation.
+        model: the shape.
+        weights: the server's.
+        key: of the pass.
+        first: finishes the stage that features enter without other silos; None: it is as others.
     """
     _begin(fed, weights, key, train=False)
     for told in with_sums(model):
-        share_sums(fed, told, key, what=Kind.EVALUATION)
+        if first is not None and int(told["stage"].t) == 0:
+            fed.call(first, {}, what=Kind.EVALUATION, key=key)
+        else:
+            share_sums(fed, told, key, what=Kind.EVALUATION)
 
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round
@@ -128,10 +144,16 @@ def weight_specs(
     return MappingProxyType({f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes})
 
 
-def predict_steps(model: Staged, key: Key) -> Steps:
+def predict_steps(model: Staged, key: Key, first: Op | None = None) -> Steps:
     """Return the calls of `predict`."""
-    sums = (sums_steps(told, width, key, what=Kind.EVALUATION) for told, width in sum_specs(model))
-    return begin_step(model, key, train=False), *sums
+    what = Kind.EVALUATION
+    steps: tuple[Steps, ...] = (begin_step(model, key, train=False),)
+    for told, width in sum_specs(model):
+        if first is not None and told["stage"].low == 0:
+            steps = (*steps, Call(first, what, key))
+        else:
+            steps = (*steps, sums_steps(told, width, key, what=what))
+    return steps
 
 
 def begin_step(model: Staged, key: Key, *, train: bool, op: Op = begin) -> Call:

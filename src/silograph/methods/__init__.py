@@ -14,7 +14,7 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
+from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
@@ -39,6 +39,7 @@ from silograph.methods.base import (
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
+from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedper import FEDPER
@@ -99,6 +100,7 @@ __all__ = [
     "CAGNET",
     "CENTRALIZED",
     "COUNT",
+    "FEDAIS",
     "FEDAVG",
     "FEDGRAPH",
     "FEDOPT",
@@ -126,6 +128,7 @@ __all__ = [
     "FieldSpec",
     "Fitted",
     "Gather",
+    "HaloSums",
     "Key",
     "Kind",
     "LossTerm",

@@ -41,7 +41,7 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
-    held = _held(model, block, fields, compact=compact)
+    held = held_start(model, block, fields, compact=compact)
     given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
     trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
     found = trainer.run(block, InTraining(held, given, inputs.sampler))
@@ -56,7 +56,7 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)
 
 
-def _held(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
+def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
     """Return copies of the starting weights, the first ones as used rows only if compact."""
     rows, held = model.first_maps if compact else (), Held()
     for name, f in fields.items():

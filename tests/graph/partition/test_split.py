@@ -147,6 +147,30 @@ def test_choose_split_reads_ratios() -> None:
     make_split(graph, partition, ratios=(0.7, 0.2, 0.1), key=Key.of(0))  # sums to 1 - 1e-16
 
 
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_folds_leave_every_node_out_of_training_once(folds: int) -> None:
+    graph, partition = sample(83), cut(sample(83), 4)
+    made = [
+        choose_split(graph, partition, f"fold={i}/{folds}", Key.of(2)) for i in range(1, folds + 1)
+    ]
+    outside = torch.stack([(split.val | split.test).long() for split in made]).sum(0)
+    assert torch.equal(outside, graph.labeled.long())
+    for split in made:
+        assert torch.equal(split.train.long() + split.val + split.test, graph.labeled.long())
+        for client in range(4):
+            mine = partition.owner == client
+            size = int((graph.labeled & mine).sum())
+            for part in (split.val, split.test):
+                assert abs(int((part & mine).sum()) - size / folds / 2) <= 1
+
+
+@pytest.mark.parametrize("how", ["fold=0/5", "fold=6/5", "fold=1/1", "fold=1", "fold=a/5", "fold="])
+def test_folds_that_are_none_are_refused(how: str) -> None:
+    graph = sample(10)
+    with pytest.raises(ConfigError, match=r"expected a fold from fold=1/K to fold=K/K, K folds"):
+        choose_split(graph, cut(graph, 1), how, Key.of(0))
+
+
 @pytest.mark.parametrize(
     "how", ["publik", "", "0.2/0.8", "0.2/0.4/0.2/0.2", "a/b/c", "0.2,0.4,0.4"]
 )

@@ -245,7 +245,8 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
     """
     method, selector = parts.method.part, parts.selector.part
     setting, all_silos = method.setting, method.evaluate.all_silos
-    if config.collect and (all_silos or setting.uncut):
+    crosses = method.evaluate.crosses
+    if config.collect and (crosses or setting.uncut):
         raise ConfigError(
             f"expected a method that trains on each client's own graph for collect, got "
             f"{method.name}, which has all neighbors already: leave collect out"

@@ -115,6 +115,7 @@ class Controlling:
             val_score=score,
             virtual_seconds=virtual,
             weights=state.weights or {},
+            rounds_left=setup.config.rounds - t,
         )
 
 

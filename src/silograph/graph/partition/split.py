@@ -6,7 +6,9 @@ node have the same role, so that no client's test node is another client's train
 n: nodes of the graph.
 """
 
+import itertools
 import math
+import re
 
 import numpy as np
 import torch
@@ -43,7 +45,11 @@ def make_split(
         ConfigError: a ratio is negative, training's is 0, or they sum to more than 1.
         DataError: no client gets a training node.
     """
-    split = draw_split(graph, partition, ratios=ratios, key=key)
+    return _trainable(graph, partition, draw_split(graph, partition, ratios=ratios, key=key))
+
+
+def _trainable(graph: Graph, partition: Partition, split: Split) -> Split:
+    """Return a split; raise `DataError` where no client gets a training node."""
     if not split.train.any():
         count = int((graph.labeled & (partition.owner >= 0)).sum())
         raise DataError(
@@ -58,6 +64,41 @@ def draw_split(
 ) -> Split:
     """Return the split of `make_split`, which may have no training node."""
     _check_ratios(ratios)
+    nodes, owner, size, place = _ranked(graph, partition, key)
+    # Halves round up; the tolerance keeps sums such as .6 + .3 from falling short of one.
+    ends = [torch.floor(t * size.double() + 0.5 + TOLERANCE)[owner] for t in np.cumsum(ratios)]
+    roles = [place < ends[0]]
+    roles += [(place >= ends[i]) & (place < ends[i + 1]) for i in (0, 1)]
+    return Split(*(_mask(nodes[role], graph.num_nodes) for role in roles))
+
+
+def fold_split(graph: Graph, partition: Partition, *, fold: int, folds: int, key: Key) -> Split:
+    """Return a split of cross validation, which may have no training node; masks (n,) bool.
+
+    Each client's labeled nodes, in the order of `draw_split`, are `folds` runs of almost equal
+    length. Of run number `fold`, from 1, the first half validates and the second one tests; all
+    others train. So every node is outside of training in exactly one fold.
+    """
+    nodes, owner, size, place = _ranked(graph, partition, key)
+    ends = [
+        torch.floor(at / folds * size.double() + 0.5 + TOLERANCE)[owner]
+        for at in (fold - 1, fold - 0.5, fold)
+    ]
+    val, test = ((place >= a) & (place < b) for a, b in itertools.pairwise(ends))
+    roles = ~val & ~test, val, test
+    return Split(*(_mask(nodes[role], graph.num_nodes) for role in roles))
+
+
+def drawn_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:
+    """Return the split of ratios or a fold, see `choose_split`, which may have no training node."""
+    fold = parse_fold(how)
+    if fold is None:
+        return draw_split(graph, partition, ratios=parse_ratios(how), key=key)
+    return fold_split(graph, partition, fold=fold[0], folds=fold[1], key=key)
+
+
+def _ranked(graph: Graph, partition: Partition, key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the labeled nodes by owner in the order drawn, owners, their counts, and places."""
     order = key_order(graph.node_id, key.fold("split"))
     eligible = (graph.labeled & (partition.owner >= 0))[order]
     nodes = order[eligible]
@@ -66,12 +107,7 @@ def draw_split(
     nodes, owner = nodes[by_owner], owner[by_owner]
     size = torch.bincount(owner, minlength=len(partition.ids))
     place = torch.arange(len(nodes)) - (size.cumsum(0) - size)[owner]
-
-    # Halves round up; the tolerance keeps sums such as .6 + .3 from falling short of one.
-    ends = [torch.floor(t * size.double() + 0.5 + TOLERANCE)[owner] for t in np.cumsum(ratios)]
-    roles = [place < ends[0]]
-    roles += [(place >= ends[i]) & (place < ends[i + 1]) for i in (0, 1)]
-    return Split(*(_mask(nodes[role], graph.num_nodes) for role in roles))
+    return nodes, owner, size, place
 
 
 def public_split(graph: Graph) -> Split:
@@ -102,7 +138,9 @@ def full_split(graph: Graph) -> Split:
 
 
 def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:
-    """Return the split that `how` names: `public`, `full`, or ratios such as `0.2/0.4/0.4`.
+    """Return the split that `how` names.
+
+    `public`, `full`, ratios such as `0.2/0.4/0.4`, or a fold of cross validation: `fold=1/5`.
 
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.
@@ -112,7 +150,26 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
         return public_split(graph)
     if how == "full":
         return full_split(graph)
-    return make_split(graph, partition, ratios=parse_ratios(how), key=key)
+    return _trainable(graph, partition, drawn_split(graph, partition, how, key))
+
+
+def parse_fold(text: str) -> tuple[int, int] | None:
+    """Return the number of a fold and of folds of a text such as `fold=1/5`; None of another.
+
+    >>> parse_fold("fold=2/5"), parse_fold("0.2/0.4/0.4")
+    ((2, 5), None)
+
+    Raises:
+        ConfigError: the text begins so and names no fold.
+    """
+    if not text.startswith("fold="):
+        return None
+    found = re.fullmatch(r"fold=(\d{1,4})/(\d{1,4})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
+        raise ConfigError(
+            f"expected a fold from fold=1/K to fold=K/K, K folds of 2 or more, got {text!r}"
+        )
+    return int(found[1]), int(found[2])
 
 
 def parse_ratios(text: str) -> tuple[float, float, float]:
@@ -128,8 +185,8 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
         train, val, test = (float(part) for part in text.split("/"))
     except ValueError:
         raise ConfigError(
-            f"expected a split of 'public', 'full' or train/val/test such as '0.2/0.4/0.4', got "
-            f"{text!r}"
+            "expected a split of 'public', 'full' or train/val/test such as '0.2/0.4/0.4', or "
+            f"fold=I/K, got {text!r}"
         ) from None
     return train, val, test
 

@@ -22,7 +22,7 @@ from silograph.graph.features import FeatureSource, check_given, made_features
 from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
-from silograph.graph.partition.split import choose_split, draw_split, parse_ratios
+from silograph.graph.partition.split import choose_split, drawn_split
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,13 +150,13 @@ def silo_split(silo: Silo, how: str, key: Key) -> Split:
         Masks (n,) bool.
 
     Raises:
-        ConfigError: `how` is neither `public`, `full` nor ratios.
+        ConfigError: `how` is neither `public`, `full`, a fold nor ratios.
         DataError: `how` is `public` or `full`, and the silo's nodes came without a split.
     """
     graph = silo.graph
     if how in ("public", "full"):
         return choose_split(graph, whole(graph), how, key)
-    return draw_split(graph, whole(graph), ratios=parse_ratios(how), key=key)
+    return drawn_split(graph, whole(graph), how, key)
 
 
 def silo_block(

@@ -1,0 +1,418 @@
+"""A pass over some rows of a client that reads stored rows of all others: one hop at any depth.
+
+What enters a stage of the rows of a batch is worked out; what enters it of their other neighbors
+was stored before, of own rows and of halo slots. So memory and work of a batch are those of one
+hop, however many stages there are, and no gradient flows through a stored row.
+
+Fey, Lenssen, Weichert and Leskovec, "GNNAutoScale: scalable and expressive graph neural networks
+via historical embeddings", ICML 2021, for one machine; Li et al., "Federated graph learning with
+adaptive importance-based sampling", AAAI 2025, eq. 6, across silos.
+
+Rows of a slot are scaled by their owner, by its own degree, so that no degree travels. Edges to a
+slot of which no row is there yet are left out, and the receiver's other edges stand for them.
+
+C: clients. n: rows. S: halo slots. b: rows of a batch. o: own rows that only send. h: slots that
+send. I, O: width before and after a stage.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.payload import offsets
+from silograph.core.work import report_entries, report_rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.graph.block.extension import extended
+from silograph.graph.csr import CSR
+from silograph.nn.conv import Conv, Messages, convolve
+from silograph.nn.forward import Stage, Staged, dropped, leave
+from silograph.nn.neighbors import Drawn, Neighbors, Reached, edges_of
+from silograph.nn.segment import gradients, sparse_product
+from silograph.nn.stage_halves import scales_of
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """The rows and halo slots of a block as rows of one graph, without features.
+
+    Attributes:
+        graph: a client's slots come behind its own rows; without the halo, the block itself.
+        place: (n,) int64 of the block's rows in the graph.
+        row: (m,) int64 row of the block that a row of the graph is, -1 for a slot.
+        slot: (m,) int64 slot that it is, -1 for a row of the block.
+    """
+
+    graph: ClientBlock
+    place: Tensor
+    row: Tensor
+    slot: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """What is stored of rows, by the number of the stage that it enters.
+
+    Attributes:
+        own: (n, I) of the block's rows.
+        halo: (S, I) of slots, scaled by their owners.
+        known: (S,) bool slots of which rows are there.
+    """
+
+    own: Mapping[int, Tensor]
+    halo: Mapping[int, Tensor]
+    known: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Senders:
+    """Who sends to the rows of a batch in a stage, besides themselves.
+
+    Attributes:
+        rows: (o,) int64 own rows, ascending.
+        off: (C + 1,) of each client.
+        slots: (h,) int64 slots, ascending.
+        slot_off: (C + 1,) of each client.
+        adj: (b, b + o + h) how many edges each drawn one stands for.
+        messages: what convolutions know of the batch's own rows.
+        degree: (o, 1) floating point, neighbors of `rows`.
+    """
+
+    rows: Tensor
+    off: Tensor
+    slots: Tensor
+    slot_off: Tensor
+    adj: CSR
+    messages: Messages
+    degree: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of a block that are worked out together.
+
+    Attributes:
+        rows: (b,) int64, by client.
+        off: (C + 1,) of each client.
+        first: who sends to them in the stage that features enter.
+        later: in all later ones.
+    """
+
+    rows: Tensor
+    off: Tensor
+    first: Senders
+    later: Senders
+
+
+def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
+    """Return the graph of a block's rows, and of its slots if the halo is wanted."""
+    name = ("surroundings", halo)
+    if name not in block.memo:
+        block.memo[name] = _surroundings(block, halo=halo)
+    found = block.memo[name]
+    assert isinstance(found, Surroundings)
+    return found
+
+
+def _surroundings(block: ClientBlock, *, halo: bool) -> Surroundings:
+    device, n = block.off.device, len(block.row_key)
+    place = torch.arange(n, device=device)
+    if not halo:
+        return Surroundings(block, place, place, torch.full_like(place, -1))
+    slots = len(block.halo.key)
+    place = place + block.halo.off[block.client]
+    row = torch.full((n + slots,), -1, device=device)
+    row[place] = torch.arange(n, device=device)
+    slot = torch.full_like(row, -1)
+    slot[row < 0] = torch.arange(slots, device=device)
+    if block.source is not None:
+        whole = surroundings(block.source[0]).graph
+        return Surroundings(whole.called(block.source[1]), place, row, slot)
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    none = block.adj.values.new_zeros(n, 0)
+    every = torch.arange(slots, device=device)
+    graph = extended(replace(block, x=none), every, block.halo.off, none.new_zeros(slots, 0))
+    return Surroundings(graph, place, row, slot)
+
+
+def stored_stages(model: Staged) -> tuple[int, ...]:
+    """Return the stages whose neighbors' rows are stored: all with a sum, but that of features."""
+    found = (number for number, stage in enumerate(model.stages) if number and stage.conv.sums)
+    return tuple(found)
+
+
+def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
+    """Return all rows of a block with all edges."""
+    rows = torch.arange(len(block.row_key), device=block.off.device)
+    return batch_of_edges(block, around, stored, rows, block.off)
+
+
+def batch_of_edges(
+    block: ClientBlock, around: Surroundings, stored: StoredRows, rows: Tensor, off: Tensor
+) -> Batch:
+    """Return some rows (b,) of a block with all their edges."""
+    first, later = edges_of(block, rows), edges_of(around.graph, around.place[rows])
+    return _batch(block, around, stored, rows, off, first, later)
+
+
+def drawn_batch(
+    block: ClientBlock,
+    around: Surroundings,
+    stored: StoredRows,
+    rows: Tensor,
+    off: Tensor,
+    neighbors: Neighbors,
+    key: Key,
+) -> Batch:
+    """Return some rows (b,) of a block with edges drawn by key."""
+    first = neighbors.draw(block, _reached(rows, off), 0, key, {})
+    later = first
+    if around.graph is not block:
+        later = drawn_around(around, rows, off, neighbors, key)
+    return _batch(block, around, stored, rows, off, first, later)
+
+
+def drawn_around(
+    around: Surroundings, rows: Tensor, off: Tensor, neighbors: Neighbors, key: Key
+) -> Drawn:
+    """Return edges drawn for some rows (b,) of a block among own rows and slots, as `Drawn`."""
+    return neighbors.draw(around.graph, _reached(around.place[rows], off), 0, key, {})
+
+
+def _reached(rows: Tensor, off: Tensor) -> Reached:
+    clients = torch.arange(len(off) - 1, device=off.device)
+    return Reached(rows, torch.zeros_like(rows), clients, off)
+
+
+def _batch(
+    block: ClientBlock,
+    around: Surroundings,
+    stored: StoredRows,
+    rows: Tensor,
+    off: Tensor,
+    first: Drawn,
+    later: Drawn,
+) -> Batch:
+    alone = surroundings(block, halo=False)
+    with_features = 0 in stored.halo
+    shared = _senders(block, around, stored.known, rows, off, later)
+    if with_features or around.graph is block:
+        return Batch(rows, off, shared, shared)
+    return Batch(rows, off, _senders(block, alone, stored.known, rows, off, first), shared)
+
+
+def _senders(
+    block: ClientBlock, around: Surroundings, known: Tensor, rows: Tensor, off: Tensor, drawn: Drawn
+) -> Senders:
+    """Return who sends along drawn edges, without slots of which no row is there."""
+    row, slot = around.row[drawn.neighbor], around.slot[drawn.neighbor]
+    position, share = drawn.position, drawn.share
+    if bool((slot >= 0).any()):
+        kept = (slot < 0) | known[slot.clamp(min=0)]
+        if not bool(kept.all()):
+            share = _made_up(position, share, kept, len(rows))
+            row, slot, position, share = row[kept], slot[kept], position[kept], share[kept]
+    own = row >= 0
+    senders = _others(len(block.row_key), row[own], rows)
+    slots = _others(len(block.halo.key), slot[~own], slot[:0])
+    place = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
+    place[rows] = torch.arange(len(rows), device=rows.device)
+    place[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
+    column = torch.empty_like(row)
+    column[own] = place[row[own]]
+    column[~own] = torch.searchsorted(slots, slot[~own]) + len(rows) + len(senders)
+    total = len(rows) + len(senders) + len(slots)
+    order = (position * total + column).argsort()
+    starts = offsets(torch.bincount(position, minlength=len(rows)))
+    degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
+    mine = degree[rows]
+    return Senders(
+        rows=senders,
+        off=torch.searchsorted(senders, block.off),
+        slots=slots,
+        slot_off=torch.searchsorted(slots, block.halo.off),
+        adj=CSR(starts, column[order], share[order], total),
+        messages=Messages(_no_edges(rows), False, mine, mine, None, off, off),
+        degree=degree[senders],
+    )
+
+
+def _no_edges(rows: Tensor) -> CSR:
+    """Return a matrix (b, b) without entries: sums are made elsewhere."""
+    starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
+    return CSR(starts, rows[:0], None, len(rows))
+
+
+def _made_up(position: Tensor, share: Tensor, kept: Tensor, rows: int) -> Tensor:
+    """Return shares (e,) with which the edges that are kept stand for all of their receiver's."""
+    total = share.new_zeros(rows).index_add_(0, position, share)
+    there = share.new_zeros(rows).index_add_(0, position[kept], share[kept])
+    return share * (total / there.clamp(min=torch.finfo(share.dtype).tiny))[position]
+
+
+def _others(count: int, named: Tensor, but: Tensor) -> Tensor:
+    """Return those of `count` rows that are named, ascending, each once, but for some."""
+    mask = torch.zeros(count, dtype=torch.bool, device=named.device)
+    mask[named] = True
+    mask[but] = False
+    return mask.nonzero()[:, 0]
+
+
+def batch_pass(
+    model: Staged,
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    x: Rows,
+    batch: Batch,
+    stored: StoredRows,
+    key: Key | None,
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return logits (b, K) of a batch, and what enters each stage of `stored_stages`, (b, I).
+
+    Args:
+        model: the shape; silos can share its sums.
+        weights: shared by all clients, or (C, ...), or used rows of the first ones.
+        block: C clients, each of which has rows in the batch, or whose weights are shared.
+        x: features of all its rows, in the form that the weights want.
+        batch: the rows.
+        stored: rows of the others.
+        key: key of the dropout draws; None turns dropout off.
+    """
+    h, entered = _passed(model, weights, block, x, batch, stored, key, len(model.stages))
+    assert isinstance(h, Tensor)  # at least one stage
+    return h, entered
+
+
+def rows_entering(
+    model: Staged,
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    x: Rows,
+    batch: Batch,
+    stored: StoredRows,
+) -> dict[int, Tensor]:
+    """Return what enters each stage of `stored_stages` of a batch (b, I), as `batch_pass` does."""
+    last = max(stored_stages(model), default=0)
+    return _passed(model, weights, block, x, batch, stored, None, last + 1)[1]
+
+
+def _passed(
+    model: Staged,
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    x: Rows,
+    batch: Batch,
+    stored: StoredRows,
+    key: Key | None,
+    until: int,
+) -> tuple[Rows, dict[int, Tensor]]:
+    """Pass through the stages before `until`; of the last, if others follow, only what enters."""
+    wanted, entered = stored_stages(model), dict[int, Tensor]()
+    h, origin = _rows_at(x, batch.rows, batch.off), None
+    row_key = block.row_key[batch.rows]
+    for number, stage in enumerate(model.stages):
+        senders = batch.later if number else batch.first
+        params = {
+            name.removeprefix(f"{number}."): w
+            for name, w in weights.items()
+            if name.startswith(f"{number}.")
+        }
+        if number in wanted:
+            assert isinstance(h, Tensor)  # only features can be sparse
+            entered[number] = h.detach()
+        if number + 1 == until < len(model.stages):
+            break
+        if stage.teleport and origin is None:
+            assert isinstance(h, Tensor)  # linear stages come first
+            origin = h
+        inputs = _dropped(model, stage, number, h, row_key, batch.off, key)
+        others = _other_inputs(model, number, block, x, senders, stored, key)
+        out = _convolved(stage.conv, params, inputs, others, senders)
+        h = leave(stage, out, h, origin, senders.messages)
+    return h, entered
+
+
+def _rows_at(x: Rows, rows: Tensor, off: Tensor) -> Rows:
+    if isinstance(x, Tensor):
+        return x[rows]
+    return SparseRows(x.csr.select_rows(rows), off)
+
+
+def _dropped(
+    model: Staged, stage: Stage, number: int, x: Rows, row_key: Tensor, off: Tensor, key: Key | None
+) -> Rows:
+    """Return what enters a stage's convolution, after dropout."""
+    if key is None or not stage.drop or model.dropout == 0:
+        return x
+    assert isinstance(x, Tensor)  # only the input can be sparse
+    report_rows(off, 2 * x.shape[1] * (1 + gradients(x)))
+    return dropped(x, model.dropout, row_key, key.fold("dropout", number))
+
+
+def _other_inputs(
+    model: Staged,
+    number: int,
+    block: ClientBlock,
+    x: Rows,
+    senders: Senders,
+    stored: StoredRows,
+    key: Key | None,
+) -> tuple[Rows, Rows | None]:
+    """Return what enters a stage of the other own rows that send, (o, I), and of slots, (h, I)."""
+    stage = model.stages[number]
+    if not stage.conv.sums:
+        return x, None
+    own = _rows_at(x if number == 0 else stored.own[number], senders.rows, senders.off)
+    keys = block.row_key[senders.rows]
+    own = _dropped(model, stage, number, own, keys, senders.off, key)
+    if number not in stored.halo:
+        return own, None
+    halo: Rows = stored.halo[number][senders.slots]
+    keys = block.halo.key[senders.slots]
+    return own, _dropped(model, stage, number, halo, keys, senders.slot_off, key)
+
+
+def _convolved(
+    conv: Conv,
+    params: Mapping[str, Tensor],
+    x: Rows,
+    others: tuple[Rows, Rows | None],
+    senders: Senders,
+) -> Tensor:
+    """Return one convolution of the rows of a batch, (b, O)."""
+    messages = senders.messages
+    if not conv.sums:
+        return convolve(conv, params, x, messages)
+    scales, off = scales_of(conv), messages.off
+    z, other = conv.map(params, x, off), conv.map(params, others[0], senders.off)
+    parts = [
+        _scaled(z, scales.before(messages.sender), off),
+        _scaled(other, scales.before(senders.degree), senders.off),
+    ]
+    if others[1] is not None:
+        parts.append(conv.map(params, others[1], senders.slot_off))
+    work = 1 + gradients(z)
+    report_entries(senders.adj.indptr, off, 2 * z.shape[1] * work)
+    s = _scaled(sparse_product(senders.adj, torch.cat(parts)), scales.after(messages.receiver), off)
+    own = scales.itself(messages.receiver)
+    if own is not None:
+        report_rows(off, 2 * z.shape[1] * work)
+        s = s + own * z
+    return conv.finish(params, x, s, messages)
+
+
+def _scaled(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
+    if scale is None:
+        return z
+    report_rows(off, z.shape[1] * (1 + gradients(z)))
+    return scale * z
+
+
+def to_send(
+    model: Staged, number: int, around: Surroundings, rows: Tensor, x: Tensor, client_off: Tensor
+) -> Tensor:
+    """Return what rows (k,) send to other silos in a stage, x (k, I) with their own scale."""
+    degree = around.graph.adj.degree[around.place[rows]].to(x.dtype)[:, None]
+    return _scaled(x, scales_of(model.stages[number].conv).before(degree), client_off)
