@@ -18,7 +18,7 @@ from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.selection.limits import Limits, resized
+from silograph.selection.limits import SelectionLimits, resized
 
 MakeGraph = Callable[..., Graph]
 DECLARED = [
@@ -29,9 +29,9 @@ DECLARED = [
 
 
 @st.composite
-def limited(draw: st.DrawFn) -> Limits:
+def limited(draw: st.DrawFn) -> SelectionLimits:
     clients = draw(st.integers(1, 12))
-    return Limits(
+    return SelectionLimits(
         clients,
         draw(st.integers(1, clients)),
         draw(st.none() | st.integers(0, 80)),
@@ -41,7 +41,7 @@ def limited(draw: st.DrawFn) -> Limits:
 
 
 @given(limited(), st.lists(st.integers(1, 12), min_size=12, max_size=12))
-def test_limits_hold_whatever_is_wanted(limits: Limits, wanted: list[int]) -> None:
+def test_limits_hold_whatever_is_wanted(limits: SelectionLimits, wanted: list[int]) -> None:
     """At least L a round, never more than is paid for, and enough in all where that can be."""
     left, total = limits, 0
     for each in wanted[: limits.rounds]:
@@ -59,7 +59,7 @@ def test_limits_hold_whatever_is_wanted(limits: Limits, wanted: list[int]) -> No
 
 
 @given(limited())
-def test_what_is_refused_has_no_rounds(limits: Limits) -> None:
+def test_what_is_refused_has_no_rounds(limits: SelectionLimits) -> None:
     """By trying all totals that so many rounds of L to N clients can have."""
     most = 10**9 if limits.affordable is None else limits.affordable
     possible = any(

@@ -298,6 +298,11 @@ class Method(Generic[Options]):
     own_weights: OwnWeights[Options] | None = None
     caution: str = ""
 
+    @property
+    def selects(self) -> bool:
+        """Whether clients can be selected for its rounds."""
+        return not (self.evaluate.all_silos or self.setting.uncut)
+
 
 AnyMethod = Method[Any]
 

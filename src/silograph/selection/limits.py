@@ -12,7 +12,7 @@ from silograph.selection.ranking import drawn
 
 
 @dataclass(frozen=True)
-class Limits:
+class SelectionLimits:
     """How many clients the rounds from here on may and must have.
 
     Attributes:
@@ -45,7 +45,7 @@ class Limits:
         enough = self.lacking <= self.affordable
         return enough and fewest <= min(self.rounds, self.affordable // self.least)
 
-    def after(self, number: int) -> "Limits":
+    def after(self, number: int) -> "SelectionLimits":
         """Return what is left after a round of `number` clients."""
         left = None if self.affordable is None else self.affordable - number
         return replace(self, affordable=left, lacking=self.lacking - number, rounds=self.rounds - 1)

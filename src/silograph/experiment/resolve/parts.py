@@ -216,7 +216,10 @@ def place_of(
         if own in options_of(parts[kind]):
             return kind, own
         raise _undeclared(own, {kind: parts[kind]}, shown or name)
+    method = parts.get("method")
+    unused = {"selector"} if isinstance(method, Method) and not method.selects else set()
     having = [each for each, part in parts.items() if name in options_of(part)]
+    having = [each for each in having if each not in unused] or having
     if len(having) > 1:
         full = " or ".join(f"{each}.{name}" for each in having)
         raise ConfigError(

@@ -244,7 +244,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
         overlapping: whether several clients may hold a node.
     """
     method, selector = parts.method.part, parts.selector.part
-    setting, all_silos = method.setting, method.evaluate.all_silos
+    setting = method.setting
     crosses = method.evaluate.crosses
     if config.collect and (crosses or setting.uncut):
         raise ConfigError(
@@ -257,7 +257,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
     limited = is_limited(parts.selector.options)
-    if (all_silos or setting.uncut) and (selector is not UNIFORM or limited):
+    if not method.selects and (selector is not UNIFORM or limited):
         raise ConfigError(
             f"expected a method that trains locally for selector {selector.name}, got "
             f"{method.name}, in which all clients train in every round: leave selector out"

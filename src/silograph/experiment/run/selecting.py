@@ -26,7 +26,7 @@ from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.selection.base import RoundFacts, Selector
-from silograph.selection.limits import Limits, resized
+from silograph.selection.limits import SelectionLimits, resized
 from silograph.task.scores import client_accuracy
 
 COUNT = "selections"  # of clients that trained, in all rounds so far, () int64
@@ -136,12 +136,12 @@ class Selection:
             )
         return found
 
-    def _limits(self, state: ServerState, t: int) -> Limits:
+    def _limits(self, state: ServerState, t: int) -> SelectionLimits:
         """Return what limits the rounds from t on."""
         affordable = None
         if self._budget is not None:
             affordable = max(0, self._budget - self._spent()) // self._each(t)
-        return Limits(
+        return SelectionLimits(
             clients=len(self.setup.federation.ids),
             least=self._least,
             affordable=affordable,
@@ -174,7 +174,7 @@ class Selection:
                 f"clients, got {cost}"
             )
 
-    def _figures(self, found: Limits) -> str:
+    def _figures(self, found: SelectionLimits) -> str:
         """Return what a client costs and what the budget pays for, in words."""
         assert self._budget is not None  # only then is it asked for
         return (
