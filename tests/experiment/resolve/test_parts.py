@@ -23,6 +23,7 @@ from silograph.graph.graph import Schema
 from silograph.methods import METHODS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS
+from silograph.selection.options import LIMITS
 from silograph.study.cells import Cell, digest_of
 
 OPEN = {k: v for k, v in FAST.items() if k != "lr"} | {"method": "fedopt"}
@@ -48,7 +49,8 @@ def test_flags_of_options_are_declared_by_parts_and_nowhere_else() -> None:
         for part, options in parts.items()
         for f in dataclasses.fields(options)
     }
-    assert {(kind, name) for name, kind in FLAT.items()} == declared.keys()
+    flags = declared.keys() - {("selector", name) for name in LIMITS}  # these have no flag
+    assert {(kind, name) for name, kind in FLAT.items()} == flags
     for (kind, _), part in declared.items():
         assert TABLES[kind][part].options is DECLARED[kind][part]
     assert all(HELP.values())
@@ -74,7 +76,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"alpha": 0.3},
             "expected an option of the chosen parts (partition metis), got alpha: partition "
-            "dirichlet or neighbors fedgrains has it; leave it out, or choose that part",
+            "dirichlet has it; leave it out, or choose that part",
         ),
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},

@@ -234,7 +234,7 @@ def place_of(
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
     """Return the error for an option that the chosen parts do not have."""
     chosen = ", ".join(f"{kind} {part.name}" for kind, part in parts.items())
-    if owners := owners_of(own):
+    if owners := owners_of(own, parts):
         several = len(owners) > 1
         return ConfigError(
             f"expected an option of the chosen parts ({chosen}), got {shown}: "
@@ -248,12 +248,12 @@ def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigE
     return unknown(f"option of the chosen parts ({chosen})", shown, [*short])
 
 
-def owners_of(name: str) -> list[str]:
-    """Return which of silograph's parts have an option, each with its kind."""
+def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
+    """Return which of silograph's parts of these kinds have an option, each with its kind."""
     return [
         f"{kind} {part.name}"
-        for kind, table in TABLES.items()
-        for part in table.values()
+        for kind in kinds
+        for part in TABLES[kind].values()
         if name in options_of(part)
     ]
 
