@@ -200,9 +200,9 @@ class RunConfig:
     neighbors: str | None = field(
         default=None,
         metadata=option(
-            "what draws the neighbors that a local step sums over: full, fanout, bernoulli or "
-            "fedgrains (default: fanout if that is given, else full); torch draws what is not "
-            "compiled",
+            "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
+            "drop_edge, drop_node or fedgrains (default: fanout if that is given, else full); "
+            "torch draws what is not compiled",
             "Training",
         ),
     )

@@ -33,7 +33,7 @@ def is_mask(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class SparseMasks:
     """The gradient l1 sign(M) of the masks' L1 norm."""
 
     l1: float
@@ -41,7 +41,7 @@ class Sparse:
     flops: ClassVar[int] = 2
     copies: ClassVar[int] = 1
 
-    def of(self, clients: Tensor) -> "Sparse":
+    def of(self, clients: Tensor) -> "SparseMasks":
         """Return itself."""
         del clients
         return self

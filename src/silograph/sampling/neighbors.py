@@ -31,6 +31,7 @@ from silograph.nn.neighbors import (
     edge_words,
     edges_of,
 )
+from silograph.sampling.drops import DropEdge, DropNode, DropOptions, chance
 from silograph.sampling.fedgrains import FedGrains, FedGrainsOptions
 from silograph.sampling.options import FanoutOptions
 
@@ -118,7 +119,7 @@ class Bernoulli(Stateless):
         del hop, state
         every = edges_of(block, reached.rows)
         words = edge_words(block, reached.rows, key, every)
-        kept = words.double() * 2.0**-64 + 0.5 <= self.keep
+        kept = chance(words) <= self.keep
         position, share = every.position[kept], every.share[kept] / self.keep
         if self.by_degree:
             count = torch.bincount(position, minlength=len(reached.rows))
@@ -170,6 +171,16 @@ def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
     return Bernoulli(options.keep, options.rescale == "degree")
 
 
+def _drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
+    del depth
+    return DropEdge(options.drop)
+
+
+def _drop_node(options: DropOptions, depth: Depth) -> DropNode:
+    del depth
+    return DropNode(options.drop)
+
+
 def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
     return FedGrains(
         k=options.k,
@@ -209,6 +220,22 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             "sampling, IEEE TPDS 2022",
             options=BernoulliOptions,
             make=_bernoulli,
+        ),
+        NeighborSampler(
+            name="drop_edge",
+            title="a drawn share of the edges is left out, and of the degrees",
+            reference="Rong et al., DropEdge: Towards deep graph convolutional networks on node "
+            "classification, ICLR 2020",
+            options=DropOptions,
+            make=_drop_edge,
+        ),
+        NeighborSampler(
+            name="drop_node",
+            title="a drawn share of the nodes sends no messages; the others' count more",
+            reference="Feng et al., Graph random neural networks for semi-supervised learning on "
+            "graphs, NeurIPS 2020",
+            options=DropOptions,
+            make=_drop_node,
         ),
         NeighborSampler(
             name="fedgrains",
