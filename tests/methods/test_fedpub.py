@@ -35,7 +35,7 @@ from silograph.methods.fedpub import (
 from silograph.nn.backends import TORCH
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import forward_pass, whole_pass
-from silograph.nn.masked import Masked, MaskNorm
+from silograph.nn.masked import Masked, SparseMasks
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 
@@ -190,7 +190,7 @@ def test_what_is_added_to_gradients() -> None:
     names = {"0.weight": w.detach(), "0.mask_weight": m.detach()}
     start = {"0.weight": v.detach(), "0.mask_weight": m.detach() + 1}
     grads = {name: torch.zeros_like(t) for name, t in names.items()}
-    for correction in (MaskNorm(0.3), Near(0.7)):
+    for correction in (SparseMasks(0.3), Near(0.7)):
         grads = correction(grads, names, start)
     for found, t in zip(grads.values(), expected, strict=True):
         torch.testing.assert_close(found, t, rtol=0, atol=1e-12)

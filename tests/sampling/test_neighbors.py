@@ -42,6 +42,7 @@ from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.sampling.drops import DropEdge, DropNode
 from silograph.sampling.fedgrains import FedGrains
 from silograph.sampling.layer_wise import FastGCN, Ladies
 from silograph.sampling.neighbors import (
@@ -117,6 +118,8 @@ SAMPLERS: dict[str, Neighbors] = {
     "ladies": Ladies(3),
     "ladies, normalized": Ladies(3, normalize=True),
     "tempered": Tempered(),
+    "drop_edge": DropEdge(0.4),
+    "drop_node": DropNode(0.4),
     "fedgrains": FedGrains(4, 2, alpha=10.0, lr=0.01, width=8),
     "fedgrains, sampled degrees": FedGrains(
         4, 2, alpha=10.0, learns_z=False, sampled_degrees=True, width=8
@@ -138,6 +141,8 @@ ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
         lambda d, k: 0.4**k * 0.6 ** (d - k),
         lambda d: 1 - 0.6**d,
     ),
+    "drop_edge": (DropEdge(0.6), lambda d, k: 0.4**k * 0.6 ** (d - k), lambda d: 0.4),
+    "drop_node": (DropNode(0.6), lambda d, k: 0.4**k * 0.6 ** (d - k), lambda d: 1.0),
     "fedgrains": (
         FedGrains(2, 1, policy="uniform"),
         lambda d, k: (k == 2) / math.comb(d, 2),
@@ -203,6 +208,31 @@ def test_draws_of_rows_depend_on_no_other_rows(make_graph: MakeGraph, name: str)
     mine = together.position == 1
     assert torch.equal(together.neighbor[mine], alone.neighbor)
     assert torch.equal(together.share[mine], alone.share)
+
+
+def test_an_edge_is_dropped_in_both_directions(make_graph: MakeGraph) -> None:
+    """And convolutions scale by what is left of the degrees, at senders too."""
+    block, everyone = star_like(make_graph), list(range(8))
+    drawn = DropEdge(0.5).draw(block, reached_by(everyone), 0, Key.of(3), {})
+    among = torch.zeros(8, 8)
+    among[drawn.position, drawn.neighbor] = 1
+    assert 0 < among.sum() < 2 * len(EDGES)
+    assert torch.equal(among, among.T)
+    assert drawn.degree is not None
+    assert torch.equal(drawn.degree, among.sum(1).double())
+    few = DropEdge(0.5).draw(block, reached_by([4]), 0, Key.of(3), {})
+    assert few.degree is not None
+    assert torch.equal(few.degree, drawn.degree)
+
+
+def test_a_dropped_node_is_dropped_for_all(make_graph: MakeGraph) -> None:
+    block, everyone = star_like(make_graph), list(range(8))
+    drawn = DropNode(0.5).draw(block, reached_by(everyone), 0, Key.of(3), {})
+    full = FULL.draw(block, reached_by(everyone), 0, Key.of(3), {})
+    senders = set(drawn.neighbor.tolist())
+    assert 0 < len(senders) < 8
+    kept = [v in senders for v in full.neighbor.tolist()]
+    assert torch.equal(full.neighbor[torch.tensor(kept)], drawn.neighbor)
 
 
 # --- whole trainings ------------------------------------------------------------------------------
@@ -320,7 +350,14 @@ def test_a_client_without_training_nodes_takes_no_step(
 
 @pytest.mark.parametrize(
     "sampler",
-    [Bernoulli(1.0), Fanout((99, 99)), Fanout((0, 0)), FedGrains(99, 2, policy="uniform")],
+    [
+        Bernoulli(1.0),
+        DropEdge(0.0),
+        DropNode(0.0),
+        Fanout((99, 99)),
+        Fanout((0, 0)),
+        FedGrains(99, 2, policy="uniform"),
+    ],
     ids=str,
 )
 def test_whoever_keeps_all_is_full(
@@ -387,7 +424,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernouli"},
             "unknown neighbor sampler 'bernouli': did you mean 'bernoulli'? Choices: bernoulli, "
-            "fanout, fastgcn, fedgrains, full, ladies",
+            "drop_edge, drop_node, fanout, fastgcn, fedgrains, full, ladies",
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},

@@ -203,8 +203,9 @@ class RunConfig:
         default=None,
         metadata=option(
             "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
-            "fastgcn, ladies or fedgrains (default: fanout if that is given, else full); torch "
-            "draws what is not compiled",
+            "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
+            "drop_edge, drop_node, fastgcn, ladies or fedgrains (default: fanout if that is given, "
+            "else full); torch draws what is not compiled",
             "Training",
         ),
     )

@@ -105,9 +105,10 @@ class StudyOptions(TypedDict, total=False):
     fanout: str | None
     """fanout: neighbors drawn of a node, hop by hop: 10,5; 0 is all (default: 10)"""
     neighbors: str | None
-    """what draws the neighbors that a local step sums over: full, fanout, bernoulli, fastgcn,
-    ladies or fedgrains (default: fanout if that is given, else full); torch draws what is not
-    compiled"""
+    """what draws the neighbors that a local step sums over: full, fanout, bernoulli, what draws
+    the neighbors that a local step sums over: full, fanout, bernoulli, drop_edge, drop_node,
+    fastgcn, ladies or fedgrains (default: fanout if that is given, else full); torch draws what
+    is not compiled"""
     optimizer: Literal["adam", "sgd"] | None
     """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
     lr: float | None

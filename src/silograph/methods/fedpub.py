@@ -75,7 +75,7 @@ from silograph.nn.backends import TORCH
 from silograph.nn.conv import Messages, Params, convolve
 from silograph.nn.correction import Correction
 from silograph.nn.forward import Stage, Staged, last_layer, leave
-from silograph.nn.masked import Masked, MaskNorm, is_mask
+from silograph.nn.masked import Masked, SparseMasks, is_mask
 from silograph.nn.model import Model
 
 COMMUNITY, INSIDE = 100, 0.1  # nodes of a community of the shared graph, and their edges
@@ -149,7 +149,7 @@ def _direction(t: Tensor) -> Tensor:
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
     """Return what is added to the gradient of every local step."""
-    return (MaskNorm(options.l1), Near(options.proximal))
+    return (SparseMasks(options.l1), Near(options.proximal))
 
 
 def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:

@@ -31,7 +31,7 @@ def is_mask(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class MaskNorm:
+class SparseMasks:
     """The gradient l1 sign(M) of the masks' L1 norm."""
 
     l1: float
@@ -39,7 +39,7 @@ class MaskNorm:
     flops: ClassVar[int] = 2
     copies: ClassVar[int] = 1
 
-    def of(self, clients: Tensor) -> "MaskNorm":
+    def of(self, clients: Tensor) -> "SparseMasks":
         """Return itself."""
         del clients
         return self

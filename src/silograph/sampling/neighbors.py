@@ -33,6 +33,7 @@ from silograph.nn.neighbors import (
     uniform_of,
     weights_of_a_sum,
 )
+from silograph.sampling.drops import DropEdge, DropNode, DropOptions
 from silograph.sampling.fedgrains import FedGrains, FedGrainsOptions
 from silograph.sampling.layer_wise import FastGCN, FastGCNOptions, Ladies, LadiesOptions
 from silograph.sampling.options import FanoutOptions
@@ -164,6 +165,16 @@ def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
     return Bernoulli(options.keep, options.rescale == "degree")
 
 
+def _drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
+    del depth
+    return DropEdge(options.drop)
+
+
+def _drop_node(options: DropOptions, depth: Depth) -> DropNode:
+    del depth
+    return DropNode(options.drop)
+
+
 def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
     return FedGrains(
         k=options.k,
@@ -229,6 +240,22 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             "large graph convolutional networks, NeurIPS 2019",
             options=LadiesOptions,
             make=_ladies,
+        ),
+        NeighborSampler(
+            name="drop_edge",
+            title="a drawn share of the edges is left out, and of the degrees",
+            reference="Rong et al., DropEdge: Towards deep graph convolutional networks on node "
+            "classification, ICLR 2020",
+            options=DropOptions,
+            make=_drop_edge,
+        ),
+        NeighborSampler(
+            name="drop_node",
+            title="a drawn share of the nodes sends no messages; the others' count more",
+            reference="Feng et al., Graph random neural networks for semi-supervised learning on "
+            "graphs, NeurIPS 2020",
+            options=DropOptions,
+            make=_drop_node,
         ),
         NeighborSampler(
             name="fedgrains",
