@@ -1,7 +1,7 @@
 """Does FedGraph's agent learn? Judged beside a constant at its own mean policy, on other seeds.
 
     silograph train-agent cora ... --out AGENT        as the page says
-    python benchmarks/fedgraph/agent.py AGENT         runs what is missing, writes agent.jsonl, agent.md
+    python benchmarks/fedgraph/agent.py AGENT DATA_DIR     runs what agent.jsonl lacks
 
 Seeds decide partition, split, weights and draws; those of training are 0 to 4, these are 5 to 9.
 """

@@ -29,7 +29,7 @@ from silograph.experiment.resolve.parts import (
 from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result
@@ -301,6 +301,7 @@ def _views(views: Any) -> dict[str, dict[str, float | None] | None]:
 def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
     """Return the judged rounds as columns, rounded: enough to draw."""
     columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
+    columns |= {VIRTUAL: VIRTUAL} if VIRTUAL in rows[0] else {}
     return {name: [_short(row[key]) for row in rows] for name, key in columns.items()}
 
 
