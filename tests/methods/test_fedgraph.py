@@ -24,9 +24,10 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.methods.fedgraph import begin_round, listen, serve, step, store, submit
+from silograph.methods.fedgraph import begin_round, step, submit
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import Reached
+from silograph.sampling.sampled_passes import listen, serve, store, take_back
 from silograph.sampling.sampled_stages import StageDraw, sampled_stage, seeds
 
 MakeGraph = Callable[..., Graph]
@@ -76,6 +77,20 @@ def test_without_sharing_and_draws_it_is_fedavg(make_graph: MakeGraph) -> None:
         torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
     assert "embeddings" not in ours.ledger.bytes_by_kind
     assert "halo_keys" not in ours.ledger.bytes_by_kind
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_with_gradients_sent_back_a_round_is_a_step_of_centralized_training(
+    make_graph: MakeGraph, model: str
+) -> None:
+    graph = make_graph(60)
+    steps = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.0, "rounds": 3, "layers": 3}
+    shape = {**steps, "model": model}
+    ours = fedgraph(graph, {**ALL, "share": "all", "return_gradients": True}, **shape)
+    theirs = go(graph, **{**RUN, **shape, "method": "label_guided"})
+    for name, w in of(theirs).items():
+        torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
+    assert "cotangents" in ours.ledger.bytes_by_kind
 
 
 # --- a dense oracle -------------------------------------------------------------------------------
@@ -203,7 +218,14 @@ def test_batches_are_subsets_drawn_alike(make_graph: MakeGraph, cut_block: CutBl
 
 DRAWN: dict[str, Any] = {
     "method": "fedgraph",
-    "options": {"kappa": 5, "keep_1": 0.6, "keep_2": 0.7, "keep_3": 0.4, "local_steps": 2},
+    "options": {
+        "kappa": 5,
+        "keep_1": 0.6,
+        "keep_2": 0.7,
+        "keep_3": 0.4,
+        "local_steps": 2,
+        "return_gradients": True,
+    },
     "layers": 3,
     "dropout": 0.5,
 }
@@ -335,6 +357,15 @@ def test_rows_of_another_shape_are_refused(make_graph: MakeGraph) -> None:
     wrong = {**named(1), "rows": Ragged(torch.zeros(0, 3).double(), none)}
     with pytest.raises(ProtocolError, match=r"expected rows of shape \(0, 8\)"):
         store(cfg, block, state, wrong, Key.of(1))
+
+
+def test_gradients_of_rows_that_were_not_sent_are_refused(make_graph: MakeGraph) -> None:
+    cfg, block, state = ops_of(make_graph(60))
+    row = boundary_of(block, 1)
+    state, _ = listen(cfg, block, state, named(2, row), Key.of(1))  # type: ignore[assignment]
+    total = Ragged(torch.zeros(len(row.t), 5).double(), row.off)
+    with pytest.raises(ProtocolError, match="expected a gradient of 3 values for each row that"):
+        take_back(cfg, block, state, {**named(2, row), "sum": total}, Key.of(1))
 
 
 def test_a_client_without_training_nodes_takes_no_step(make_graph: MakeGraph) -> None:

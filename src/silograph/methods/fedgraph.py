@@ -5,7 +5,9 @@ TPDS 2022, algorithms 1 to 3, eq. 2-8. In every iteration each client draws `kap
 and keeps each neighbor with a probability of the layer (`silograph.sampling.sampled_stages`). From
 the second layer on neighbors in other silos are summed over, too: their owners send rows that they
 have multiplied by their own current weights, and that rest on neighbors drawn under their own
-rates. These rows are constants for the gradient. The server takes the mean of the clients' weights
+rates. These rows are constants for the gradient, or with `return_gradients` their gradients go back
+to the owners, as those of summed losses: then with all of everything and one step of SGD a round is
+one of centralized training. The server takes the mean of the clients' weights
 in proportion to the sizes of their batches (eq. 8).
 
 `share` says which layers hear other silos: those from the second on (`hidden`), all (`all`,
@@ -21,8 +23,8 @@ One iteration is taken a round (`local_steps`), as the paper names no number.
 The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay what options say.
 
 State in a round, all under `round/`: `weights/*`, `optimizer/*` (C, ...); `kappa`, `keep` (C, 3);
-`asked/i`, `wanted/i`, `received/i` of stage i; `nodes`, `loss` (C,). Between rounds `optimizer/*`
-if it is kept, and what judging keeps.
+`nodes`, `loss` (C,); and what an iteration keeps (`silograph.sampling.sampled_passes`). Between
+rounds `optimizer/*` if it is kept, and what judging keeps.
 
 C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
@@ -46,7 +48,7 @@ from silograph.control import (
     knob_specs,
 )
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, under
@@ -55,9 +57,9 @@ from silograph.core.work import report_each, report_rows
 from silograph.evaluation.evaluate import remembered
 from silograph.evaluation.halo_from import HaloFrom
 from silograph.evaluation.scoring import Evaluation, OwnGraph
-from silograph.exchange.passes import divisible, sum_specs, weight_specs
+from silograph.exchange.passes import divisible, weight_specs
 from silograph.exchange.pull import PullForm, announce, announce_steps, pull, pull_steps
-from silograph.exchange.stages import stage_of
+from silograph.exchange.rows import relay_steps, relay_sum
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
@@ -72,22 +74,24 @@ from silograph.methods.local_training import (
     state_specs,
 )
 from silograph.nn.conv import Params
-from silograph.nn.doors import check_places, check_weights
+from silograph.nn.doors import check_weights
 from silograph.nn.fit import stacked_copies
-from silograph.nn.forward import Pass, Staged, forward_pass, rows_of_stage
-from silograph.nn.segment import segment_sum
-from silograph.nn.stage_halves import scales_of
 from silograph.nn.steps import LOSS_FLOPS
-from silograph.sampling.sampled_stages import (
-    SampledStage,
-    StageDraw,
-    sampled_inputs,
-    sampled_stage,
-    seeds,
+from silograph.sampling.sampled_passes import (
+    SHARED_FROM,
+    ask,
+    listen,
+    objective,
+    received_in,
+    send_back,
+    serve,
+    shared_stages,
+    stages_of,
+    store,
+    take_back,
+    width_of,
 )
-from silograph.task.registry import task_of
 
-SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
 KEEPS = ("keep_1", "keep_2", "keep_3")
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -126,6 +130,10 @@ class FedGraphOptions:
     share: Literal["hidden", "all", "none"] = field(
         default="hidden",
         metadata={"help": "layers that hear other silos: from the second on, all, or none"},
+    )
+    return_gradients: bool = field(
+        default=False,
+        metadata={"help": "send gradients of rows back to their owners, unlike the paper"},
     )
     local_steps: Annotated[int, Field(ge=1, le=1000)] = field(
         default=1, metadata={"help": "iterations of a client in a round"}
@@ -229,12 +237,8 @@ def _exchange(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> 
         announce(fed, ask, listen, key=key, inbox=each)
     for each in told:
         pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=each)
-
-
-def shared_stages(cfg: MethodConfig[FedGraphOptions]) -> list[int]:
-    """Return the numbers of the stages that hear other silos."""
-    sums = [n for n, stage in enumerate(divisible(cfg.model).stages) if stage.conv.sums]
-    return sums[SHARED_FROM.get(cfg.options.share, len(sums)) :]
+    for each in reversed(told) if cfg.options.return_gradients else ():
+        relay_sum(fed, send_back, take_back, what=Kind.COTANGENTS, key=key, inbox=each)
 
 
 def begin_round(
@@ -262,77 +266,18 @@ def begin_round(
     }, {}
 
 
-def ask(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Draw neighbors and name the slots among them. In: `stage`. Out: `slot` (k,) int32."""
-    number = _shared_stage(cfg, inbox)
-    slots = _stages(cfg, block, state, key, number)[0].slots
-    return {**state, f"round/asked/{number}": slots}, {"slot": slots}
-
-
-def listen(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Note which rows will be wanted. In: `stage`, `row` (k,) int32. Out: nothing."""
-    del block, key
-    number, row = _shared_stage(cfg, inbox), inbox["row"]
-    assert isinstance(row, Ragged)  # from `announce`
-    return {**state, f"round/wanted/{number}": row}, {}
-
-
-def serve(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Answer with rows times the own weights. In: `stage`, `row` (k,). Out: `rows` (k, O)."""
-    number, row = _shared_stage(cfg, inbox), inbox["row"]
-    name = f"round/wanted/{number}"
-    assert isinstance(row, Ragged)  # from `pull`
-    if name in state and not torch.equal(state[name].t, row.t):
-        raise ProtocolError(
-            f"expected the rows of stage {number} that were announced, got a call for others"
-        )
-    new = {**state, name: row}
-    stages = _stages(cfg, block, new, key, 0)
-    z = _messages(cfg, block, new, key, stages, number)
-    place = torch.full_like(block.row_key, -1)
-    rows = stages[number].entering.rows
-    place[rows] = torch.arange(len(rows), device=rows.device)
-    return new, {"rows": Ragged(z[place[stages[number].wanted]], row.off)}
-
-
-def store(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Keep rows for the slots that were asked for. In: `stage`, `rows` (k, O). Out: nothing."""
-    del key
-    number, rows = _shared_stage(cfg, inbox), inbox["rows"]
-    wanted = len(state[f"round/asked/{number}"].t), _width(cfg, number)
-    assert isinstance(rows, Ragged)  # from `pull`
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    if rows.t.shape != wanted or rows.t.dtype is not block.adj.values.dtype:
-        raise ProtocolError(
-            f"expected rows of shape {wanted} in {block.adj.values.dtype}, got "
-            f"{tuple(rows.t.shape)} in {rows.t.dtype}"
-        )
-    return {**state, f"round/received/{number}": rows}, {}
-
-
 def step(
     cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Take a step on the batch (eq. 5, 6); rows of others are constants. In, out: nothing."""
     del inbox
-    stages = _stages(cfg, block, state, key, 0)
     weights = under("round/weights", state)
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    batch = stages[-1].leaving
     with torch.enable_grad():
-        logits = forward_pass(_staged(cfg), leaves, _inputs(block, state, stages), key)
-        losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
-        nodes = batch.off.diff()
-        loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        loss, total = objective(cfg, block, state, key, leaves, received_in(state))
+        found = torch.autograd.grad(total, list(leaves.values()))
+    batch = stages_of(cfg, block, state, key, 0)[-1].leaving
+    nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_each(cfg.training.step_flops)
     memory = under("round/optimizer", state)
@@ -348,7 +293,7 @@ def step(
     }, {}
 
 
-EXCHANGED = ("round/asked/", "round/wanted/", "round/received/")
+EXCHANGED = ("round/asked/", "round/wanted/", "round/received/", "round/returned/")
 
 
 def submit(
@@ -368,106 +313,11 @@ def submit(
     return new, {**stacked("weights", weights), **reply}
 
 
-def _staged(cfg: MethodConfig[FedGraphOptions]) -> Staged:
-    assert cfg.model.staged is not None  # see `divisible`
-    return cfg.model.staged
-
-
-def _shared_stage(cfg: MethodConfig[FedGraphOptions], inbox: Payload) -> int:
-    """Return the number of the stage that an inbox names, if it hears other silos."""
-    number = stage_of(cfg, inbox)
-    if number not in shared_stages(cfg):
-        raise ProtocolError(f"expected a stage that hears other silos, got stage {number}")
-    return number
-
-
-def _width(cfg: MethodConfig[FedGraphOptions], number: int) -> int:
-    sums = {int(told["stage"].low or 0): width for told, width in sum_specs(_staged(cfg))}
-    return sums[number]
-
-
 def _where(active: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Params:
     """Return the tensors (C, ...) after a step of the clients that took one."""
     return {
         n: torch.where(active.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()
     }
-
-
-def _draws(cfg: MethodConfig[FedGraphOptions], state: State) -> list[StageDraw]:
-    """Return how the neighbors of every stage are drawn."""
-    keep, across, found = state["round/keep"].t, shared_stages(cfg), list[StageDraw]()
-    layer = 0
-    for number, stage in enumerate(_staged(cfg).stages):
-        chance = keep[:, min(layer, len(KEEPS) - 1)]
-        layer += stage.conv.sums
-        by_degree = cfg.options.rescale == "degree"
-        found.append(StageDraw(stage.conv.sums, chance, number in across, by_degree))
-    return found
-
-
-def _stages(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, key: Key, first: int
-) -> list[SampledStage]:
-    """Return the stages from `first` on as drawn in this iteration, with what others want of them.
-
-    They follow from the key and the state alone; those of the iteration at hand are kept.
-    """
-    most, draws = state["round/kappa"].t, _draws(cfg, state)
-    known = block.memo.get("fedgraph")
-    kept: dict[int, SampledStage] = {}
-    rates = torch.cat([most[:, None].double(), state["round/keep"].t], dim=1)
-    if isinstance(known, tuple) and known[0] == key and torch.equal(known[1], rates):
-        kept = known[2]
-    last = len(draws) - 1
-    leaving = kept[last].leaving if last in kept else seeds(block, most, key.fold("batch"))
-    found: list[SampledStage] = []
-    for number in range(last, first - 1, -1):
-        wanted = _wanted(block, state, number)
-        stage = kept.get(number)
-        if stage is None or stage.leaving is not leaving or not torch.equal(stage.wanted, wanted):
-            own = key.fold("neighbors", number)
-            stage = sampled_stage(block, leaving, last - number, draws[number], wanted, own)
-        kept[number], leaving = stage, stage.entering
-        found.insert(0, stage)
-    block.memo["fedgraph"] = (key, rates, kept)
-    return found
-
-
-def _wanted(block: ClientBlock, state: State, number: int) -> Tensor:
-    """Return the rows whose messages of a stage other silos want, (m,) int64."""
-    named = state.get(f"round/wanted/{number}")
-    if not isinstance(named, Ragged):
-        return block.halo.boundary[:0]
-    places = check_places(named, block.halo.boundary_off, "boundary rows that are wanted")
-    return block.halo.boundary[places]
-
-
-def _inputs(block: ClientBlock, state: State, stages: list[SampledStage]) -> Pass:
-    """Return the pass through the stages, with the rows that have come."""
-    received = {int(n): t for n, t in under("round/received", state).items()}
-    return sampled_inputs(block, stages, received)
-
-
-def _messages(
-    cfg: MethodConfig[FedGraphOptions],
-    block: ClientBlock,
-    state: State,
-    key: Key,
-    stages: list[SampledStage],
-    number: int,
-) -> Tensor:
-    """Return what the rows that enter a stage have to say in it, scaled by themselves, (s, O)."""
-    model, stage = _staged(cfg), stages[number]
-    weights, conv = under("round/weights", state), model.stages[number].conv
-    prefix = f"{number}."
-    params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-    x = rows_of_stage(model, weights, _inputs(block, state, stages), key, number)
-    z = conv.map(params, x, stage.entering.off)
-    scale = scales_of(conv).before(stage.degree[stage.entering.rows])
-    if scale is None:
-        return z
-    report_rows(stage.entering.off, z.shape[1])
-    return scale * z
 
 
 def setup_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
@@ -503,11 +353,23 @@ def _exchange_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
             )
             for n in numbers
         ),
+        *(
+            relay_steps(
+                send_back,
+                take_back,
+                what=Kind.COTANGENTS,
+                key=key,
+                width=width_of(cfg, n),
+                named=True,
+                inbox=told[n],
+            )
+            for n in (reversed(numbers) if cfg.options.return_gradients else ())
+        ),
     )
 
 
 def _form(cfg: MethodConfig[FedGraphOptions], number: int) -> PullForm:
-    rows = FieldSpec(Ragged, (_width(cfg, number),))
+    rows = FieldSpec(Ragged, (width_of(cfg, number),))
     return PullForm(fields={"rows": rows}, asked=f"round/asked/{number}")
 
 
