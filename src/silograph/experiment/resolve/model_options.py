@@ -118,6 +118,11 @@ def make_model(
         model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
         check(model, dtype, device)
         return model
+    if schema.task == "rating":
+        raise ConfigError(
+            f"expected a model for ratings of users and items, got {config.model}, which predicts "
+            "labels of nodes from their features"
+        )
     hidden = shortest(config.hidden)
     return Model(
         conv=config.model,

@@ -18,11 +18,17 @@ from silograph.graph.graph import Graph, Split
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.partition import Partition
 
+TIMED = "time:"  # begins a split in the order of time
 TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
 
 
 def make_split(
-    graph: Graph, partition: Partition, *, ratios: tuple[float, float, float], key: Key
+    graph: Graph,
+    partition: Partition,
+    *,
+    ratios: tuple[float, float, float],
+    key: Key,
+    timed: bool = False,
 ) -> Split:
     """Split the labeled nodes of every client, in an order drawn from the nodes' public keys.
 
@@ -35,15 +41,17 @@ def make_split(
         partition: its cut.
         ratios: shares of training, validation and test nodes; their sum may be below 1.
         key: the split is a function of it, of `graph.node_id` and of the cut.
+        timed: whether nodes are taken in the order of the graph's column `time`, those of one time
+            in the drawn order: the earliest ones train, the latest ones test.
 
     Returns:
         Masks (n,) bool.
 
     Raises:
         ConfigError: a ratio is negative, training's is 0, or they sum to more than 1.
-        DataError: no client gets a training node.
+        DataError: no client gets a training node, or times are not known.
     """
-    split = draw_split(graph, partition, ratios=ratios, key=key)
+    split = draw_split(graph, partition, ratios=ratios, key=key, timed=timed)
     if not split.train.any():
         count = int((graph.labeled & (partition.owner >= 0)).sum())
         raise DataError(
@@ -54,11 +62,18 @@ def make_split(
 
 
 def draw_split(
-    graph: Graph, partition: Partition, *, ratios: tuple[float, float, float], key: Key
+    graph: Graph,
+    partition: Partition,
+    *,
+    ratios: tuple[float, float, float],
+    key: Key,
+    timed: bool = False,
 ) -> Split:
     """Return the split of `make_split`, which may have no training node."""
     _check_ratios(ratios)
     order = key_order(graph.node_id, key.fold("split"))
+    if timed:
+        order = order[torch.argsort(_times(graph)[order], stable=True)]
     eligible = (graph.labeled & (partition.owner >= 0))[order]
     nodes = order[eligible]
     owner = partition.owner[nodes]
@@ -72,6 +87,17 @@ def draw_split(
     roles = [place < ends[0]]
     roles += [(place >= ends[i]) & (place < ends[i + 1]) for i in (0, 1)]
     return Split(*(_mask(nodes[role], graph.num_nodes) for role in roles))
+
+
+def _times(graph: Graph) -> Tensor:
+    """Return the time of every node, (n,) float64; raise `DataError` where none is known."""
+    time = graph.columns.get("time")
+    if time is None or bool(torch.isnan(time.double()[graph.labeled]).any()):
+        raise DataError(
+            f"expected a time for every labeled node of {graph.name!r} for a split in the order of "
+            "time, got none: leave `time:` out"
+        )
+    return time.double()
 
 
 def public_split(graph: Graph) -> Split:
@@ -104,6 +130,8 @@ def full_split(graph: Graph) -> Split:
 def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:
     """Return the split that `how` names: `public`, `full`, or ratios such as `0.2/0.4/0.4`.
 
+    Ratios behind `time:` are taken in the order of time; see `make_split`.
+
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.
         DataError: see `public_split` and `make_split`.
@@ -112,7 +140,8 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
         return public_split(graph)
     if how == "full":
         return full_split(graph)
-    return make_split(graph, partition, ratios=parse_ratios(how), key=key)
+    ratios, timed = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
+    return make_split(graph, partition, ratios=ratios, key=key, timed=timed)
 
 
 def parse_ratios(text: str) -> tuple[float, float, float]:

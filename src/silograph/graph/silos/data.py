@@ -22,7 +22,7 @@ from silograph.graph.features import FeatureSource, check_given, made_features
 from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
-from silograph.graph.partition.split import choose_split, draw_split, parse_ratios
+from silograph.graph.partition.split import TIMED, choose_split, draw_split, parse_ratios
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,8 @@ def silo_split(silo: Silo, how: str, key: Key) -> Split:
     graph = silo.graph
     if how in ("public", "full"):
         return choose_split(graph, whole(graph), how, key)
-    return draw_split(graph, whole(graph), ratios=parse_ratios(how), key=key)
+    ratios, timed = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
+    return draw_split(graph, whole(graph), ratios=ratios, key=key, timed=timed)
 
 
 def silo_block(

@@ -123,7 +123,7 @@ def _spec(graph: Graph, name: str) -> str:
 
 def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[str, Columns]]:
     """Yield the columns of every silo's tables."""
-    if graph.task == "node_value":
+    if graph.has_numbers:
         raise DataError(
             "expected classes or label bits to write as silos' folders, got numbers to predict: a "
             "regression runs in simulation only"
