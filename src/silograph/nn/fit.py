@@ -15,12 +15,11 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Ragged, Stacked, State
+from silograph.core.payload import NO_STATE, Patched, Ragged, Stacked, State
 from silograph.core.work import work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.forward import Staged, forward_pass, whole_pass
-from silograph.nn.schedule import NO_STATE
 from silograph.nn.schedule import Fitted as Fitted
 from silograph.nn.schedule import Schedule as Schedule
 from silograph.nn.schedule import Training as Training

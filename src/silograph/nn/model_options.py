@@ -53,6 +53,25 @@ class APPNPOptions:
 
 
 @dataclass(frozen=True, config=STRICT)
+class RatingGCNOptions:
+    """The default is that of the paper."""
+
+    embedding: Count = field(
+        default=64, metadata={"help": "width of a client's embeddings of users and items"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatingGATOptions:
+    """The defaults are those of the paper."""
+
+    embedding: Count = field(
+        default=64, metadata={"help": "width of a client's embeddings of users and items"}
+    )
+    heads: Count = field(default=2, metadata={"help": "attention heads"})
+
+
+@dataclass(frozen=True, config=STRICT)
 class ModuleOptions:
     """Options of a user's torch.nn.Module: it decides by itself."""
 
@@ -114,7 +133,22 @@ MODEL_KINDS: dict[str, ModelKind] = {
             "Gasteiger et al., Predict then propagate, ICLR 2019",
             APPNPOptions,
         ),
+        ModelKind(
+            "rating_gcn",
+            "ratings: graph convolutions over a client's own embeddings and biases",
+            "Xu et al., FedACS: An adaptive client selection framework for communication-efficient "
+            "federated graph learning, IEEE TMC 2025",
+            RatingGCNOptions,
+        ),
+        ModelKind(
+            "rating_gat",
+            "ratings: attention over a client's own embeddings and biases",
+            "Xu et al., FedACS: An adaptive client selection framework for communication-efficient "
+            "federated graph learning, IEEE TMC 2025",
+            RatingGATOptions,
+        ),
         ModelKind("mlp", "layers without neighbors", "what a graph must beat", MLPOptions),
     )
 }
+RATING_MODELS = ("rating_gcn", "rating_gat")
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

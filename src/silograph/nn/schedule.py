@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import Patched, Stacked, State, dense
+from silograph.core.payload import NO_STATE, Patched, Stacked, State, dense
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -18,8 +17,6 @@ from silograph.nn.loss_term import LossTerm
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
 from silograph.nn.start import Start
-
-NO_STATE: State = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -98,6 +95,7 @@ class Fitted:
         logits: (n, K) what each client's model says of its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
         neighbors: what the neighbor sampler remembers of every client.
+        tables: of every client, where the model has any, with what the optimizer keeps of them.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -106,6 +104,7 @@ class Fitted:
     logits: Tensor
     steps: Tensor
     neighbors: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
 
     @property
     def tensors(self) -> Params:
@@ -124,5 +123,9 @@ class TrainableModel(AnyModel, Protocol):
         memory: Mapping[str, Tensor] | None,
         key: Key,
         sampler: State = NO_STATE,
+        tables: State = NO_STATE,
     ) -> Fitted:
-        """Train every client of a block in torch; see `silograph.nn.fit.fit`."""
+        """Train every client of a block in torch; see `silograph.nn.fit.fit`.
+
+        `tables` are those of the clients, with what the optimizer keeps of them if `memory` is.
+        """

@@ -321,7 +321,8 @@ def _result(
         names, normalize = setup.schema.class_names, config.normalize
         model = TrainedModel(shape, best.weights, names, normalize, features=config.features)
     uncut = None
-    if best.weights is not None and setup.simulated is not None:
+    tables = setup.method_config.model.table_widths  # nobody has those of all clients
+    if best.weights is not None and setup.simulated is not None and not tables:
         uncut = uncut_counts(setup, best.weights)
     val, test = views_of(setup, best, uncut)
     bias, last = None, snapshot.state.weights

@@ -10,6 +10,8 @@ from silograph.core.errors import ProtocolError
 from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.rating_pairs import Pairs, pairs_among
 
+UNSEEN = 2  # rows of a table before those of users and items that train: one user, one item
+
 
 def pairs_of(block: ClientBlock) -> Pairs:
     """Return the ratings of a block, worked out once."""
@@ -43,3 +45,8 @@ def seen_rows(block: ClientBlock) -> Tensor:
     seen = torch.zeros_like(known)
     seen[pairs.row] = known[pairs.user] & known[pairs.item]
     return seen
+
+
+def table_rows(block: ClientBlock) -> Tensor:
+    """Return how many rows the tables of each client have, (C,) int64."""
+    return block.count(trained_rows(block)) + UNSEEN

@@ -25,6 +25,7 @@ from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import client_words, node_words
+from silograph.graph.partition.categories import category, with_ends
 from silograph.graph.partition.disjoint import louvain, metis, random, silo
 from silograph.graph.partition.held_edges import HeldEdges, dropped_edges
 from silograph.graph.partition.label_skew import class_biased, dirichlet, with_favored
@@ -37,7 +38,6 @@ from silograph.graph.partition.options import (
     SharesOptions,
 )
 from silograph.graph.partition.overlap import metis_overlapping, shares
-from silograph.graph.partition.ratings import category, with_ends
 
 CutNodes = Callable[[Graph, int, Key, Any], tuple[Tensor, ...]]
 """(graph, clients, key, options) to the nodes (n_c,) int64 of every client, ascending."""

@@ -27,7 +27,7 @@ USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category
 TRUSTER, TRUSTEE = "truster", "trustee"
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
-Columns = dict[str, np.ndarray]
+RatingColumns = dict[str, np.ndarray]
 Repeated = Literal["last", "refuse"]
 Unrated = Literal["refuse", "drop"]
 
@@ -47,7 +47,7 @@ class _Ratings:
     user: np.ndarray
     item: np.ndarray
     value: np.ndarray
-    columns: Columns
+    columns: RatingColumns
     where: Table | None = None
 
     def told(self, row: int) -> str:
@@ -155,7 +155,7 @@ def _read(given: Any, categories: Any, times: Any) -> _Ratings:
             f"expected ratings (R, 3) of user, item and rating, got {table.dtype} of shape "
             f"{table.shape}"
         )
-    columns: Columns = {}
+    columns: RatingColumns = {}
     if categories is not None:
         columns[CATEGORY] = _beside(categories, "categories", len(table), "iuUO")
     if times is not None:
@@ -221,7 +221,7 @@ def _of_table(table: Table) -> _Ratings:
     for row, number in enumerate(numbers):
         if number is None:
             raise table.wrong(row, RATING, "a number", value[row])
-    columns: Columns = {}
+    columns: RatingColumns = {}
     for name in table.header:
         if name == TIME:
             columns[name] = _times(table)

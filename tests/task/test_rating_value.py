@@ -12,7 +12,7 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from silograph.core.errors import ProtocolError
 from silograph.task.counts import JudgedRows
-from silograph.task.rating import RATING
+from silograph.task.rating_value import RATING
 from silograph.task.scores import PARTS
 
 N, C = 400, 7
