@@ -266,7 +266,7 @@ def test_a_model_does_not_predict_without_tables(tmp_path: Any) -> None:
     )
     assert result.model is not None
     assert result.test.uncut is None
-    with pytest.raises(DataError, match="its tables of users and items stay with the clients"):
+    with pytest.raises(DataError, match="what it knows of users and items stays with the clients"):
         result.model.predict(graph)
     result.model.save(tmp_path / "model.safetensors")
     again = sg.load_model(tmp_path / "model.safetensors")

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, Count
+from silograph.core.ranges import log
 
 Head = Literal["conv", "linear"]
 RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
@@ -69,6 +70,18 @@ class RatingGATOptions:
         default=64, metadata={"help": "width of a client's embeddings of users and items"}
     )
     heads: Count = field(default=2, metadata={"help": "attention heads"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatingBiasesOptions:
+    """See `silograph.nn.rating_biases`; the penalty is not tuned for any data."""
+
+    damping: Annotated[float, Field(gt=0)] = field(
+        default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
+    )
+    terms: Literal["biases", "mean"] = field(
+        default="biases", metadata={"help": "what is added to a silo's mean: biases, or mean alone"}
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -147,8 +160,14 @@ MODEL_KINDS: dict[str, ModelKind] = {
             "federated graph learning, IEEE TMC 2025",
             RatingGATOptions,
         ),
+        ModelKind(
+            "rating_biases",
+            "ratings: a silo's mean and biases of users and items, solved, what others must beat",
+            "Koren et al., Matrix factorization techniques for recommender systems, 2009",
+            RatingBiasesOptions,
+        ),
         ModelKind("mlp", "layers without neighbors", "what a graph must beat", MLPOptions),
     )
 }
-RATING_MODELS = ("rating_gcn", "rating_gat")
+RATING_MODELS = ("rating_gcn", "rating_gat", "rating_biases")
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -22,6 +22,7 @@ from silograph.nn.model_options import (
     RatingGATOptions,
 )
 from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.nn.rating_biases import RatingBiases
 from silograph.nn.rating_model import RatingConv, RatingModel
 from silograph.nn.schedule import TrainableModel
 from silograph.sampling.neighbors import Depth
@@ -124,12 +125,14 @@ def own_module(config: RunConfig) -> Make | None:
     return imported(config.model, cast("type[Make]", Callable))
 
 
-def _rating_model(config: RunConfig, options: Any, schema: Schema) -> RatingModel:
+def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableModel:
     if schema.task != "rating":
         raise ConfigError(
             f"expected ratings of users and items for model {config.model}, got data with labels "
             f"of nodes ({schema.task}): see sg.ratings"
         )
+    if config.model == "rating_biases":
+        return RatingBiases(**asdict(options))
     hidden = shortest(config.hidden)
     assert isinstance(hidden, int)  # see `check_model`
     layers = num_layers(config.hidden, config.layers)

@@ -28,6 +28,7 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
+from silograph.nn.rating_biases import RatingBiases
 from silograph.nn.rating_model import RatingModel
 from silograph.task.registry import task_of
 
@@ -65,10 +66,10 @@ class TrainedModel:
         Raises:
             DataError: no graph or silo, or its features or classes are not those of the model.
         """
-        if self.shape.table_widths:
+        if self.shape.task == "rating":
             raise DataError(
-                f"expected a model whose weights say all, got {self.shape.noun}: its tables of "
-                "users and items stay with the clients"
+                f"expected a model whose weights say all, got {self.shape.noun}: what it knows of "
+                "users and items stays with the clients"
             )
         if isinstance(graph, Silo):
             graph = self._graph_of(graph)
@@ -196,9 +197,10 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
     Raises:
         DataError: it is a module, and the class was not given.
     """
-    if told.get("task") == "rating" and "embedding" in told:
+    if told.get("task") == "rating":
         given = {name: value for name, value in told.items() if name != "task"}
-        return TypeAdapter(RatingModel).validate_python(given)
+        kind = RatingModel if "embedding" in told else RatingBiases
+        return TypeAdapter(kind).validate_python(given)
     if "module" not in told:
         return TypeAdapter(Model).validate_python(told)
     if make is None:
