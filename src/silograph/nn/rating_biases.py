@@ -82,10 +82,7 @@ class RatingBiases:
         del tables
         offset, pairs = weights[OFFSET], pairs_of(block)
         turns = TURNS if self.terms == "biases" else 0
-        name = ("biases", self.damping, turns)
-        if name not in block.memo:
-            block.memo[name] = biases(block, self.damping, turns)
-        mean, bias = block.memo[name]  # type: ignore[misc]
+        mean, bias = _solved(block, self.damping, turns)
         client = block.client[pairs.row]
         own = offset[client, 0] if offset.dim() == 2 else offset[0]
         out = offset.new_zeros(len(block.y), 1)
@@ -119,6 +116,16 @@ class RatingBiases:
     def described(self) -> dict[str, Any]:
         """Return the options as plain values."""
         return dataclasses.asdict(self)
+
+
+def _solved(block: ClientBlock, damping: float, turns: int) -> tuple[Tensor, Tensor]:
+    """Return `biases`, worked out once."""
+    name = ("biases", damping, turns)
+    if name not in block.memo:
+        block.memo[name] = biases(block, damping, turns)
+    found = block.memo[name]
+    assert isinstance(found, tuple)
+    return found
 
 
 def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tensor, Tensor]:

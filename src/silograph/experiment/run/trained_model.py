@@ -199,8 +199,9 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
     """
     if told.get("task") == "rating":
         given = {name: value for name, value in told.items() if name != "task"}
-        kind = RatingModel if "embedding" in told else RatingBiases
-        return TypeAdapter(kind).validate_python(given)
+        if "embedding" in told:
+            return TypeAdapter(RatingModel).validate_python(given)
+        return TypeAdapter(RatingBiases).validate_python(given)
     if "module" not in told:
         return TypeAdapter(Model).validate_python(told)
     if make is None:
