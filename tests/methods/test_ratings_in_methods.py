@@ -160,3 +160,14 @@ def test_the_optimizer_of_tables_is_kept_where_that_of_weights_is() -> None:
     assert ends[0] == pytest.approx(ends[1], abs=1e-12)
     fresh = sg.run(graph, **given | {"rounds": 2, "local_epochs": 3, "keep_optimizer": False})
     assert rows_of(fresh)[-1]["test_personalized_rmse"] != pytest.approx(ends[1], abs=1e-9)
+
+
+@pytest.mark.parametrize("selector", ["ucb", "power_of_choice", "oort", "round_robin"])
+def test_selectors_choose_among_clients_with_ratings(selector: str) -> None:
+    """FedACS is FedAvg with `ucb` and a model of ratings."""
+    given = options_of("fedavg", selector=selector, rounds=5, clients=4)
+    first, again = (sg.run(rating_graph(), **given) for _ in range(2))
+    assert rows_of(first) == rows_of(again)
+    assert first.test.server is not None
+    if selector == "ucb":
+        assert {row["participants"] for row in first.rounds[:4]} == {1, 2, 3, 4}

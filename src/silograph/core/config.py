@@ -123,8 +123,8 @@ class RunConfig:
     selector: str = field(
         default="uniform",
         metadata=option(
-            "which clients train in a round: all, uniform (a share of them, see participation) or "
-            "round_robin (in turn, --option selector.clients=N); or FILE.py:NAME",
+            "which clients train in a round: all, uniform (a share of them, see participation), "
+            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME",
             "Clients",
         ),
     )
@@ -255,7 +255,35 @@ class RunConfig:
     max_seconds: Annotated[float, Field(gt=0)] | None = field(
         default=None, metadata=option("stop after this many seconds of training", "Stopping")
     )
+    speeds: str | None = field(
+        default=None,
+        metadata=option(
+            "speeds of clients on a virtual clock: equal, lognormal, or numbers of 10^9 operations "
+            "a second that clients have in turn, such as 1,2,4 (default with links: equal)",
+            "Virtual time",
+        ),
+    )
+    links: str | None = field(
+        default=None,
+        metadata=option(
+            "links of clients on a virtual clock, in turn: MB/s:SECONDS of latency for each call, "
+            "such as 10:0.05,0.5:0.2 (default with speeds: 10:0.05)",
+            "Virtual time",
+        ),
+    )
+    max_virtual_seconds: Annotated[float, Field(gt=0)] | None = field(
+        default=None,
+        metadata=option("stop after this many seconds of the virtual clock", "Virtual time"),
+    )
     eval_every: Count = field(default=1, metadata=option("rounds between evaluations", "Training"))
+    eval_on_receipt: bool = field(
+        default=False,
+        metadata=option(
+            "score the server's model where it arrives to be trained, and send it to the other "
+            "clients only; scores of a round come one round later",
+            "Training",
+        ),
+    )
     local_bias: bool = field(
         default=False,
         metadata=option(

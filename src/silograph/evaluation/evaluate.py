@@ -25,9 +25,9 @@ from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
-from silograph.federation.base import Federation, Op, Sum
+from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Steps
+from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
@@ -71,7 +71,7 @@ def logits_specs(model: AnyModel) -> FieldSpecs:
     return {"server/logits": logits, "own/logits": logits}
 
 
-def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
+def judged_logits(logits: Tensor, block: ClientBlock) -> Ragged:
     """Return the judged rows of logits (n, K)."""
     judges = judges_of(block)
     return Ragged(logits[judges.rows], judges.off)
@@ -79,7 +79,7 @@ def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
 
 def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
     """Return the state field that tells what clients' own models say of their rows (n, K)."""
-    return {"own/logits": _judged(logits, block)}
+    return {"own/logits": judged_logits(logits, block)}
 
 
 def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
@@ -101,7 +101,7 @@ def judge_server(
     graph = local_graph(block, state)
     weights, tables = under("weights", inbox), kept(TABLES, state)
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
-    new = {**state, "server/logits": _judged(logits, graph)}
+    new = {**state, "server/logits": judged_logits(logits, graph)}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
@@ -121,7 +121,7 @@ def judge_exchanged(
     The server's model is every client's own.
     """
     del inbox, key
-    logits = _judged(logits_of(cfg.model, state), block)
+    logits = judged_logits(logits_of(cfg.model, state), block)
     new = {**end(state), "server/logits": logits, "own/logits": logits}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
@@ -155,7 +155,13 @@ def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict
     Counts of tasks without histograms have no sums to work out a scale from.
     """
     reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
-    fields = {name: field.t for name, field in reply.items()}
+    return _with_histograms(fed, sort, {name: field.t for name, field in reply.items()}, key)
+
+
+def _with_histograms(
+    fed: Federation, sort: Op, fields: dict[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """Ask all clients for histograms on the scale that their counts give, if the task has any."""
     if SCORE_SUMS[0] not in fields:
         return fields
     mean, deviation = score_scale(fields)
@@ -168,6 +174,35 @@ def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> d
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
     return _ask(fed, judge_server, bin_server, inbox, key)
+
+
+def received_counts(
+    fed: Federation,
+    weights: Mapping[str, Tensor],
+    received: Mapping[str, Tensor],
+    answered: Tensor,
+    key: Key,
+) -> dict[str, Tensor]:
+    """Return what `server_counts` does, where some clients have scored the model on receipt.
+
+    Args:
+        fed: the engine.
+        weights: the server's model, which the others are sent.
+        received: counts (C, ...) of who has scored it, as they came with what they trained.
+        answered: (C,) bool, who has.
+        key: of the calls.
+    """
+    there = zip(fed.ids, answered.tolist(), strict=True)
+    others = [name for name, has in there if not has and name not in fed.away]
+    counts = dict(received)
+    if others:
+        inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+        reply = fed.call(judge_server, inbox, what=Kind.EVALUATION, key=key, to=others)
+        places = positions_of(fed.ids, others)
+        for name, field in reply.items():
+            at = places.to(field.t.device)
+            counts[name] = counts[name].to(field.t.device).index_copy(0, at, field.t)
+    return _with_histograms(fed, bin_server, counts, key)
 
 
 def exchanged_counts(
@@ -193,8 +228,18 @@ def counts_here(
 ) -> dict[str, Tensor]:
     """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
     logits = backend.predict(model, weights, block)
-    rows = judged_rows(block, _judged(logits, block).t, group, groups, compiled=backend.compiled)
+    rows = judged_rows(
+        block, judged_logits(logits, block).t, group, groups, compiled=backend.compiled
+    )
     return counts_of(rows)
+
+
+def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
+    """Return what `Task.tally` gives of logits of the judged rows, by client of the block."""
+    rows = judged_rows(
+        block, logits.t, block.client, block.num_clients, compiled=cfg.backend.compiled
+    )
+    return task_of(rows.task).tally(rows)
 
 
 def counts_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> dict[str, Tensor]:
@@ -216,6 +261,13 @@ def server_steps(model: AnyModel, key: Key) -> Steps:
     return _ask_steps(judge_server, bin_server, weights, model, key)
 
 
+def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
+    """Return the calls of `received_counts`; `everyone`: whether all clients score on receipt."""
+    steps = server_steps(model, key)
+    assert isinstance(steps, tuple)  # the scores, and histograms if the task has any
+    return steps[1:] if everyone else (Maybe(steps[0]), *steps[1:])
+
+
 def exchanged_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `exchanged_counts`."""
     predicted = predict_steps(divisible(model), key)
@@ -230,7 +282,7 @@ def own_steps(model: AnyModel, key: Key) -> Steps:
 def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
     """Return the calls of `_ask`."""
     what = Kind.EVALUATION
-    judged = Call(judge, what, key, takes, _tally_specs(model.task, model.outputs))
+    judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs))
     if not task_of(model.task).histograms:
         return (judged,)
     scale, bins = _histogram_specs(model.outputs)
@@ -249,7 +301,7 @@ def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
 
 
 @lru_cache(maxsize=16)
-def _tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
+def tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
     """Return what `Task.tally` gives."""
     counts = task_of(labels).counts(outputs)
     specs = {

@@ -70,8 +70,8 @@ class StudyOptions(TypedDict, total=False):
     participation: float | None
     """uniform: share of clients that train in a round (default: 1.0)"""
     selector: str
-    """which clients train in a round: all, uniform (a share of them, see participation) or
-    round_robin (in turn, --option selector.clients=N); or FILE.py:NAME"""
+    """which clients train in a round: all, uniform (a share of them, see participation),
+    round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME"""
     model: Make | str
     """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
     FILE.py:NAME or package.module:NAME"""
@@ -124,8 +124,19 @@ class StudyOptions(TypedDict, total=False):
     """stop when this much has been exchanged in all, e.g. 10MB"""
     max_seconds: float | None
     """stop after this many seconds of training"""
+    speeds: str | None
+    """speeds of clients on a virtual clock: equal, lognormal, or numbers of 10^9 operations a
+    second that clients have in turn, such as 1,2,4 (default with links: equal)"""
+    links: str | None
+    """links of clients on a virtual clock, in turn: MB/s:SECONDS of latency for each call, such
+    as 10:0.05,0.5:0.2 (default with speeds: 10:0.05)"""
+    max_virtual_seconds: float | None
+    """stop after this many seconds of the virtual clock"""
     eval_every: int
     """rounds between evaluations"""
+    eval_on_receipt: bool
+    """score the server's model where it arrives to be trained, and send it to the other clients
+    only; scores of a round come one round later"""
     local_bias: bool
     """train a centralized model from the same weights, too, and tell how far logits are from its
     (simulation only)"""

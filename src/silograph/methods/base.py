@@ -48,6 +48,9 @@ class MethodConfig(Generic[Options]):
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector is told by client how the round went.
+        limited: whether the selector's number of clients is limited, by a budget say.
+        received: which nodes of their own clients score the model on with which they begin a
+            round, and send the counts with what they train: none, validation nodes, or all.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
     """
@@ -64,11 +67,15 @@ class MethodConfig(Generic[Options]):
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
     observed: bool = False
+    limited: bool = False
+    received: Literal["", "val", "all"] = ""
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def everyone_trains(self) -> bool:
         """Whether all clients train in every round."""
+        if self.limited:
+            return False
         return self.selector == "all" or (self.selector == "uniform" and self.participation == 1)
 
     @property
@@ -106,7 +113,8 @@ class RoundReport:
             A method that sets any sets the same names in every round.
         client_facts: the same by client, (C,) tensors: those of the last round are columns
             `fact_NAME` of the table of clients.
-        trained: what an observed selector learns, (C,): `answered`, `nodes` and `loss`.
+        trained: what is known by client, (C, ...): `answered`, `nodes` and `loss` for an observed
+            selector, and `received/*`, counts of the model with which clients began.
     """
 
     participants: tuple[str, ...]

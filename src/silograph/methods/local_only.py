@@ -35,6 +35,7 @@ from silograph.methods.local_training import (
     shared,
     stacked,
     state_specs,
+    told,
     train_from,
 )
 from silograph.nn.conv import Params
@@ -60,8 +61,7 @@ def train_own(
     """Go on training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
     fitted, new = train_from(cfg, block, state, under("weights", state), key)
-    reply = {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
-    return {**new, **state_of(named_fields("weights", fitted.weights))}, reply
+    return {**new, **state_of(named_fields("weights", fitted.weights))}, told(fitted, block)
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

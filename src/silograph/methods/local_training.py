@@ -11,6 +11,7 @@ State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the ne
 `silograph.evaluation.evaluate`). C: clients.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -30,6 +31,7 @@ from silograph.core.payload import (
     under,
 )
 from silograph.evaluation.evaluate import TABLES, kept, logits_specs, no_logits, remembered
+from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
@@ -143,9 +145,14 @@ def train(
 
 
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
-    """Return what a client tells of its training: `weights/*`, `nodes` (C,), `loss` (C,)."""
-    reply = named_fields("weights", fitted.weights)
-    return reply | {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
+    """Return what a client tells of its training: `weights/*`, and see `told`."""
+    return named_fields("weights", fitted.weights) | told(fitted, block)
+
+
+def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
+    """Return `nodes` (C,), `loss` (C,), and `received/*` where the start was to be scored."""
+    counts = stacked(RECEIVED, fitted.received)
+    return {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss), **counts}
 
 
 def train_from(
@@ -154,12 +161,15 @@ def train_from(
     """Train from weights (see `silograph.nn.start`); return what came of it, and the new state.
 
     What the trained model says of the judged rows stays in the state, as the client's own view.
+    Where the run asks for it, the start is scored before (`Fitted.received`).
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
     drawing, tables = kept(NEIGHBORS, state), kept(TABLES, state)
+    said, counts = score_received(cfg, graph, start, tables)
     fitted = cfg.backend.fit(cfg.training, graph, start, memory, key, drawing, tables)
-    new = {**state, **remembered(fitted.logits, graph)}
+    fitted = dataclasses.replace(fitted, received=counts)
+    new = {**state, **said, **remembered(fitted.logits, graph)}
     new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     new |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
     if cfg.keep_optimizer:
@@ -211,7 +221,8 @@ def local_round(
 ) -> tuple[Payload | None, RoundReport]:
     """Let the selected clients run a training op once; `around`: see `WeightedMean`.
 
-    The op must send `nodes` (C,) and `loss` (C,), and may send more.
+    The op must send `nodes` (C,) and `loss` (C,), and may send more; where the run scores what
+    clients receive it must send `received/*` (see `told`).
 
     Returns:
         The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
@@ -221,7 +232,8 @@ def local_round(
     if chosen is None:
         chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
     mean = WeightedMean("nodes", around or {})
-    reduce = Gather("nodes", "loss", fold=mean) if cfg.observed else mean
+    asked = tuple(received_specs(cfg))
+    reduce = Gather("nodes", "loss", *asked, fold=mean) if cfg.observed or asked else mean
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
     trained = under("by_client", reply)
     reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
@@ -267,8 +279,9 @@ def local_steps(
     t: int,
     key: Key,
 ) -> Steps:
-    """Return the call of `local_round`; `gives` is what the op sends besides `nodes` and `loss`."""
-    call = Call(op, what, key.fold("train", t), takes, {**gives, "nodes": COUNT, "loss": LOSS})
+    """Return the call of `local_round`; `gives` is what the op sends besides what it must."""
+    told = {**gives, "nodes": COUNT, "loss": LOSS, **received_specs(cfg)}
+    call = Call(op, what, key.fold("train", t), takes, told)
     return call if cfg.everyone_trains else Maybe(call)
 
 

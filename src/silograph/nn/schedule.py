@@ -96,6 +96,7 @@ class Fitted:
         steps: (C,) int64 steps taken; 0 without training nodes.
         neighbors: what the neighbor sampler remembers of every client.
         tables: of every client, where the model has any, with what the optimizer keeps of them.
+        received: (C, ...) counts of the model that training started from, where they are asked for.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -105,6 +106,7 @@ class Fitted:
     steps: Tensor
     neighbors: State = field(default_factory=dict)
     tables: State = field(default_factory=dict)
+    received: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> Params:

@@ -4,7 +4,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.evaluation.evaluate import own_steps
+from silograph.evaluation.evaluate import own_steps, received_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
 from silograph.federation.program import Maybe, Program, Steps, calls_of
@@ -76,11 +76,31 @@ def _evaluation_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round, if it is to be scored."""
+    if config.eval_on_receipt:
+        return _delayed_steps(config, method, method_config, t, key)
     scored = _scoring_steps(method, method_config, t, key)
     if t % config.eval_every == 0 or t == config.rounds:
         return scored
     # A limit that ends the run before its first evaluation has that round scored.
     return Maybe(scored) if t < config.eval_every else ()
+
+
+def _delayed_steps(
+    config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
+) -> Steps:
+    """Return the calls that score the round before on receipt, and this one where the run ends."""
+    model, every = method_config.model, config.eval_every
+    before: Steps = ()
+    if t > 1 and (t - 1) % every == 0:
+        judging = key.fold("judge server", t - 1)
+        before = received_steps(model, judging, everyone=method_config.everyone_trains)
+    server = method.evaluate.steps(model, key.fold("judge server", t))
+    own = own_steps(model, key.fold("judge own", t))
+    if t == config.rounds:
+        return before, own, server
+    if t % every == 0:
+        return before, own, Maybe(server)
+    return before, Maybe((server, own)) if t < every else ()
 
 
 def _scoring_steps(method: Method, method_config: MethodConfig, t: int, key: Key) -> Steps:

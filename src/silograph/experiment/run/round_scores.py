@@ -9,7 +9,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.evaluation.evaluate import counts_here, counts_of, own_counts
-from silograph.experiment.result_files import FACT, Row
+from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
@@ -130,19 +130,21 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
     return task_in(setup).scores(kept, "val")
 
 
-def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
-    """Return the round's row of the table; bytes and flops are totals so far."""
+def row_of(
+    setup: Setup,
+    judged: Judged,
+    report: RoundReport,
+    seconds: float,
+    virtual_seconds: float | None = None,
+) -> Row:
+    """Return the round's row of the table; bytes, flops and seconds are totals so far."""
     ledger, away = setup.federation.ledger, setup.federation.away
     row: Row = {
         "round": judged.round,
         "participants": sum(name not in away for name in report.participants),
         "train_loss": report.train_loss,
     }
-    for part, views in (("val", judged.val), ("test", judged.test)):
-        for view, scores in views.items():
-            for name in columns_of(setup):
-                if part == "test" or METRICS[name].validation:
-                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    row |= _score_columns(setup, judged, tuple(judged.val))
     facts: Row = {
         f"{FACT}{name}": float(value) if math.isfinite(value) else None
         for name, value in report.facts.items()
@@ -152,8 +154,25 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
         "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
         "flops": ledger.flops,
         "seconds": round(seconds, 3),
+        **({} if virtual_seconds is None else {VIRTUAL: virtual_seconds}),
         **facts,
     }
+
+
+def server_columns(setup: Setup, judged: Judged) -> Row:
+    """Return the scores of the server's model in a row of the table."""
+    return _score_columns(setup, judged, ("server",))
+
+
+def _score_columns(setup: Setup, judged: Judged, kept: tuple[str, ...]) -> Row:
+    row: Row = {}
+    for part, views in (("val", judged.val), ("test", judged.test)):
+        for view in kept:
+            scores = views[view]
+            for name in columns_of(setup):
+                if part == "test" or METRICS[name].validation:
+                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    return row
 
 
 def progress_of(setup: Setup, row: Row) -> str:

@@ -131,6 +131,27 @@ def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> 
 
 
 @compiled
+def activate(
+    out: Array,
+    rows: RowArrays,
+    a: int,
+    shape: ModelShape,
+    layer: int,
+    key: Any,
+    dropping: bool,
+    s: Scratch,
+) -> None:
+    """Apply ReLU and dropout to what leaves a layer, (left, D); `a` is the client's first row."""
+    zero, layer_key = out.dtype.type(0), fold(fold(key, _DROPOUT), layer + 1)
+    flat = out.reshape(-1)
+    for i in range(flat.shape[0]):
+        flat[i] = max(flat[i], zero)
+    if dropping:
+        for i in range(out.shape[0]):
+            drop(out, i, rows.row_key[a + s.nodes[i]], layer_key, shape, s)
+
+
+@compiled
 def forward(
     rows: RowArrays,
     x: InputArrays,
@@ -190,13 +211,7 @@ def forward(
         else:
             add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.value, z, out)
         if layer < last:
-            zero, layer_key = out.dtype.type(0), fold(fold(key, _DROPOUT), layer + 1)
-            flat = out.reshape(-1)
-            for i in range(flat.shape[0]):
-                flat[i] = max(flat[i], zero)
-            if dropping:
-                for i in range(left):
-                    drop(out, i, rows.row_key[a + s.nodes[i]], layer_key, shape, s)
+            activate(out, rows, a, shape, layer, key, dropping, s)
 
 
 @compiled
