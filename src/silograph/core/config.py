@@ -93,7 +93,9 @@ class RunConfig:
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option(
-            "train/val/test shares in each client; public; full (public, all others train)", "Data"
+            "train/val/test shares in each client (time:SHARES: the latest test); public; full "
+            "(public, all others train)",
+            "Data",
         ),
     )
     partition: str = field(

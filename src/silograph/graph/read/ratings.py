@@ -20,10 +20,11 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.read.arrays import array_of
+from silograph.graph.read.arrays import PARTS, array_of, split_of
 from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
 
 USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category"
+SPLIT = "split"
 TRUSTER, TRUSTEE = "truster", "trustee"
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
@@ -79,8 +80,8 @@ def ratings(
 
     Args:
         ratings: (R, 3) of user, item and rating; or the path of a table (CSV, .npz or Parquet) with
-            columns `user`, `item` and `rating`, perhaps `time`, a number, and any others, such as
-            `category`, which cuts can go by.
+            columns `user`, `item` and `rating`, perhaps `time`, a number, `split` (train, val, test
+            or nothing), and any others, such as `category`, which cuts can go by.
         trust: (T, 2) of truster and trustee; or the path of a table with these columns. Who trusts
             whom is used without its direction; statements about oneself say nothing.
         categories: (R,) words or whole numbers, one for each rating, where `ratings` is an array.
@@ -114,6 +115,7 @@ def ratings(
     kinds[first:count, 1] = 1
     y = torch.full((n,), torch.nan, dtype=torch.float64)
     y[count:] = torch.from_numpy(found.value)
+    role = found.columns.pop(SPLIT, None)
     return Graph(
         adj=CSR.undirected(np.concatenate(ends, axis=1), n),
         x=kinds,
@@ -121,6 +123,7 @@ def ratings(
         num_classes=1,
         node_id=_keys(users, items, found),
         name=name,
+        split=None if role is None else split_of([*[""] * count, *role.tolist()]),
         columns={name: _column(values, count) for name, values in found.columns.items()},
     )
 
@@ -225,6 +228,8 @@ def _of_table(table: Table) -> _Ratings:
     for name in table.header:
         if name == TIME:
             columns[name] = _times(table)
+        elif name == SPLIT:
+            columns[name] = np.array(table.words(name, PARTS, empty=True))
         elif name not in (USER, ITEM, RATING):
             columns[name] = np.array(table.words(name))
     words = np.array(user), np.array(item)
