@@ -63,12 +63,13 @@ def line_of(policy: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     result = sg.run("cora", seed=seed, options=options, data_dir=sys.argv[2], **RUN)
     rows = result.rounds
     assert result.test.server is not None
+    over_rounds = {n: [float(row[f"fact_knob_{n}"] or 0) for row in rows] for n in KNOBS}
     return {
         "policy": policy,
         "seed": seed,
         "options": {k: v for k, v in options.items() if k != "agent"},
-        "knobs": {n: statistics.mean(row[f"fact_knob_{n}"] for row in rows) for n in KNOBS},
-        "over_rounds": {n: [row[f"fact_knob_{n}"] for row in rows] for n in KNOBS},
+        "knobs": {n: statistics.mean(values) for n, values in over_rounds.items()},
+        "over_rounds": over_rounds,
         "validation": [row["val_server_accuracy"] for row in rows],
         "virtual": [row["virtual_seconds"] for row in rows],
         "seconds": result.seconds,

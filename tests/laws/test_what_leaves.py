@@ -213,7 +213,9 @@ def test_rows_of_hidden_layers_give_what_entered_the_first_one(
         nodes = [float(fields["nodes"].t) for fields in found]
         weights.append(
             {
-                name: sum(n * f[f"weights/{name}"].t[0] for n, f in zip(nodes, found, strict=True))
+                name: torch.stack(
+                    [n * f[f"weights/{name}"].t[0] for n, f in zip(nodes, found, strict=True)]
+                ).sum(0)
                 / sum(nodes)
                 for name in weights[0]
             }
@@ -248,7 +250,8 @@ def inverted(values: Tensor, weights: Sequence[Mapping[str, Tensor]]) -> Tensor:
             np.maximum(unknown[:-1] @ w["0.weight"] + w["0.bias"], 0) @ w["1.weight"]
             for w in arrays
         ]
-        return (unknown[-1] * np.stack(found) - target).ravel()
+        missed: np.ndarray = unknown[-1] * np.stack(found) - target
+        return missed.ravel()
 
     best, generator = None, np.random.default_rng(0)
     for _ in range(12):

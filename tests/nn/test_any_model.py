@@ -10,7 +10,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked
+from silograph.core.payload import NO_STATE, Stacked, State
 from silograph.evaluation.evaluate import counts_here
 from silograph.exchange.passes import divisible
 from silograph.experiment.resolve.plan import choose_block_size
@@ -20,6 +20,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph, LabelForm
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.fedavg import FEDAVG
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
@@ -45,6 +46,7 @@ class Logistic:
     one_by_one = False
     source = None
     first_maps = ()
+    table_widths = NO_TABLES
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -54,7 +56,10 @@ class Logistic:
         del key
         return {name: torch.zeros(s, dtype=dtype) for name, s in self.weight_shapes.items()}
 
-    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
+        del tables
         assert isinstance(block.x, Tensor)
         w, b = weights["0.weight"], weights["0.bias"]
         if w.dim() == 2:
@@ -78,6 +83,10 @@ class Logistic:
         steps = torch.full((clients,), training.schedule.epochs)
         fields: Any = {name: Stacked(t) for name, t in w.items()}
         return Fitted(fields, {}, loss, self.forward(w, block), steps)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         return asdict(self)

@@ -93,8 +93,8 @@ class RunConfig:
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option(
-            "train/val/test shares in each client; fold=I/K of cross validation; public; full "
-            "(public, all others train)",
+            "train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of "
+            "cross validation; public; full (public, all others train)",
             "Data",
         ),
     )

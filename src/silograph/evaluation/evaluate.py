@@ -48,6 +48,13 @@ from silograph.task.counts import (
 from silograph.task.registry import task_of
 
 HISTOGRAM = "test.histogram"
+TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
+
+
+def kept(prefix: str, state: State) -> State:
+    """Return the fields `prefix/NAME` of a state by their names."""
+    begins = f"{prefix}/"
+    return {k.removeprefix(begins): f for k, f in state.items() if k.startswith(begins)}
 
 
 def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
@@ -93,7 +100,8 @@ def judge_server(
     """Judge the server's model on own nodes. In: `weights/*`. Out: see `Task.tally`."""
     del key
     graph = local_graph(block, state)
-    logits = cfg.backend.predict(cfg.model, under("weights", inbox), graph)
+    weights, tables = under("weights", inbox), kept(TABLES, state)
+    logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     return new, _tallied(_rows(cfg, block, new, "server"))
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from silograph.core.kinds import Kind
-from silograph.core.payload import Ragged
+from silograph.core.payload import NO_STATE, Ragged, State
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import counts_of_logits, judged_logits, tally_specs
 from silograph.federation.field_specs import FieldSpecs
@@ -25,7 +25,7 @@ VALIDATION = "val."
 
 
 def score_received(
-    cfg: Any, block: ClientBlock, start: Start
+    cfg: Any, block: ClientBlock, start: Start, tables: State = NO_STATE
 ) -> tuple[dict[str, Ragged], dict[str, Tensor]]:
     """Return what stays in the state, and the counts (C, ...) that travel; nothing if not asked.
 
@@ -33,11 +33,12 @@ def score_received(
         cfg: of the method; what is read of it is `received`, `model` and `backend`.
         block: the graphs on which the clients train.
         start: from which they train, see `silograph.nn.start`.
+        tables: the clients', where the model has any.
     """
     if not cfg.received:
         return {}, {}
     with work_for(Kind.EVALUATION):
-        logits = cfg.backend.predict(cfg.model, weights_of(cfg, block, start), block)
+        logits = cfg.backend.predict(cfg.model, weights_of(cfg, block, start), block, tables)
     rows = judged_logits(logits, block)
     counts = counts_of_logits(cfg, block, rows)
     if cfg.received == "all":

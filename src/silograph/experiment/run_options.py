@@ -36,8 +36,8 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row"]
     """what is done to features (row: divide by their sum)"""
     split: str
-    """train/val/test shares in each client; fold=I/K of cross validation; public; full (public,
-    all others train)"""
+    """train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of cross
+    validation; public; full (public, all others train)"""
     partition: (
         str
         | os.PathLike[str]

@@ -6,8 +6,9 @@ edges. The ops and the round here are shared by the methods of this folder.
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate).
 
-State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler, and
-what judging keeps (see `silograph.evaluation.evaluate`). C: clients.
+State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler,
+`tables/*` of models that have tables, which never leave, and what judging keeps (see
+`silograph.evaluation.evaluate`). C: clients.
 """
 
 import dataclasses
@@ -29,12 +30,12 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.evaluate import logits_specs, no_logits, remembered
+from silograph.evaluation.evaluate import TABLES, kept, logits_specs, no_logits, remembered
 from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
-from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs
+from silograph.federation.field_specs import COUNT, LOSS, TABLE, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
@@ -45,6 +46,7 @@ from silograph.nn.forward import embedded_pass, whole_pass
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
+STEPS = "steps"  # of Adam, one number for all weights
 NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
 
 
@@ -113,9 +115,22 @@ def begin(
     new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
     drawing = cfg.schedule.neighbors.init(local_graph(block, state), cfg.model, key.fold(NEIGHBORS))
     new |= {f"{NEIGHBORS}/{name}": f for name, f in drawing.items()}
+    tables = cfg.model.first_tables(block, key.fold(TABLES))
+    new |= {f"{TABLES}/{name}": f for name, f in tables.items()}
     if cfg.keep_optimizer:
+        new |= _table_moments(cfg, tables)
         new |= stacked("optimizer", cfg.optimizer.init(zero_weights(cfg.model, block)))
     return new, {}
+
+
+def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:
+    """Return what the optimizer keeps of tables before its first step."""
+    ragged = {name: f for name, f in tables.items() if isinstance(f, Ragged)}
+    if not ragged:
+        return {}
+    off = next(iter(ragged.values())).off
+    found = cfg.optimizer.init({name: f.t[None] for name, f in ragged.items()})
+    return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in found.items() if name != STEPS}
 
 
 def train(
@@ -150,12 +165,14 @@ def train_from(
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
-    drawing = {k.partition("/")[2]: f for k, f in state.items() if k.startswith(f"{NEIGHBORS}/")}
-    said, counts = score_received(cfg, graph, start)
-    fitted = cfg.backend.fit(cfg.training, TrainingInputs(graph, start, memory, key, drawing))
+    drawing, tables = kept(NEIGHBORS, state), kept(TABLES, state)
+    said, counts = score_received(cfg, graph, start, tables)
+    inputs = TrainingInputs(graph, start, memory, key, drawing, tables)
+    fitted = cfg.backend.fit(cfg.training, inputs)
     fitted = dataclasses.replace(fitted, received=counts)
     new = {**state, **said, **remembered(fitted.logits, graph)}
     new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
+    new |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
     if cfg.keep_optimizer:
         new |= stacked("optimizer", fitted.memory)
     return fitted, new
@@ -259,13 +276,27 @@ def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
     specs = dict(logits_specs(cfg.model))
     drawing = cfg.schedule.neighbors.specs(cfg.model)
     specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in drawing.items()}
+    specs |= _table_specs(cfg)
     if cfg.keep_optimizer:
         like = {name: torch.zeros(1, *shape) for name, shape in cfg.model.weight_shapes.items()}
         for name, t in cfg.optimizer.init(like).items():
             # Adam counts its steps in float32 whatever the weights are.
-            dtype = torch.float32 if name == "steps" else None
+            dtype = torch.float32 if name == STEPS else None
             specs[f"optimizer/{name}"] = FieldSpec(Stacked, tuple(t.shape[1:]), dtype)
     return specs
+
+
+def _table_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
+    """Return the tables of a model, with what the optimizer keeps of them if it keeps anything."""
+    widths = dict(cfg.model.table_widths)
+    if cfg.keep_optimizer and widths:
+        like = {name: torch.zeros(1, 1, width) for name, width in widths.items()}
+        moments = cfg.optimizer.init(like)
+        widths |= {name: t.shape[-1] for name, t in moments.items() if name != STEPS}
+    return {
+        f"{TABLES}/{name}": FieldSpec(Ragged, (width,), rows=TABLE)
+        for name, width in widths.items()
+    }
 
 
 def local_steps(

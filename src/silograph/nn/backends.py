@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
+from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
@@ -57,7 +58,13 @@ class Backend(Protocol):
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
 
-    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def predict(
+        self,
+        model: AnyModel,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        tables: State = NO_STATE,
+    ) -> Tensor:
         """Return logits (n, K) from internal edges, without dropout.
 
         Raises:
@@ -94,11 +101,17 @@ class TorchBackend:
             return start
         return rest_torch(training, start, steps)
 
-    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def predict(
+        self,
+        model: AnyModel,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        tables: State = NO_STATE,
+    ) -> Tensor:
         """Pass once through the model."""
         check_weights(model, weights, block)
         with torch.no_grad():
-            return model.forward(weights, block)
+            return model.forward(weights, block, tables=tables)
 
 
 @dataclass(frozen=True)
@@ -148,8 +161,15 @@ class CompiledBackend:
 
         return compiled.rest(training, start, steps)
 
-    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def predict(
+        self,
+        model: AnyModel,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        tables: State = NO_STATE,
+    ) -> Tensor:
         """Pass once through a model that all clients share; torch passes through their own."""
+        del tables  # no compiled model has any
         check_weights(model, weights, block)
         name = next(iter(model.weight_shapes))
         if weights[name].dim() > len(model.weight_shapes[name]):

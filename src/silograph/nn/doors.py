@@ -143,7 +143,7 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
             f"expected {model.outputs} {what} as labels, got labels of "
             f"shape {tuple(y.shape)}: the model is for another task"
         )
-    if not task.wide and bool(block.split.train.any()):
+    if task.classes and not task.wide and bool(block.split.train.any()):
         least, most = (int(t) for t in y[block.split.train].aminmax())
         if least < 0 or most >= model.outputs:
             raise ProtocolError(

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.payload import NO_STATE, State
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Conv, Messages, Params, Scales
 from silograph.nn.forward import Stage, forward_pass, whole_pass
 from silograph.nn.model import Model
@@ -145,6 +147,7 @@ class Masked:
     least: float
     one_by_one: ClassVar[bool] = False
     source: ClassVar[None] = None
+    table_widths: ClassVar[Mapping[str, int]] = NO_TABLES
 
     @property
     def features(self) -> int:
@@ -209,8 +212,11 @@ class Masked:
         weights = self.inner.init_weights(key, dtype)
         return weights | {m: torch.ones_like(weights[name]) for name, m in self.masks.items()}
 
-    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
-        """Return logits (n, K) from internal edges."""
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
+        """Return logits (n, K) from internal edges; there are no tables."""
+        del tables
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), None)
 
@@ -226,6 +232,11 @@ class Masked:
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`."""
         return fit.fit(self, training, inputs)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """There are no tables."""
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""

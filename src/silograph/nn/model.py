@@ -16,9 +16,11 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
+from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Conv, Params
 from silograph.nn.conv.gat import GAT
 from silograph.nn.conv.gcn import GCN
@@ -83,6 +85,7 @@ class Model:
 
     one_by_one = False
     source = None
+    table_widths = NO_TABLES
 
     @property
     def noun(self) -> str:
@@ -127,7 +130,12 @@ class Model:
         }
 
     def forward(
-        self, weights: Mapping[str, Tensor], block: ClientBlock, key: Key | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        key: Key | None = None,
+        *,
+        tables: State = NO_STATE,
     ) -> Tensor:
         """Return logits (n, K) from internal edges.
 
@@ -135,13 +143,20 @@ class Model:
             weights: shared by all clients, or with a leading dimension C.
             block: the rows.
             key: key of the dropout draws; None turns dropout off.
+            tables: none.
         """
+        del tables
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), key)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`."""
         return fit.fit(self, training, inputs)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """There are no tables."""
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""

@@ -22,10 +22,11 @@ from torch.nn.parameter import is_lazy
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Stacked
+from silograph.core.payload import NO_STATE, Patched, Stacked, State
 from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Params
 from silograph.nn.mini_batches import batches
 from silograph.nn.operation_counter import OperationCounter
@@ -61,6 +62,7 @@ class ModuleModel:
     staged = None
     one_by_one = True
     first_maps = ()  # nobody knows
+    table_widths = NO_TABLES
 
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -81,8 +83,11 @@ class ModuleModel:
         found = weights_of(build(self, key))
         return {name: w.to(dtype).contiguous() for name, w in found.items()}
 
-    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
         """Return logits (n, K) of one client, nothing dropped; weights shared or (1, ...)."""
+        del tables
         client, shapes = client_of(block), self.weight_shapes
         own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
         with OperationCounter() as tally:
@@ -97,6 +102,11 @@ class ModuleModel:
             ConfigError: the module raises, or returns something else than logits.
         """
         return _fit(self, training, inputs)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """There are no tables."""
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         """Return its name and its sizes."""

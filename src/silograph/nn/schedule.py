@@ -94,6 +94,7 @@ class TrainingInputs:
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
         key: key of the draws.
         sampler: what the neighbor sampler remembers of every client.
+        tables: those of the clients, with what the optimizer keeps of them if `memory` is.
     """
 
     block: ClientBlock
@@ -101,6 +102,7 @@ class TrainingInputs:
     memory: Mapping[str, Tensor] | None
     key: Key
     sampler: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +116,7 @@ class Fitted:
         logits: (n, K) what each client's model says of its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
         neighbors: what the neighbor sampler remembers of every client.
+        tables: of every client, where the model has any, with what the optimizer keeps of them.
         received: (C, ...) counts of the model that training started from, where they are asked for.
     """
 
@@ -123,6 +126,7 @@ class Fitted:
     logits: Tensor
     steps: Tensor
     neighbors: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
     received: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property

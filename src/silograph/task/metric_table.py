@@ -69,6 +69,8 @@ _ALL = (
     _higher("f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes."),
     _higher("auc", "AUC", "Area under the ROC curve, mean over classes.", validation=False),
     _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets."),
+    _lower("rmse_seen", "RMSE seen", "RMSE of ratings whose user and item train at the client."),
+    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there."),
     _lower("mae", "MAE", "Mean absolute error, over all clients' targets."),
     _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE."),
     _lower(LOSS, "loss", "Mean loss of a node."),

@@ -22,7 +22,7 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
 from silograph.nn.model import MODELS
-from silograph.nn.model_options import MODEL_KINDS
+from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS
 from silograph.selection.options import LIMITS
 from silograph.study.cells import Cell, digest_of
 
@@ -39,7 +39,7 @@ def test_every_option_has_help_and_its_default_is_written_out(kind: str, name: s
     for option, f in options_of(part).items():
         assert f.metadata["help"]
         assert f"{kind}.{option}" in found
-    assert MODEL_KINDS.keys() == MODELS.keys()
+    assert MODEL_KINDS.keys() == MODELS.keys() | set(RATING_MODELS)
 
 
 def test_flags_of_options_are_declared_by_parts_and_nowhere_else() -> None:

@@ -103,10 +103,12 @@ def resolve(
     parts = choose(asked) if parts is None else parts
     overlapping = parts.partition.part.overlapping
     overlapping |= isinstance(data, CutGraph) and data.overlapping
+    schema = schema_in(asked, data)
+    overlapping |= schema.task == "rating"
     check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_uncut(asked, data)
-    schema, where = schema_in(asked, data), device_of(device or asked.device)
+    where = device_of(device or asked.device)
     parts = completed(parts, schema)
     known = known_values(asked, parts)
     metric = metric_of_run(asked, schema)

@@ -90,9 +90,11 @@ def make_result(
 
 
 def _uncut_counts(setup: Setup, best: Judged) -> Counts | None:
-    """Return what the server's model gets right on the uncut graph, None without either."""
+    """Return what the server's model gets right on the uncut graph, None where there is none."""
     if best.weights is None or setup.simulated is None:
         return None
+    if setup.method_config.model.table_widths:
+        return None  # nobody has the tables of all clients
     return uncut_counts(setup, best.weights)
 
 

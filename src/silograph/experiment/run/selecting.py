@@ -27,7 +27,7 @@ from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.selection.base import RoundFacts, Selector
 from silograph.selection.limits import SelectionLimits, resized
-from silograph.task.scores import client_accuracy
+from silograph.task.registry import task_of
 
 COUNT = "selections"  # of clients that trained, in all rounds so far, () int64
 
@@ -222,9 +222,10 @@ class Selection:
         loss = trained.get("loss", torch.zeros(clients)).cpu().double()
         val_loss = val_accuracy = None
         if counts is not None:
-            found = client_accuracy(counts, "val", setup.schema.task)
-            values = [float("nan") if value is None else value for value in found]
-            val_accuracy = torch.tensor(values, dtype=torch.float64)
+            found = task_of(setup.schema.task).client_scores(counts, "val").get("accuracy")
+            if found is not None:  # numbers have none
+                values = [float("nan") if value is None else value for value in found]
+                val_accuracy = torch.tensor(values, dtype=torch.float64)
             val_loss = (counts["val.loss"] / counts["val.nodes"]).cpu().double()
         sizes, training = torch.zeros(2, clients, dtype=torch.int64)
         for record in records:

@@ -23,10 +23,21 @@ from silograph.graph.block.halo import connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
 from silograph.graph.partition.partition import Partition
+from silograph.graph.rating_pairs import pairs_among
 from silograph.graph.read.arrays import PARTS
+from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import FORMATS, pyarrow
 from silograph.graph.silos.read import FEDERATION
-from silograph.graph.silos.spec import CROSS, EDGES, FEATURES, NODES, SECRET, SPEC
+from silograph.graph.silos.spec import (
+    CROSS,
+    EDGES,
+    FEATURES,
+    NODES,
+    RATINGS,
+    SECRET,
+    SPEC,
+    TRUST,
+)
 
 Columns = Mapping[str, np.ndarray]
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -109,6 +120,12 @@ def _folders(ids: tuple[str, ...]) -> list[str]:
 
 def _spec(graph: Graph, name: str) -> str:
     """Return the text of a silo.toml."""
+    if graph.task == "rating":
+        low, high = float(graph.y.nan_to_num(torch.inf).min()), float(graph.y.nan_to_num().max())
+        return (
+            f'name = {toml_value(name)}\ntask = "rating"\n'
+            f"scale = [{min(low, SCALE[0])}, {max(high, SCALE[1])}]\n"
+        )
     names = ", ".join(toml_value(label) for label in graph.class_names)
     integer = np.issubdtype(graph.node_id.dtype, np.integer)
     return (
@@ -123,7 +140,10 @@ def _spec(graph: Graph, name: str) -> str:
 
 def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[str, Columns]]:
     """Yield the columns of every silo's tables."""
-    if graph.task == "node_value":
+    if graph.task == "rating":
+        yield from _rating_tables(graph, partition, split)
+        return
+    if graph.has_numbers:
         raise DataError(
             "expected classes or label bits to write as silos' folders, got numbers to predict: a "
             "regression runs in simulation only"
@@ -159,6 +179,36 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
                 "own": key[row[crossing].numpy()],
                 "silo": names[holder[far[crossing]].numpy()],
                 "remote": key[far[crossing].numpy()],
+            },
+        }
+
+
+def _rating_tables(
+    graph: Graph, partition: Partition, split: Split
+) -> Iterator[dict[str, Columns]]:
+    """Yield the columns of every silo's tables of ratings and trust."""
+    assert isinstance(graph.x, Tensor)  # the kinds of nodes
+    pairs = pairs_among(graph.x, graph.adj)
+    name = np.array([key[len("u:") :] for key in graph.node_id.tolist()])
+    user = graph.x[:, 0] > 0
+    row, column = graph.edge_index
+    trusting = user[row] & user[column] & (row < column)
+    row, column = row[trusting], column[trusting]
+    for held in partition.nodes:
+        here = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        here[held] = True
+        mine = here[pairs.row]
+        rows, both = pairs.row[mine], here[row] & here[column]
+        yield {
+            RATINGS: {
+                "user": name[pairs.user[mine].numpy()],
+                "item": name[pairs.item[mine].numpy()],
+                "rating": graph.y[rows].numpy(),
+                "split": _parts(split, rows),
+            },
+            TRUST: {
+                "truster": name[row[both].numpy()],
+                "trustee": name[column[both].numpy()],
             },
         }
 
