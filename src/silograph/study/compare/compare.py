@@ -47,7 +47,7 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     view: str = "own",
-    test: Test = "t",
+    test: Test = "auto",
     processes: int | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: str = "none",
@@ -74,7 +74,8 @@ def compare(
             the task. `auc` is compared, but picks no round: validation nodes do not have it.
         view: of the paired test: server, uncut, personalized, or own: the view that each method
             is about.
-        test: `t` or `wilcoxon`.
+        test: `t` (Student), `resampled` (corrected for splits of one graph that overlap),
+            `wilcoxon`, or `auto`: resampled where every seed splits the graph anew, else t.
         processes: runs at the same time, each in a process of its own; None for as many as there
             are cores for their threads, 0 for this process alone, as where methods or models are
             values.
