@@ -50,6 +50,7 @@ class Graph:
         silo: (n,) int64 index into `silo_names`: who holds the node; or None.
         silo_names: names of the silos, empty when `silo` is None.
         class_names: names of the classes, bits or targets, or empty.
+        feature_names: names of the features in their order, or empty.
     """
 
     adj: CSR
@@ -62,6 +63,7 @@ class Graph:
     silo: Tensor | None = None
     silo_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return name and sizes."""

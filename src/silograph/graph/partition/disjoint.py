@@ -51,8 +51,11 @@ def louvain(graph: Graph, clients: int, key: Key, options: LouvainOptions) -> Te
     V. Blondel et al.: "Fast unfolding of communities in large networks", J. Stat. Mech., 2008.
     As in the Louvain splits of FederatedScope-GNN (Wang et al., KDD 2022) and OpenFGL (Li et
     al., VLDB 2025), a community above a client's fair share is split. They cut it by node
-    number; here METIS halves it, so that its halves stay connected where they can. Halving can
-    decide most of the cut: with 10 clients it cuts CUTS. With `halve` false a community is halved only where there are fewer than clients.
+    number; here METIS halves it, so that its halves stay connected where they can.
+
+    Halving can decide most of the cut. Amazon Photo with 100 clients has .605 of its edges cut and
+    59 to 100 nodes a client; with `halve` false, which halves only until there is a community for
+    each client, .107 and 1 to 1,594. Cora with 100 clients: .301 and .118.
     """
     from sknetwork.clustering import Louvain
 

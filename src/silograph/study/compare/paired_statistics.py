@@ -151,7 +151,8 @@ def power_of(n: int, test: Test, overlap: float = 0.0) -> str:
         return f"{n} seed: no spread and no test; give at least 2, better 5 to 10"
     if test == "wilcoxon":
         return f"{n} seeds: the smallest p-value that signed ranks can give is {2 / 2**n:.3g}"
+    least = f"{half_width(n, overlap):.2f}"
     return (
-        f"{n} seeds: a difference shows at the 5 % level only above {half_width(n, overlap):.2f} standard "
+        f"{n} seeds: a difference shows at the 5 % level only above {least} standard "
         "deviations of the differences, and a p-value rests on their being about normal"
     )
