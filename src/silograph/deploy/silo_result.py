@@ -24,6 +24,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import counts_left
 from silograph.experiment.report.silo_page import write_silo_report
+from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.experiment.result_files import MODEL, REPORT, RESULT
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
@@ -182,7 +183,9 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
         return found
     task = task_of(run.method_config.model.task)
     for view, whose in views.items():
-        counts: Mapping[str, Tensor] = counts_left(run.method_config, run.block, state, whose)
+        counts: Mapping[str, Tensor] = counts_left(
+            run.method_config, run.block, state, whose, validation=scores_extra(run.config)
+        )
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:

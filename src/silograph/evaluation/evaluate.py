@@ -10,9 +10,10 @@ C: clients. n: rows. j: judged rows.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ from silograph.task.counts import (
 )
 from silograph.task.registry import task_of
 
-HISTOGRAM = "test.histogram"
+HISTOGRAM, VAL_HISTOGRAM = "test.histogram", "val.histogram"
 TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
 
 
@@ -154,6 +155,33 @@ def bin_own(
     return state, {HISTOGRAM: Stacked(counts)}
 
 
+def bin_server_val(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Sort scores of validation nodes into bins. In: `mean`, `deviation` (K,). Out: histogram."""
+    del key
+    rows, (mean, deviation) = _rows(cfg, block, state, "server"), _scale(inbox)
+    return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
+
+
+def bin_own_val(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: histogram."""
+    del key
+    rows, (mean, deviation) = _rows(cfg, block, state, "own"), _scale(inbox)
+    return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
+
+
+def _scale(inbox: Payload) -> tuple[Tensor, Tensor]:
+    return inbox["mean"].t, inbox["deviation"].t
+
+
+def val_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return what `histogram` does, of validation nodes."""
+    return histogram(replace(rows, val=~rows.val), mean, deviation)
+
+
 def _tallied(rows: JudgedRows) -> dict[str, Stacked]:
     fields = task_of(rows.task).tally(rows)
     return {name: Stacked(t) for name, t in fields.items()}
@@ -176,10 +204,48 @@ def _with_histograms(
     """Ask all clients for histograms on the scale that their counts give, if the task has any."""
     if SCORE_SUMS[0] not in fields:
         return fields
+    return _with_bins(fed, sort, fields, score_scale(fields), HISTOGRAM, key)
+
+
+def _with_bins(
+    fed: Federation,
+    sort: Op,
+    fields: Mapping[str, Tensor],
+    scale: tuple[Tensor, Tensor],
+    name: str,
+    key: Key,
+) -> dict[str, Tensor]:
+    inbox = {"mean": Shared(scale[0]), "deviation": Shared(scale[1])}
+    bins = fed.call(sort, inbox, what=Kind.EVALUATION, key=key, reduce=Sum())
+    return {**fields, name: bins[name].t}
+
+
+def with_validation(
+    fed: Federation, fields: Mapping[str, Tensor], whose: Literal["server", "own"], key: Key
+) -> dict[str, Tensor]:
+    """Return counts that have just been asked for, with histograms of validation nodes.
+
+    Runs that pick their round by the AUC ask for them. The scale is that of the counts, which is
+    fine where scores are many; it needs no labels.
+    """
+    sort = bin_server_val if whose == "server" else bin_own_val
+    return _with_bins(fed, sort, fields, _val_scale(fields), VAL_HISTOGRAM, key)
+
+
+def _val_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the scale of test scores; a plain one for classes that no test node is scored for."""
     mean, deviation = score_scale(fields)
-    scale = {"mean": Shared(mean), "deviation": Shared(deviation)}
-    bins = fed.call(sort, scale, what=Kind.EVALUATION, key=key, reduce=Sum())
-    return {**fields, HISTOGRAM: bins[HISTOGRAM].t}
+    none = fields["test.known"].sum(0) == 0
+    return mean.where(~none, 0.0), deviation.where(~none, 1.0)
+
+
+def validation_steps(
+    model: AnyModel, whose: Literal["server", "own"], key: Key
+) -> tuple[Call, ...]:
+    """Return the call of `with_validation`."""
+    sort = bin_server_val if whose == "server" else bin_own_val
+    scale, bins = _histogram_specs(model.outputs)
+    return (Call(sort, Kind.EVALUATION, key, scale, {VAL_HISTOGRAM: bins[HISTOGRAM]}),)
 
 
 def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
@@ -245,13 +311,18 @@ def counts_here(
     block: ClientBlock,
     group: Tensor,
     groups: int,
+    *,
+    validation: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
+    """Return the counts of a model on a block in this process, rows counted by `group` (n,).
+
+    `validation`: see `counts_of`.
+    """
     logits = backend.predict(model, weights, block)
     rows = judged_rows(
         block, judged_logits(logits, block).t, group, groups, compiled=backend.compiled
     )
-    return counts_of(rows)
+    return counts_of(rows, validation=validation)
 
 
 def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
@@ -262,17 +333,25 @@ def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, 
     return task_of(rows.task).tally(rows)
 
 
-def counts_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> dict[str, Tensor]:
+def counts_left(
+    cfg: Any, block: ClientBlock, state: State, whose: str, *, validation: bool = False
+) -> dict[str, Tensor]:
     """Return the counts of `server` or `own` from the logits that a round has left in a state."""
-    return counts_of(_rows(cfg, block, state, whose))
+    return counts_of(_rows(cfg, block, state, whose), validation=validation)
 
 
-def counts_of(rows: JudgedRows) -> dict[str, Tensor]:
-    """Return the counts of rows in this process, with the histograms of tasks that have them."""
+def counts_of(rows: JudgedRows, *, validation: bool = False) -> dict[str, Tensor]:
+    """Return the counts of rows in this process, with the histograms of tasks that have them.
+
+    `validation`: whether with those of validation nodes, too.
+    """
     fields = task_of(rows.task).tally(rows)
     if SCORE_SUMS[0] not in fields:
         return fields
-    return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
+    found = {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
+    if validation:
+        found[VAL_HISTOGRAM] = val_histogram(rows, *_val_scale(fields)).sum(0)
+    return found
 
 
 def server_steps(model: AnyModel, key: Key) -> Steps:

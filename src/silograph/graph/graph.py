@@ -53,6 +53,7 @@ class Graph:
         class_names: names of the classes, bits or targets, or empty.
         columns: what is known of nodes besides, (n,) int64 codes or float64 numbers by name, for
             ways of cutting and splitting; -1 or NaN where nothing is. No model reads them.
+        feature_names: names of the features in their order, or empty.
     """
 
     adj: CSR
@@ -66,6 +67,7 @@ class Graph:
     silo_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     columns: Mapping[str, Tensor] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return name and sizes."""

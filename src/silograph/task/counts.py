@@ -12,6 +12,7 @@ C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,7 +256,7 @@ def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
     return fields | {"score.sum": score[0], "score.square": score[1]}
 
 
-def score_scale(fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def score_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
     known, total = fields["test.known"].double(), fields["score.sum"]
     number = known.sum(0).clamp(min=1)

@@ -174,6 +174,17 @@ def test_louvain_packs_communities_evenly_and_splits_those_above_the_fair_share(
     assert [len(part) for part in split.nodes] == [5] * 12
 
 
+def test_louvain_keeps_communities_whole_where_it_is_asked_to() -> None:
+    graph = cliques(count=6, size=10)
+    kept = make_partition(graph, "louvain", clients=4, key=Key.of(0), halve=False)
+    assert describe(graph, kept).edges_cut <= 6  # cliques stay whole, though 10 * 2 > 60 / 4
+    assert sorted(len(part) for part in kept.nodes) == [10, 10, 20, 20]
+    halved = make_partition(graph, "louvain", clients=4, key=Key.of(0))
+    assert max(len(part) for part in halved.nodes) <= 20
+    more = make_partition(graph, "louvain", clients=7, key=Key.of(0), halve=False)
+    assert sorted(len(part) for part in more.nodes) == [5, 5, *[10] * 5]
+
+
 def spread(graph: Graph, clients: int, alpha: float) -> Partition:
     return make_partition(graph, "dirichlet", clients=clients, key=Key.of(0), alpha=alpha)
 

@@ -126,7 +126,8 @@ def _model(setup: Setup, weights: Params) -> TrainedModel:
         weights,
         setup.schema.class_names,
         config.normalize,
-        features=config.features,
+        () if setup.simulated is None else setup.simulated.graph.feature_names,
+        config.features,
     )
 
 

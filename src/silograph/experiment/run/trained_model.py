@@ -76,6 +76,7 @@ class TrainedModel:
         elif isinstance(graph, Graph):
             _check_names("classes", self.class_names, graph.class_names, graph.name)
             graph = with_features(graph, self.features)
+            _check_names("features", self.feature_names, graph.feature_names, graph.name)
         else:
             raise DataError(
                 f"expected a Graph or a Silo, got {type(graph).__name__}: see sg.load and "

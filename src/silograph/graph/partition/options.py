@@ -61,6 +61,19 @@ class ClassBiasedOptions:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LouvainOptions:
+    """See `louvain`."""
+
+    halve: bool = field(
+        default=True,
+        metadata={
+            "help": "halve communities above a client's fair share, so that clients are of near "
+            "equal size; false keeps them whole, and clients may differ much"
+        },
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
 class MetisOverlappingOptions:
     """See `metis_overlapping`."""
 

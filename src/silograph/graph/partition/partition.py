@@ -33,6 +33,7 @@ from silograph.graph.partition.options import (
     CategoryOptions,
     ClassBiasedOptions,
     DirichletOptions,
+    LouvainOptions,
     MetisOverlappingOptions,
     NoPartitionOptions,
     SharesOptions,
@@ -326,9 +327,9 @@ PARTITIONERS: dict[str, Partitioner] = {
         ),
         Partitioner(
             "louvain",
-            "communities, packed into clients of near equal size",
+            "communities, packed into clients; those above a fair share are halved",
             "Blondel et al., Fast unfolding of communities in large networks, J. Stat. Mech. 2008",
-            NoPartitionOptions,
+            LouvainOptions,
             _disjoint(louvain),
         ),
         Partitioner(

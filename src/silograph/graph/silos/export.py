@@ -9,7 +9,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +79,7 @@ def write_silos(
         try:
             for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
                 (making / name).mkdir()
-                _write(making / name, columns, format)
+                _write(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
                 _text(making / name / SPEC, _spec(graph, silo))
                 if secret is not None:
@@ -246,23 +246,26 @@ def _features(graph: Graph, nodes: Tensor) -> dict[str, np.ndarray]:
     }
 
 
-def _as_table(features: Columns) -> Columns:
+def _as_table(features: Columns, names: Sequence[str]) -> Columns:
     """Return features as the columns of a table with keys."""
     id = features["id"]
     if "x" in features:
-        return {"id": id, **{f"f{i}": column for i, column in enumerate(features["x"].T)}}
+        plain = "id" in names or any(name != name.strip() for name in names)
+        if not names or plain:
+            names = [f"f{i}" for i in range(features["x"].shape[1])]
+        return {"id": id, **dict(zip(names, features["x"].T, strict=True))}
     row = np.repeat(np.arange(len(id)), np.diff(features["x_indptr"]))
     return {"id": id[row], "feature": features["x_indices"], "value": features["x_data"]}
 
 
-def _write(folder: Path, tables: Mapping[str, Columns], format: str) -> None:
+def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequence[str]) -> None:
     for stem, columns in tables.items():
         file = folder / f"{stem}.{format}"
         if format == "npz":
             kept = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
             np.savez(file, allow_pickle=False, **kept)
             continue
-        table = _as_table(columns) if stem == FEATURES else columns
+        table = _as_table(columns, names) if stem == FEATURES else columns
         if format == "csv":
             _text(file, _csv(table))
         else:
