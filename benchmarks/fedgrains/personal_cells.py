@@ -178,6 +178,8 @@ def scores(found: Found, place: Place, printed: Printed) -> str:
     for method, sampler in product(METHODS, SAMPLERS):
         values = by_seed(found, place, method, sampler)
         paper = printed.get((method, sampler), {}).get((place.dataset, place.clients))
+        if not values and paper is None:
+            continue
         text = spread(list(values.values()))
         if paper is not None:
             text = beside(list(values.values()), paper)

@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from runs import go, same_bits, weights_of
+import silograph as sg
+from runs import FAST, go, same_bits, weights_of
 from sessions import session
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import State, under
+from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
 from silograph.federation.session.names import own_ops
@@ -21,7 +25,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.methods import FEDAVG, MethodConfig, NoOptions
+from silograph.methods import FEDAVG, METHODS, MethodConfig, NoOptions
 from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.mini_batches import sampled_pass
@@ -29,6 +33,7 @@ from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam
 from silograph.sampling.fedgrains import FedGrains, log_forward, top_k
+from silograph.study.tune.space import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -380,3 +385,77 @@ def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, pol
     )
     assert not same_bits(weights_of(ours), weights_of(control))
     assert same_bits(weights_of(again), weights_of(control))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collect": 0.5},
+        {"model": "mlp"},
+        {"model": "appnp", "hops": 3},
+        {"model": "gat", "layers": 3},
+        {"head": "linear", "layers": 3, "batch_size": None},
+        {"dtype": "float32", "block_size": 2},
+        {"keep_optimizer": True, "method": "local", "participation": 1.0},
+        {"method": "scaffold", "optimizer": "sgd"},
+        {"method": "fedpub", "options": OWN | {"communities": 1}},
+        {"method": "gcflplus"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_it_goes_with_other_parts(
+    make_graph: MakeGraph, changes: dict[str, Any], sparse: bool
+) -> None:
+    """In blocks of one client as in one of all, and over as many layers as the model sums."""
+    options = {"method": "fedavg", "options": OWN, **RUN, "rounds": 2, **changes}
+    graph = make_graph(60, sparse=sparse)
+    whole_block = go(graph, **options)
+    single = go(graph, **options | {"block_size": 1})
+    tolerance = 1e-4 if changes.get("dtype") == "float32" else 1e-9
+    for ours, theirs in zip(whole_block.rounds, single.rounds, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=tolerance)
+
+
+def test_a_module_of_ones_own_is_refused(make_graph: MakeGraph) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self, features: int, outputs: int) -> None:
+            super().__init__()
+            self.map = torch.nn.Linear(features, outputs)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            out: Tensor = self.map(x)
+            return out
+
+    options = {k: v for k, v in FAST.items() if k != "hidden"}
+    for name in ("fedgrains", "drop_edge", "drop_node"):
+        with pytest.raises(ConfigError) as caught:
+            sg.run(make_graph(), **options | {"neighbors": name, "model": Net})
+        line = f"expected neighbors with silograph's own models only, got neighbors={name} with"
+        assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"fanout": "3"},
+            "expected an option of the chosen parts (neighbors fedgrains), got fanout: neighbors "
+            "fanout has it; leave it out, or choose that part",
+        ),
+        (
+            {"options": {"neighbors.k": 0}},
+            "k: input should be greater than or equal to 1, got 0 (options of fedgrains)",
+        ),
+    ],
+)
+def test_mistakes(make_graph: MakeGraph, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), neighbors="fedgrains", method="fedavg", **given)
+    assert str(caught.value) == message
+
+
+def test_its_options_can_be_tuned() -> None:
+    fields = part_options(make_config({"neighbors": "fedgrains"}), Own())
+    names = [f"neighbors.{name}" for name in ("k", "alpha", "lr", "log_z", "degrees")]
+    assert set(chosen_ranges(METHODS["fedavg"], names, {}, (), fields)) == set(names)

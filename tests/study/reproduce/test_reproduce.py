@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "local_bias"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
+import personal_cells as personal
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
 import recipe_layers as layers
@@ -222,6 +223,9 @@ def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "scenario" in labels:
+        place = personal.Place(labels["scenario"], labels["dataset"], labels["clients"])
+        return personal.cell_of(place, labels["method"], labels["sampler"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
         return methods.cell_of(*labels.values())
     if "seed" not in labels:
