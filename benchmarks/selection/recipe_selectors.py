@@ -284,12 +284,18 @@ def verdict(found: Found) -> str:
     spread = f" ± {statistics.stdev(gains):.2f}" if len(gains) > 1 else ""
     sure = len(gains) > 2 and abs(mean) > 2 * statistics.stdev(gains) / len(gains) ** 0.5
     says = ("beats" if mean > 0 else "loses to") if sure else "does not measurably differ from"
-    bytes_ = f"{statistics.geometric_mean(ratios):.2f} times" if ratios else "an unknown share of"
+    if len(gains) < 3:
+        says = "is not yet told apart, by too few runs, from"
+    end = f"nowhere do both get to 90 % of the way ({len(gains)} pairs)"
+    if ratios:
+        end = (
+            f"it takes {statistics.geometric_mean(ratios):.2f} times the bytes to 90 % of the way "
+            f"where both get there ({len(ratios)} of {len(gains)})"
+        )
     return (
         f"FedACS' bandit {says} uniform selection at its own mean participation: {mean:+.2f}"
         f"{spread} points of test accuracy in the end ({wins} of {len(gains)} pairs of cut and "
-        f"seed above 0), and {bytes_} its bytes to 90 % of the way, where both get there "
-        f"({len(ratios)} of {len(gains)})."
+        f"seed above 0), and {end}."
     )
 
 

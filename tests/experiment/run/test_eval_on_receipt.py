@@ -53,10 +53,10 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     graph = make_graph()
-    own: dict[str, Any] = {"method": "fedavg", "clients": 4, "partition": "random", "rounds": 4}
+    own: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 4, "kernels": "torch"}
     own |= {"hidden": 8, "lr": 0.05, "split": "0.4/0.3/0.3", "dtype": "float64"}
     own |= {"eval_on_receipt": True, "block_size": 1, **CASES[case]}
-    whole = sg.run(graph, **own, out=str(tmp_path / "a"))
+    whole = sg.run(graph, method="fedavg", **own, out=str(tmp_path / "a"))
     far = finish(remote(setup_of(graph, METHODS["fedavg"], **own))[0])
     assert lines(whole.ledger.records) == lines(far.ledger.records)
     assert rows_of(whole) == rows_of(far)
@@ -88,7 +88,7 @@ def kill_in(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "checked_facts", die)
         with pytest.raises(DiedError):
-            sg.run(graph, **own, out=str(out))
+            sg.run(graph, method="fedavg", **own, out=str(out))
 
 
 def test_a_stopped_run_has_the_scores_of_its_last_round(make_graph: MakeGraph) -> None:
