@@ -1,0 +1,183 @@
+"""Ratings of Ciao and Epinions: what predicts without any federation, and what FedACS adds.
+
+The paper's targets of RMSE are above those of the mean, so its bytes to a target say little; see
+the page.
+"""
+
+import statistics
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from silograph.core.config import Scalar
+from silograph.experiment.markdown import markdown_table
+from silograph.experiment.report.figures import size_text
+from silograph.study.cells import Cell, Line
+from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
+
+DATASETS = {"ciao": (0, 1, 2), "epinions": (0,)}  # seeds of the rows without training
+TRAINED = ("ciao",)
+SEEDS = (0,)  # of what trains
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "clients": 10,
+    "partition": "category",
+    "split": "0.8/0.1/0.1",
+    "largest_component": False,
+    "normalize": "none",
+    "optimizer": "adam",
+    "lr": 0.01,
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "keep_optimizer": False,
+    "hidden": 32,
+    "layers": 2,
+    "dropout": 0.0,
+}
+CUT: dict[str, Scalar] = {"partition.column": "category", "partition.spread": "average"}
+BIASES: dict[str, Scalar] = {"model.damping": 5.0, "model.terms": "biases"}
+GCN = {"model": "rating_gcn", "rounds": 20, "local_epochs": 5, "eval_every": 1}
+# What the page calls a row: the fields, the options, and the view that is told.
+Row = tuple[dict[str, Any], dict[str, Scalar], str]
+SOLVED: dict[str, Any] = {"model": "rating_biases", "rounds": 1, "local_epochs": 1}
+WITHOUT: dict[str, Row] = {
+    "silo mean": (SOLVED | {"method": "local"}, BIASES | {"model.terms": "mean"}, "personalized"),
+    "biases in each silo": (SOLVED | {"method": "fedavg"}, BIASES, "server"),
+    "biases of all ratings": (SOLVED | {"method": "fedavg"}, BIASES, "uncut"),
+}
+WIDTH: dict[str, Scalar] = {"model.embedding": 64}
+TRAINING: dict[str, Row] = {
+    "`local`": (GCN | {"method": "local"}, WIDTH, "personalized"),
+    "`fedavg`, all clients": (GCN | {"method": "fedavg", "selector": "all"}, WIDTH, "server"),
+    "`fedavg`, half of the clients, uniform": (
+        GCN | {"method": "fedavg", "selector": "uniform"},
+        WIDTH | {"selector.participation": 0.5},
+        "server",
+    ),
+    "FedACS (`fedavg`, `ucb`)": (GCN | {"method": "fedavg", "selector": "ucb"}, WIDTH, "server"),
+}
+PAPER = {"ciao": 1.039, "epinions": 1.169}
+
+
+@cache
+def cell_of(dataset: str, name: str, seed: int) -> Cell:
+    """Return a cell."""
+    own, options, _ = (WITHOUT | TRAINING)[name]
+    labels: dict[str, Scalar] = {"dataset": dataset, "row": name, "seed": seed}
+    return cell(labels, **PROTOCOL | own, dataset=dataset, seed=seed, options=CUT | options)
+
+
+def cells(found: Found) -> list[Cell]:
+    """Return all cells."""
+    del found
+    solved = [cell_of(d, row, s) for d, seeds in DATASETS.items() for row in WITHOUT for s in seeds]
+    unlike = {each.digest: each for each in solved}  # two rows are views of one run
+    trained = [cell_of(d, row, s) for d in TRAINED for row in TRAINING for s in SEEDS]
+    return [*unlike.values(), *trained]
+
+
+def shown(values: Sequence[float]) -> str:
+    """Return mean and sample standard deviation, - for nothing."""
+    if not values:
+        return "-"
+    mean = f"{statistics.mean(values):.4f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def scores(lines: Sequence[Line], view: str, metric: str) -> str:
+    """Return a test score of runs, in a view."""
+    found = [line["test"][view][metric] for line in lines if line["test"][view]]
+    return shown([value for value in found if value is not None])
+
+
+def without_training(found: Found) -> str:
+    """Return the table of what needs no training."""
+    head = ["RMSE", *(f"{d} {part}" for d in DATASETS for part in ("all", "seen", "unseen"))]
+    runs = {
+        d: found.scored([cell_of(d, "biases in each silo", s) for s in seeds])
+        for d, seeds in DATASETS.items()
+    }
+    means = [
+        cell
+        for lines in runs.values()
+        for cell in (shown([line["baseline"]["scores"]["rmse"] for line in lines]), "", "")
+    ]
+    rows = [["global mean", *means]]
+    for name, (_, _, view) in WITHOUT.items():
+        row = [name]
+        for d, seeds in DATASETS.items():
+            lines = found.scored([cell_of(d, name, s) for s in seeds])
+            row += [scores(lines, view, m) for m in ("rmse", "rmse_seen", "rmse_unseen")]
+        rows.append(row)
+    paper = [cell for d in DATASETS for cell in (f"{PAPER[d]:.3f}", "", "")]
+    return markdown_table(head, [*rows, ["FedACS, in the paper", *paper]])
+
+
+def training(found: Found) -> str:
+    """Return the table of what trains."""
+    head = ["Ciao", "RMSE", "seen", "unseen", "MAE", "bytes of weights"]
+    rows = []
+    for name, (_, _, view) in TRAINING.items():
+        lines = found.scored([cell_of("ciao", name, s) for s in SEEDS])
+        sizes = [line["bytes"]["by_kind"].get("weights", 0) for line in lines]
+        size = size_text(round(statistics.mean(sizes))) if sizes else "-"
+        told = [scores(lines, view, m) for m in ("rmse", "rmse_seen", "rmse_unseen", "mae")]
+        rows.append([name, *told, size])
+    return markdown_table(head, rows)
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    return Page({"without": without_training(found), "training": training(found)})
+
+
+RECIPE = Recipe(
+    name="fedacs/ratings",
+    title="ratings of Ciao and Epinions: biases without any federation, and FedACS",
+    cells=cells,
+    page=page,
+    text="""\
+# Ratings of Ciao and Epinions
+
+Read these rows first: none of them trains or sends anything. 10 clients by category (2 to 3
+categories each), 8:1:1, users that occur in a statement of trust; test RMSE, mean ± standard
+deviation over seeds 0, 1 and 2 for Ciao, seed 0 for Epinions. Biases have damping 5, which was not
+tuned.
+
+<!-- without -->
+<!-- without -->
+
+So the paper's RMSE on Epinions is that of predicting the mean rating, on Ciao it is a little
+better, and biases that never leave their silo are far ahead on both. The paper's targets for bytes
+(2 to 1.1 on Ciao, 1.3 on Epinions) lie above the RMSE of the mean: a model that has learned nothing
+reaches them, so "70.7 % fewer bytes to 1.3" measures nothing.
+
+Biases of all ratings are hardly better than biases of each silo: with whole categories at a client,
+what a federation could add through shared users is small.
+
+## With training
+
+The paper's GCN with 2 layers (the paper has 5) of width 32, embeddings of 64, Adam of rate .01
+built anew every round (the paper: SGD), 5 local epochs, 20 rounds, seed 0. One seed and one
+setting, not tuned: no ranking. Embeddings and biases stay with the clients.
+
+<!-- training -->
+<!-- training -->
+
+The model has the biases of its users and items among its parameters. Where it is behind the rows
+above, it fits its training ratings too closely or has not ended; it does not show what
+convolutions could add.
+
+**Not measured here**: 5 layers, GAT, Skewed and Extreme, 5 and 20 clients, Epinions with training,
+ranking, the other selectors, centralized SoRec, SoReg and ConsisRec.
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+
+<!-- machine -->
+<!-- machine -->
+""",
+)
