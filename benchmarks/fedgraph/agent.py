@@ -86,10 +86,10 @@ def time_to(line: dict[str, Any], score: float) -> float:
 
 
 def reward(line: dict[str, Any], alpha: float, beta: float) -> float:
-    """Return the discounted return of a run (eq. 9)."""
-    before, total = 0.0, 0.0
-    for t, (score, virtual) in enumerate(zip(line["validation"], line["virtual"], strict=True)):
-        took, before = virtual - before, virtual
+    """Return the discounted return of rounds 2 on (eq. 9): the first one's seconds hold set-up."""
+    total, clock = 0.0, line["virtual"]
+    for t, score in enumerate(line["validation"][1:]):
+        took = clock[t + 1] - clock[t]
         total += DISCOUNT**t * (OMEGA ** (score - TARGET) - alpha * (took - beta))
     return total
 
