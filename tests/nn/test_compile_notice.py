@@ -29,6 +29,6 @@ def test_nested_functions_are_timed_once_and_told_once() -> None:
 
 def test_a_result_says_what_went_into_compiling() -> None:
     told = Result._compiled
-    assert told(type("R", (), {"compile_seconds": 0.0})()) == ""  # type: ignore[arg-type]
-    found = told(type("R", (), {"compile_seconds": 2.34})())  # type: ignore[arg-type]
+    assert told(type("R", (), {"compile_seconds": 0.0})()) == ""
+    found = told(type("R", (), {"compile_seconds": 2.34})())
     assert found == " (2.3 s of them to compile kernels, once)"

@@ -298,7 +298,7 @@ def restored(
     return snapshot, rows
 
 
-class Watch(Protocol):
+class CompileTime(Protocol):
     """Knows how long kernels have been compiled."""
 
     @property
@@ -307,7 +307,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
-class NoWatch:
+class NoCompileTime:
     """Of runs that compile nothing."""
 
     seconds: float = 0.0
@@ -333,7 +333,7 @@ def go_on(
 
     tell = say if tell is None else tell
     tell(planned(setup.config))
-    watch: AbstractContextManager[Watch] = nullcontext(NoWatch())
+    watch: AbstractContextManager[CompileTime] = nullcontext(NoCompileTime())
     if setup.config.kernels == "compiled":
         from silograph.nn.kernels.compile_notice import (
             told_of_compiling,  # numba takes a while to import
