@@ -38,6 +38,7 @@ RESULT_KEYS = [
         "bytes",
         "flops",
         "seconds",
+        "compile_seconds",
         "peak_memory_bytes",
     ),
     "result_dir",

@@ -56,7 +56,7 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
 
 def outcome(result: Result) -> dict[str, Any]:
     """The final result without what the machine decides."""
-    skipped = ("seconds", "peak_memory_bytes", "result_dir")
+    skipped = ("seconds", "compile_seconds", "peak_memory_bytes", "result_dir")
     return {k: v for k, v in result.to_dict().items() if k not in skipped}
 
 
@@ -91,7 +91,7 @@ def assert_close(ours: Result, theirs: Result, tolerance: float, *skipped: str) 
 def files_of(folder: Path) -> dict[str, Any]:
     """Everything a run leaves, seconds, memory and the folder's name apart."""
     result = json.loads((folder / "result.json").read_text())
-    for name in ("seconds", "peak_memory_bytes", "result_dir"):
+    for name in ("seconds", "compile_seconds", "peak_memory_bytes", "result_dir"):
         del result[name]
     rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
     for row in rows:

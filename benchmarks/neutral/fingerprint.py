@@ -411,7 +411,7 @@ def all_cells() -> dict[str, Cell]:
 # --- fingerprints -------------------------------------------------------------------------------
 
 # What does not repeat, or says where a run was and why it ended in words.
-LEFT_OUT = {"seconds", "peak_memory_bytes", "result_dir", "dataset", "stopped"}
+LEFT_OUT = {"seconds", "compile_seconds", "peak_memory_bytes", "result_dir", "dataset", "stopped"}
 
 
 def digest(values: Any) -> str:

@@ -301,3 +301,10 @@ def test_help_loads_nothing_slow() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_server_does_not_offer_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["server", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "which the server does not have (default: silos)" in text
+    assert "default: digits" not in text

@@ -76,23 +76,27 @@ def resume_command(
 
 @app.command("report")
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(help="result folders, finished or not")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="result folders, finished or not, or that of a comparison")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="the page (default: DIR/report.html; of several, comparison.html in this folder)",
+            help="the page (default: DIR/report.html; of several folders, comparison.html here)",
         ),
     ] = None,
 ) -> None:
-    """Write a page about a run, or about several side by side."""
-    from silograph.experiment.report import write_comparison, write_report
+    """Write a page about a run, about several side by side, or about the runs of a comparison."""
+    from silograph.experiment.report import runs_of, write_comparison, write_report
 
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
-    if len(folders) == 1:
+    if len(folders) == 1 and (runs := runs_of(folders[0])):
+        page = write_comparison(runs, out or folders[0] / "report.html")
+    elif len(folders) == 1:
         page = write_report(folders[0], out)
     else:
         page = write_comparison(folders, out or Path("comparison.html"))

@@ -145,7 +145,10 @@ def flags_command(
 
 
 def command(
-    name: str, fields: Collection[str], extra: Mapping[str, tuple[Any, Any]]
+    name: str,
+    fields: Collection[str],
+    extra: Mapping[str, tuple[Any, Any]],
+    dataset_help: str = "name of a dataset, or a path to its file (default: digits)",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a command that takes DATASET, `--config`, the flags of `fields`, and `extra`.
 
@@ -155,10 +158,9 @@ def command(
         name: of the command.
         fields: of `RunConfig`.
         extra: type and typer's declaration (or default) of what is no field, by name.
+        dataset_help: what DATASET is.
     """
-    dataset = typer.Argument(
-        None, help="name of a dataset, or a path to its file (default: digits)"
-    )
+    dataset = typer.Argument(None, help=dataset_help)
     config = typer.Option(None, "--config", help="run file (TOML); flags go over it")
     parameters = [
         _parameter("dataset", str | None, dataset),

@@ -86,7 +86,13 @@ class ServerFlags:
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False
 
 
-@command("server", [name for name in FIELDS if name not in AT_SILOS], declared_flags(ServerFlags))
+@command(
+    "server",
+    [name for name in FIELDS if name not in AT_SILOS],
+    declared_flags(ServerFlags),
+    "what tables and the result folder call the silos' data, which the server does not have "
+    "(default: silos)",
+)
 def server_command(given: Given, **said: Any) -> None:
     """Wait for silos, train with them, and write a result folder."""
     from silograph.cli.printing import print_result

@@ -86,9 +86,13 @@ class RunConfig:
             "features of nodes: those of the data, or made of what each silo knows", "Data"
         ),
     )
-    normalize: Literal["none", "row"] = field(
+    normalize: Literal["none", "row", "standard"] = field(
         default="none",
-        metadata=option("what is done to features (row: divide by their sum)", "Data"),
+        metadata=option(
+            "what each client does to its features (row: divide a node's by their sum; standard: "
+            "mean 0 and deviation 1 over its own nodes)",
+            "Data",
+        ),
     )
     split: str = field(
         default="0.2/0.4/0.4",

@@ -27,7 +27,7 @@ class ResolvedConfig:
     scale: float
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
-    normalize: Literal["none", "row"]
+    normalize: Literal["none", "row", "standard"]
     split: str
     partition: str
     clients: int

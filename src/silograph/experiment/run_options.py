@@ -33,8 +33,9 @@ class StudyOptions(TypedDict, total=False):
     """keep only the largest connected component"""
     features: Literal["given", "degree", "constant", "onehot-degree"]
     """features of nodes: those of the data, or made of what each silo knows"""
-    normalize: Literal["none", "row"]
-    """what is done to features (row: divide by their sum)"""
+    normalize: Literal["none", "row", "standard"]
+    """what each client does to its features (row: divide a node's by their sum; standard: mean 0
+    and deviation 1 over its own nodes)"""
     split: str
     """train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of cross
     validation; public; full (public, all others train)"""

@@ -268,7 +268,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
     curves = {part: f"{part}_{judge}_{result.metric.name}" for part in parts}
     data = {}
     if result.cut is not None:
-        hashes = {"graph": fingerprint(result.cut.graph), "file": named_file_hash(config)}
+        hashes = {"graph": result.cut.fingerprint, "file": named_file_hash(config)}
         data = {"data": hashes}
     return {
         **{part: _views(getattr(result, part)) for part in parts},

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import silograph as sg
 from commands import save
 from pages import read_page
 from runs import FAST, MakeGraph, go, run_until
@@ -22,7 +23,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.report import reading, write_comparison, write_report
+from silograph.experiment.report import reading, runs_of, write_comparison, write_report
 from silograph.experiment.report.figures import quantile, thinned, ticks
 from silograph.experiment.report.reading import read_run, read_traffic
 from silograph.experiment.resolve.resolve import resolve
@@ -165,7 +166,10 @@ def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
     page = read_page(out / "report.html")
     table = {row["key"]: row["value"] for row in page.table("key", "value", "meaning")}
     plain = {f.name for f in fields(ResolvedConfig)} - {"out", "options"}
-    assert set(table) == plain | done.config.options.keys()
+    silent = {name for name in plain if getattr(done.config, name) is None}
+    silent |= {"scale", "eval_on_receipt"} | ({"momentum"} - {*FAST} if adam_of(done) else set())
+    options = {name for name, value in done.config.options.items() if value is not None}
+    assert set(table) == (plain - silent) | options
     assert (table["method"], table["lr"], table["init_seed"]) == ("fedavg", "0.05", "0")
     given = {**FAST, "rounds": 6}
     default = RunConfig()
@@ -173,6 +177,10 @@ def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
     assert len(page.all("tr", "changed")) == len(changed)
     for name, version in done_versions(out).items():
         assert f"{name}\xa0{version}" in page.text
+
+
+def adam_of(done: Result) -> bool:
+    return done.config.optimizer == "adam"
 
 
 def done_versions(folder: Path) -> Any:
@@ -606,3 +614,51 @@ def test_the_worst_tenth_needs_clients_enough(
 ) -> None:
     go(make_graph(), out=str(out), rounds=1, clients=clients, partition="random")
     assert ("the worst tenth is at" in read_page(out / "report.html").text) is told
+
+
+def test_keys_that_have_no_say_are_left_out(make_graph: MakeGraph, tmp_path: Path) -> None:
+    def keys(name: str, **options: Any) -> list[str]:
+        go(make_graph(), out=str(tmp_path / name), rounds=1, **options)
+        page = read_page(tmp_path / name / "report.html")
+        table = next(t for t in page.tables if t[0] == ["key", "value", "meaning"])
+        return [row[0] for row in table[1:]]
+
+    adam, sgd = keys("adam", optimizer="adam"), keys("sgd", optimizer="sgd", patience=7)
+    assert "momentum" not in adam
+    assert "momentum" in sgd
+    assert "patience" not in adam
+    assert "patience" in sgd
+    assert {"max_bytes", "max_seconds", "data_dir", "scale"}.isdisjoint(adam)
+    assert {"lr", "optimizer", "rounds"} <= set(adam)
+
+
+def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
+    make_graph: MakeGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 2, "hidden": 4}
+    methods = ["fedavg", "local"]
+    folder = tmp_path / "c"
+    table = sg.compare(make_graph(), methods=methods, seeds=3, processes=0, out=folder, **small)
+    assert run_app(["report", str(folder)]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    page = read_page(folder / "report.html")
+    means = next(t for t in page.tables if t[0][0] == "runs")
+    for row, found in zip(means[1:], table.rows, strict=True):
+        assert row[0] == found["method"]
+        for view, cell in zip(("server", "uncut", "personalized"), row[1:4], strict=True):
+            mean, std = found[f"{view}_mean"], found[f"{view}_std"]
+            assert cell == ("-" if mean is None else f"{mean:.4f} ± {std:.4f}")
+        assert row[4] == "3"
+    first = next((folder / "runs").glob("fedavg-0-*"))
+    (first / "result.json").unlink()
+    (first / "diverged.txt").write_text("why")
+    page = read_page(write_comparison(runs_of(folder), folder / "report.html"))
+    means = next(t for t in page.tables if t[0][0] == "runs")
+    assert means[1][4] == "2 of 3; 1 diverged"
+
+
+def test_a_comparison_without_runs_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text("{}")
+    with pytest.raises(DataError, match=r"expected runs in the comparison .*, got none: go on"):
+        runs_of(tmp_path)
+    assert runs_of(tmp_path / "none") == []

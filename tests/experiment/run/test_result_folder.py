@@ -39,7 +39,7 @@ FAST: dict[str, Any] = {
 }
 AT_FIRST = {"clients.csv", "config.toml", "run.json", "simulation.json"}
 ON_THE_WAY = AT_FIRST | {"rounds.csv", "ledger.jsonl", "checkpoints"}
-OF_THE_MACHINE = ("seconds", "peak_memory_bytes", "result_dir")
+OF_THE_MACHINE = ("seconds", "compile_seconds", "peak_memory_bytes", "result_dir")
 
 
 @pytest.fixture(autouse=True)

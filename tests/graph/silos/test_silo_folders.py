@@ -124,7 +124,7 @@ def test_splits_and_normalized_features_are_those_of_the_cut(
     silos = read_written(tmp_path, graph, partition, drawn_split(graph))
     same(back(silos, "0.4/0.3/0.3"), make_block(graph, partition, split, torch.float64))
     normalized = make_block(row_normalize(graph), partition, split, torch.float64)
-    same(back(silos, "0.4/0.3/0.3", normalize=True), normalized)
+    same(back(silos, "0.4/0.3/0.3", normalize="row"), normalized)
 
 
 def read_written(path: Path, graph: Graph, partition: Partition, split: Split) -> Silos:

@@ -5,12 +5,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
 from silograph.experiment.report.reading import RunRecord, read_run
-from silograph.experiment.result_files import REPORT, RESULT
+from silograph.experiment.result_files import ABOUT, REPORT, RESULT
 
 LOG = logging.getLogger("silograph")
+COMPARISON = "compare.json"  # says that a folder is that of a comparison
 MARK = "<!-- silograph report -->"
 
 
@@ -54,6 +55,25 @@ def write_comparison(
     runs = [read_run(folder) for folder in folders]
     check_metrics(runs)
     return _written(Path(out), comparison_page(runs))
+
+
+def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the result folders of a comparison in their order; none where it is another folder.
+
+    Runs that no round was begun of are left out.
+
+    Raises:
+        DataError: a comparison without any run.
+    """
+    if not (Path(folder) / COMPARISON).is_file():
+        return []
+    found = sorted(path.parent for path in (Path(folder) / "runs").glob(f"[!.]*/{ABOUT}"))
+    if not found:
+        raise DataError(
+            f"expected runs in the comparison {os.fspath(folder)}, got none: go on with it by "
+            f"silograph resume {os.fspath(folder)}"
+        )
+    return found
 
 
 def check_metrics(runs: Sequence[RunRecord]) -> None:

@@ -78,6 +78,8 @@ def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
     changed = given_of(run)
     table: dict[str, list[ConfigRow]] = {}
     for name, value in used_values(run).items():
+        if not applies(run, name, value) and name not in changed:
+            continue
         field = FIELDS.get(name)
         row = ConfigRow(
             name=name,
@@ -88,6 +90,24 @@ def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
         )
         table.setdefault(OPTIONS if field is None else field.metadata["group"], []).append(row)
     return table
+
+
+def applies(run: RunRecord, name: str, value: Any) -> bool:
+    """Whether a key has a say in a run: nothing is chosen by one without a value."""
+    used = run.about["config"]
+    says = {
+        "momentum": used.get("optimizer") == "sgd",
+        "scale": value != 1.0,
+        "eval_on_receipt": bool(value),
+        "largest_component": run.cut is not None,
+        "drop_edges": run.cut is not None,
+        "local_bias": run.cut is not None,
+        "strict": run.cut is not None,
+        "block_size": run.cut is not None,
+        "layers": "module" not in run.about["model"],
+        "hidden": "module" not in run.about["model"] and used.get("layers") != 1,
+    }
+    return value is not None and says.get(name, True)
 
 
 def flags(changed: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """The page of several runs: curves over each other, final scores, and where the configs differ."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
         .render(
             runs=[row_of(*row) for row in zip(runs, names, looks, strict=True)],
             groups=[{"name": group, "look": look_of(n)} for n, group in enumerate(groups)],
+            means_of_groups=group_rows(runs, kinds) if len(groups) < len(runs) else [],
             different=different,
             help={name: help_in(runs, name) for name in different},
             same={
@@ -60,6 +62,40 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             units=named_units([axis_of(rows) for rows in kept(runs)]),
         )
     )
+
+
+def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Return mean and sample standard deviation of each group's test scores, by view.
+
+    Runs without a result are in no mean; their number is said.
+    """
+    table = []
+    for number, kind in enumerate(dict.fromkeys(kinds)):
+        group = [run for run, own in zip(runs, kinds, strict=True) if own == kind]
+        done = [run for run in group if run.result is not None]
+        states = [open_state(run) for run in group if run.result is None]
+        table.append(
+            {
+                "name": kind or group[0].method,
+                "look": look_of(number),
+                "judges": {run.judge for run in group},
+                "runs": len(group),
+                "done": len(done),
+                "without": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
+                "scores": {view: _spread(done, view) for view in VIEWS},
+            }
+        )
+    return table
+
+
+def _spread(runs: Sequence[RunRecord], view: str) -> str:
+    """Return mean ± sample standard deviation of a view's test scores, a dash without any."""
+    found = [run.scores("test").get(view, {}).get(run.metric.name) for run in runs]
+    values = [value for value in found if value is not None]
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
 
 
 def label_of(run: RunRecord, names: Sequence[str]) -> str:

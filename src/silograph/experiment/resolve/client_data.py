@@ -10,7 +10,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.cutting import Cut, cut_graph, trainable
+from silograph.experiment.resolve.cutting import Cut, cut_graph, standard_cut, trainable
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.source import find_source
@@ -96,13 +96,16 @@ def clients_of(
     Raises:
         SilographError: the graph, the cut, the split or the silos cannot be used.
     """
-    uncut = parts.method.part.setting.uncut
+    uncut, standard = parts.method.part.setting.uncut, config.normalize == "standard"
     if isinstance(data, Silos):
-        cut, block, route = joined(config, data, dtype)
+        own = replace(config, normalize="none") if uncut and standard else config
+        cut, block, route = joined(own, data, dtype)
         if not uncut:
             return cut, block, route
     else:
         cut = cut_graph(config, data, parts.partition)
+    if standard:
+        cut = standard_cut(cut, uncut=uncut)
     partition = whole(cut.graph) if uncut else cut.partition
     return cut, *make_block(cut.graph, partition, cut.split, dtype)
 
@@ -144,7 +147,7 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
         DataError: the silo lacks the split that is asked for.
     """
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
-    return silo_block(silo, split, dtype, normalize=config.normalize == "row")
+    return silo_block(silo, split, dtype, normalize=config.normalize)
 
 
 def check_uncut(config: RunConfig, silos: Silos) -> None:

@@ -1,7 +1,9 @@
 """A graph prepared, cut into clients and split, as a simulation has it."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
@@ -17,7 +19,15 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.datasets import load
 from silograph.graph.features import with_features
 from silograph.graph.generated.generate import ProgressCallback
-from silograph.graph.graph import Graph, Split, largest_component, row_normalize, subgraph
+from silograph.graph.graph import (
+    Graph,
+    Split,
+    fingerprint,
+    largest_component,
+    row_normalize,
+    standardized,
+    subgraph,
+)
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.partition import Partition, Partitioner, make_partition
 from silograph.graph.partition.split import choose_split
@@ -34,12 +44,19 @@ class Cut:
         partition: who holds what.
         split: what for.
         silos: hash of the silos' own data where it came from silos, else nothing.
+        given: fingerprint of the graph before clients standardized its features, else nothing.
     """
 
     graph: Graph
     partition: Partition
     split: Split
     silos: str = ""
+    given: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the graph, features as silos have them before they standardize them."""
+        return self.given or fingerprint(self.graph)
 
 
 def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
@@ -116,6 +133,33 @@ def cut_graph(
     return trainable(config, Cut(graph, cut, choose_split(graph, cut, config.split, key)))
 
 
+def standard_cut(cut: Cut, *, uncut: bool) -> Cut:
+    """Return a cut whose features every client has standardized by its own nodes.
+
+    So the whole graph, which the experiment sees, has of each node what its client has.
+
+    Args:
+        cut: of the run.
+        uncut: whether one client holds the whole graph.
+
+    Raises:
+        DataError: features are sparse.
+        PartitionError: clients share nodes, or a node has no client.
+    """
+    graph, partition = cut.graph, cut.partition
+    group, groups = torch.zeros_like(partition.owner), 1
+    if not uncut:
+        group, groups = partition.owner, len(partition.ids)
+        if len(partition.copies) != graph.num_nodes or bool((group < 0).any()):
+            raise PartitionError(
+                "expected every node at one client with normalize standard, got a partition in "
+                f"which clients share nodes or some are at none ({partition.method}): each client "
+                "has statistics of its own; use normalize row or none, or another partition"
+            )
+    x = standardized(graph.x, group, groups)
+    return replace(cut, graph=replace(graph, x=x), given=fingerprint(graph))
+
+
 def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:
     """Raise `PartitionError` where features are degrees that silos could not count."""
     nowhere = int((cut.owner < 0).sum())
@@ -132,6 +176,11 @@ def check_features(config: RunConfig) -> None:
         raise ConfigError(
             "expected normalize none with features degree, got row: a single feature divided by "
             "itself is 1 at every node; leave normalize out"
+        )
+    if config.features == "constant" and config.normalize == "standard":
+        raise ConfigError(
+            "expected normalize none with features constant, got standard: a constant feature is "
+            "then 0 at every node; leave normalize out"
         )
     if "degree" in config.features and config.drop_edges:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -100,6 +100,7 @@ def train(
     snapshot: Snapshot,
     rows: list[Row],
     trackers: Watched,
+    compiling: Callable[[], float] = float,
 ) -> Result:
     """Go on from a snapshot to the end of the run.
 
@@ -110,6 +111,7 @@ def train(
         snapshot: where the run is; its federation has the states that belong to it.
         rows: the table of rounds so far; grows.
         trackers: told of every judged round, unless the run is complete already.
+        compiling: returns the seconds that this process has spent on compiling kernels.
     """
     config = setup.config
     began = time.monotonic() - snapshot.seconds
@@ -133,7 +135,13 @@ def train(
         display.update(snapshot.round, metric)
     handed = _hand_over(setup, snapshot)
     result = make_result(
-        setup, snapshot, rows, path, handed, lambda line: display.update(snapshot.round, line)
+        setup,
+        snapshot,
+        rows,
+        path,
+        handed,
+        lambda line: display.update(snapshot.round, line),
+        compiling(),
     )
     if folder is not None:
         folder.finish(result, setup)

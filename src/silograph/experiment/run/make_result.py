@@ -39,6 +39,7 @@ def make_result(
     path: str | None,
     handed_over_bytes: int,
     tell: Callable[[str], None],
+    compile_seconds: float = 0.0,
 ) -> Result:
     """Return the result of a run that is over.
 
@@ -49,6 +50,7 @@ def make_result(
         path: the result folder, or None.
         handed_over_bytes: what it took to give the clients the model.
         tell: told what takes long.
+        compile_seconds: that this process has spent on compiling kernels.
 
     Raises:
         TrainingError: the loss of the best model on the uncut graph is not finite.
@@ -83,6 +85,7 @@ def make_result(
         partition_hash=setup.partition_hash,
         cut=setup.simulated,
         seconds=snapshot.seconds,
+        compile_seconds=compile_seconds,
         virtual_seconds=snapshot.virtual_seconds,
         peak_memory_bytes=peak_memory_bytes(),
         result_dir=path,

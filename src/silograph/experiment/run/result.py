@@ -73,6 +73,8 @@ class Result:
         cut: the graph as it was used, with the client and the part of every node; None where
             silos held it.
         seconds: wall-clock seconds of the rounds, evaluation included.
+        compile_seconds: of these, what went into compiling kernels in the process that ended the
+            run; 0 where they were compiled before.
         virtual_seconds: of the virtual clock; None without one.
         peak_memory_bytes: the process's peak resident memory in bytes.
         result_dir: the result folder, or None.
@@ -102,6 +104,7 @@ class Result:
     partition_hash: str
     cut: Cut | None
     seconds: float
+    compile_seconds: float
     virtual_seconds: float | None
     peak_memory_bytes: int
     result_dir: str | None
@@ -168,6 +171,7 @@ class Result:
             },
             "flops": self.flops,
             "seconds": round(self.seconds, 3),
+            "compile_seconds": round(self.compile_seconds, 3),
             **({} if self.virtual_seconds is None else {VIRTUAL: self.virtual_seconds}),
             "peak_memory_bytes": self.peak_memory_bytes,
             "result_dir": self.result_dir,
@@ -266,10 +270,16 @@ class Result:
         how = "by validation" if chosen else "the last one: no validation nodes"
         yield (
             f"best round {self.best_round} of {self.config.rounds} ({how}), "
-            f"{self.seconds:.1f} s, peak memory {size_text(self.peak_memory_bytes)}"
+            f"{self.seconds:.1f} s{self._compiled()}, "
+            f"peak memory {size_text(self.peak_memory_bytes)}"
         )
         if self.advice is not None:
             yield f"note: {self.advice}"
+
+    def _compiled(self) -> str:
+        """Return how much of the time went into compiling, nothing where none did."""
+        spent = self.compile_seconds
+        return f" ({spent:.1f} s of them to compile kernels, once)" if spent >= 0.05 else ""
 
 
 def reported(scores: Scores | None) -> Mapping[str, float | None] | None:

@@ -5,8 +5,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import torch
 
@@ -297,6 +298,21 @@ def restored(
     return snapshot, rows
 
 
+class CompileTime(Protocol):
+    """Knows how long kernels have been compiled."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+
+
+@dataclass(frozen=True)
+class NoCompileTime:
+    """Of runs that compile nothing."""
+
+    seconds: float = 0.0
+
+
 def go_on(
     setup: Setup,
     folder: ResultFolder | None,
@@ -317,15 +333,15 @@ def go_on(
 
     tell = say if tell is None else tell
     tell(planned(setup.config))
-    watch: AbstractContextManager[None] = nullcontext()
+    watch: AbstractContextManager[CompileTime] = nullcontext(NoCompileTime())
     if setup.config.kernels == "compiled":
         from silograph.nn.kernels.compile_notice import (
             told_of_compiling,  # numba takes a while to import
         )
 
         watch = told_of_compiling(tell)
-    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch:
-        return train(setup, folder, display, snapshot, rows, trackers)
+    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch as w:
+        return train(setup, folder, display, snapshot, rows, trackers, lambda: w.seconds)
 
 
 def check_mode(progress: object) -> None:

@@ -21,7 +21,6 @@ from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
-from silograph.graph.graph import fingerprint
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -71,7 +70,7 @@ def identity(setup: Setup) -> dict[str, str]:
         **{f"option {name}": repr(value) for name, value in options.items()},
         **source_of_module(setup.method_config.model),
         **code_of(setup.config),
-        **({} if setup.simulated is None else {"graph": fingerprint(setup.cut.graph)}),
+        **({} if setup.simulated is None else {"graph": setup.cut.fingerprint}),
         **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
         "partition": setup.partition_hash,
         **{name: found.get(name, "not installed") for name in NUMERIC},

@@ -7,7 +7,7 @@ features were prepared, so nothing else is needed to use it.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
-from silograph.graph.graph import Graph, LabelForm, Split, row_normalize
+from silograph.graph.graph import Graph, LabelForm, Split, row_normalize, standardized
 from silograph.graph.silos.data import Silo, featured
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -33,6 +33,7 @@ from silograph.nn.rating_model import RatingModel
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
+Normalization = Literal["none", "row", "standard"]
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 
@@ -44,7 +45,8 @@ class TrainedModel:
         shape: what the weights are for.
         weights: by name, shared form.
         class_names: names of the classes, or empty.
-        normalize: how features were prepared: `none` or `row`.
+        normalize: how features were prepared: `none`, `row` or `standard`, which is done by the
+            nodes that are given.
         feature_names: names of the features in their order, or empty.
         features: where they came from: `given`, or what they were made of.
     """
@@ -89,6 +91,9 @@ class TrainedModel:
             )
         if self.normalize == "row":
             graph = row_normalize(graph)
+        elif self.normalize == "standard":
+            one = torch.zeros(graph.num_nodes, dtype=torch.int64)
+            graph = replace(graph, x=standardized(graph.x, one, 1))
         none = torch.zeros(graph.num_nodes, dtype=torch.bool)
         weight = next(iter(self.weights.values()))
         block, _ = make_block(graph, whole(graph), Split(none, none, none), weight.dtype)
@@ -237,7 +242,9 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         told = json.loads(about[FORMAT])
         shape = _shape(told["shape"], model, os.fspath(path))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
-        normalize = TypeAdapter(Literal["none", "row"]).validate_python(told["normalize"])
+        normalize = TypeAdapter(Literal["none", "row", "standard"]).validate_python(
+            told["normalize"]
+        )
         columns = TypeAdapter(tuple[str, ...]).validate_python(told.get("feature_names", ()))
         source = told.get("features", "given")
         features: FeatureSource = TypeAdapter(FeatureSource).validate_python(source)

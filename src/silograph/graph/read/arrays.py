@@ -72,8 +72,10 @@ def from_arrays(
     _check_names(class_names=class_names, silo_names=silo_names, feature_names=feature_names)
     given = array_of(y, "y")
     features = _no_features(given) if x is None else features_of(x)
-    shape = (features.num_rows, features.num_cols) if isinstance(features, CSR) else features.shape
-    n, columns = shape
+    if isinstance(features, CSR):
+        n, columns = features.num_rows, features.num_cols
+    else:
+        n, columns = features.shape
     if feature_names and len(feature_names) != columns:
         raise DataError(f"expected {columns} feature_names, one a column, got {len(feature_names)}")
     read = targets if is_regression(given, task) else numbered_labels

@@ -19,7 +19,7 @@ from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
 from silograph.graph.block.halo import Halo, Route
 from silograph.graph.csr import CSR
 from silograph.graph.features import FeatureSource, check_given, made_features
-from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows
+from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows, standardized
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import choose_split, drawn_split
@@ -161,7 +161,7 @@ def silo_split(silo: Silo, how: str, key: Key) -> Split:
 
 
 def silo_block(
-    silo: Silo, split: Split, dtype: torch.dtype = torch.float32, *, normalize: bool = False
+    silo: Silo, split: Split, dtype: torch.dtype = torch.float32, *, normalize: str = "none"
 ) -> ClientBlock:
     """Return a silo's block of one client.
 
@@ -172,10 +172,15 @@ def silo_block(
         silo: its data.
         split: which of its nodes train, validate and test; unlabeled ones never do.
         dtype: of features and edges.
-        normalize: whether to divide every node's features by their sum.
+        normalize: `row` divides every node's features by their sum; `standard` gives every
+            feature mean 0 and deviation 1 over the silo's own nodes; `none` leaves them.
     """
     n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
-    given = normalized_rows(silo.x) if normalize else silo.x
+    given = silo.x
+    if normalize == "row":
+        given = normalized_rows(given)
+    elif normalize == "standard":
+        given = standardized(given, torch.zeros(n, dtype=torch.int64), 1)
     off = torch.tensor([0, n])
     x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given
     boundary = torch.unique(silo.cross.row)
