@@ -52,6 +52,9 @@ RUNS: list[dict[str, Any]] = [
     {"method": "label_guided", "options": {"sample": 30}},
     {"method": "graphsaint", "options": {"budget": 8, "sample_coverage": 2}},
     {"method": "fedper", "sparse": True},
+    {"method": "fedpub", "options": {"communities": 1}, "neighbors": "fedgrains"},
+    {"method": "gcflplus", "sparse": True},
+    {"method": "fedgraph", "options": {"kappa": 4, "share": "all"}},
     # The short form ends here.
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},
@@ -74,7 +77,7 @@ RUNS: list[dict[str, Any]] = [
         "options": {"budget": 8, "sample_coverage": 2, "sampler": "edge"},
     },
 ]
-SHORT = 9
+SHORT = 10
 
 
 @dataclass(frozen=True, eq=False)

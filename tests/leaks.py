@@ -17,6 +17,7 @@ from silograph.graph.block.block import ClientBlock
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"^\| `(\w+)` \| ([\w, ]+) \|$", re.MULTILINE)
 OPTIONS: dict[str, dict[str, Any]] = {
+    "fedgraph": {"kappa": 5, "share": "all"},
     "label_guided": {"sample": 30},
     "graphsaint": {"budget": 10, "sample_coverage": 3},
 }

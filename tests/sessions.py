@@ -15,7 +15,7 @@ from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
-from silograph.federation.session.engine import Session
+from silograph.federation.session.engine import Limits, Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.holder import Prepared
 from silograph.federation.session.message import Type, facts_body
@@ -147,16 +147,13 @@ def session(
         peer.ask(Type.START, {}, None)
     least = len(links) if least is None else least
     fed = Session(
-        block.ids,
         peers,
         route,
         ops,
         course_of(program),
         dtype=extent_of(block).dtype,
-        least=least,
+        limits=Limits(least, seconds, patience),
         returned=returned,
-        patience=patience,
-        seconds=seconds,
     )
     return fed, links
 

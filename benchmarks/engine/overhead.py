@@ -64,9 +64,9 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
     def one(variant: str) -> None:
         nonlocal snapshot
         begin = time.process_time()
-        snapshot, row = loop._round(setup, snapshot, 0.0)
+        snapshot, rows = loop._round(setup, snapshot, 0.0)
         if variant == "ledger + checkpoint":
-            assert row is not None
+            (row,) = rows
             folder.add_round(row)
             folder.add_records(setup.federation.ledger)
             apart = best_apart(snapshot)

@@ -32,7 +32,7 @@ from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.certificates import make_certificates
-from silograph.federation.session.engine import Session
+from silograph.federation.session.engine import Limits, Session
 from silograph.federation.session.holder import Prepared
 from silograph.federation.session.hub import Hub
 from silograph.federation.session.identity import Register, SiloKey
@@ -133,10 +133,12 @@ class Federation:
             assert joined is not None
             peers[joined.name] = Peer(joined.name, joined.link, token)
             peers[joined.name].ask(Type.START, {}, 60)
-        ids = sorted(peers)
+        ordered = {name: peers[name] for name in sorted(peers)}
         none = torch.zeros(silos + 1, dtype=torch.int64)
         route = Route(none[:0], none, none)
-        self.engine = Session(ids, peers, route, OPS, course(), dtype=torch.float32, least=silos)
+        self.engine = Session(
+            ordered, route, OPS, course(), dtype=torch.float32, limits=Limits(least=silos)
+        )
         self.rounds = itertools.count(1)
 
     def exchange(self, size: int) -> float:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from silograph.graph.read.csv import from_csv
     from silograph.graph.read.networkx import from_networkx
     from silograph.graph.read.pyg_data import from_pyg
+    from silograph.graph.read.ratings import ratings
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
     from silograph.graph.silos.read import read_silo, read_silos
@@ -61,6 +62,7 @@ _HOME = {
     "from_networkx": "graph.read.networkx",
     "from_pyg": "graph.read.pyg_data",
     "from_csv": "graph.read.csv",
+    "ratings": "graph.read.ratings",
     "generate": "graph.generated.generate",
     "Silo": "graph.silos.data",
     "Silos": "graph.silos.data",
@@ -107,6 +109,7 @@ __all__ = [
     "load",
     "load_model",
     "make_partition",
+    "ratings",
     "read_silo",
     "read_silos",
     "resume",

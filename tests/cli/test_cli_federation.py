@@ -24,6 +24,7 @@ from commands import Capture, everything, printed
 from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
+from silograph.deploy.demo import _own_same
 from silograph.deploy.silo import read_versions
 from silograph.federation.session.own_folder import held
 from silos import running
@@ -58,6 +59,32 @@ def test_the_demonstration_is_the_simulation_and_leaves_nothing(
     assert re.search(r"ledger        the same, bit for bit: [0-9,]+ bytes\n", text)
     assert everything(alone) == {}
     assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "what"), [("local", "silos' models"), ("fedper", "scores       ")]
+)
+def test_a_demonstration_without_a_model_at_the_server(
+    alone: Path, capsys: Capture, method: str, what: str
+) -> None:
+    given = [*SMALL, "--clients", "2", "--quiet", "--method", method]
+    text = printed(capsys, "demo-federation", "g.npz", *given)
+    assert f"\n{what} the same, bit for bit as in the simulation\n" in text
+    assert re.search(r"accuracy      0\.\d+ \(silos' own models, test nodes\)\n", text)
+
+
+def test_own_models_that_differ_or_are_absent_are_not_the_same(tmp_path: Path) -> None:
+    silos = [tmp_path / name for name in ("a", "b")]
+    for number, silo in enumerate(silos):
+        (silo / "results" / "run").mkdir(parents=True)
+        kept = silo / "results" / "run" / "model.safetensors"
+        for path in (kept, tmp_path / f"models/{number}-x"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(bytes([number]))
+    assert _own_same(tmp_path, silos)
+    assert not _own_same(tmp_path, silos[::-1])
+    (silos[0] / "results/run/model.safetensors").unlink()
+    assert not _own_same(tmp_path, silos)
 
 
 def test_a_demonstration_that_fails_leaves_nothing(

@@ -28,11 +28,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
     "option as a flag": (
         ["run", "g.npz", "--server-lr", "0.1"],
-        "expected an option of method fedopt, scaffold, llcg as --option server_lr=VALUE, got --se",
+        "expected an option of method fedopt, method scaffold and method llcg as --option serv",
     ),
     "option as a flag of many": (
         ["compare", "g.npz", "--server-lr=0.1"],
-        "expected an option of method fedopt, scaffold, llcg as --options fedopt.server_lr=VALUE",
+        "expected an option of method fedopt, method scaffold and method llcg as --options fedopt",
     ),
     "underscore": (["run", "--local_epochs", "2"], "--local-bias, --local-epochs)"),
     "partition": (["run", "g.npz", "--partition", "metes"], "'metes': did you mean 'metis'? "),
@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--model", "mine.py"],
         "expected FILE.py:NAME or package.module:NAME, got 'mine.py'",
     ),
-    "table": (["run", "g.npz", "--config", "table.toml"], "'optons': did you mean 'options'? "),
+    "table": (["run", "g.npz", "--config", "table.toml"], "'optons': did you mean 'options'?"),
     "value of a key": (
         ["run", "g.npz", "--config", "value.toml"],
         "rounds: input should be greater than or equal to 1, got 0 (value.toml)",

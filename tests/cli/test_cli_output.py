@@ -326,10 +326,10 @@ def test_the_public_split_of_planetoid(capsys: Capture) -> None:
 
 @needs_data
 @pytest.mark.parametrize("name", ["epinions", "ciao"])
-def test_recommendation_data_is_refused(capsys: Capture, work: Path, name: str) -> None:
+def test_ratings_need_a_model_for_them(capsys: Capture, work: Path, name: str) -> None:
     before = everything(work)
     assert run_app(["run", str(SHARED / f"{name}.npz")]) == 2
     shown = capsys.readouterr()
-    assert "expected a graph for node classification, got ratings and trust of users" in shown.err
+    assert "expected a model for ratings of users and items, got gcn" in shown.err
     assert shown.err.count("\n") == 1
     assert everything(work) == before

@@ -111,6 +111,7 @@ def follow(
 
 DRAWN = Controller("drawn", "around what was seen", around_center, nothing_yet, follow)
 TABLE = {**CONTROLLERS, "by_loss": BY_LOSS, "drawn": DRAWN}
+CLOCK = {"speeds": "1,2,4"}  # an agent's reward has the seconds of a virtual clock
 
 
 # A method whose clients take as many epochs as one knob says, mixed by another; the server makes a
@@ -194,7 +195,8 @@ KNOBS = (Knob("a", 1, 9, 4), Knob("b", 0.5, 2.0, 1.0), Knob("mix", 0.0, 1.0, 0.5
 
 def standing_at(t: int) -> RunStanding:
     loss = 2.0 / (t + 1)
-    return RunStanding(t, 3, 100 * t, 1000 - 100 * t, t, loss, 1 - loss / 3)
+    weights = {"w": torch.full((4,), loss)}
+    return RunStanding(t, 3, 100 * t, 1000 - 100 * t, t, loss, 1 - loss / 3, 2.0 * t, weights)
 
 
 def play(found: Controller, state: ControllerState, first: int, last: int) -> list[list[float]]:
@@ -328,11 +330,11 @@ def test_knobs_follow_the_last_scores(make_graph: MakeGraph, every: int) -> None
     assert len({row["fact_knob_epochs"] for row in rows}) > 1
 
 
-@pytest.mark.parametrize("how", ["by_loss", "drawn"])
+@pytest.mark.parametrize("how", ["by_loss", "drawn", "ddpg"])
 def test_killed_and_resumed_and_over_a_session_knobs_are_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    graph, options = make_graph(), {**run_of(how), "eval_every": 2}
+    graph, options = make_graph(), {**run_of(how), "eval_every": 2, **CLOCK}
     whole = go(graph, **options, out=str(tmp_path / "whole"))
     run_until(monkeypatch, graph, 4, tmp_path / "half", **{**FAST, **options})
     again_ = sg.resume(tmp_path / "half", graph=graph, method=PACED)
@@ -343,7 +345,7 @@ def test_killed_and_resumed_and_over_a_session_knobs_are_the_same(
         assert rows_of(whole) == rows_of(other)
         assert lines(whole.ledger.records) == lines(other.ledger.records)
     knobs = {k: t.tolist() for k, t in whole.client_facts.items() if k.startswith("knob")}
-    assert len(set(knobs["knob_mix"])) == (4 if how == "drawn" else 1)
+    assert len(set(knobs["knob_mix"])) == (1 if how == "by_loss" else 4)
     assert (tmp_path / "whole" / "clients.csv").read_text().count("knob_mix") == 1
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from silograph.core.errors import (
+    MOST_CHOICES,
     ConfigError,
     DataError,
     PartitionError,
@@ -61,3 +62,12 @@ def test_lookup_of_an_unknown_name_hides_the_key_error() -> None:
         lookup({"gcn": 1, "mlp": 2}, "gcm", "thing")
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_many_choices_do_not_bury_the_nearest() -> None:
+    few, many = ([f"name{i:02}" for i in range(MOST_CHOICES + n)] for n in (0, 1))
+    assert str(unknown("x", "nam03", few)).endswith(
+        f"did you mean 'name03'? Choices: {', '.join(few)}"
+    )
+    assert str(unknown("x", "nam03", many)) == "unknown x 'nam03': did you mean 'name03'?"
+    assert str(unknown("x", "qqq", many)).endswith(f"; choices: {', '.join(many)}")

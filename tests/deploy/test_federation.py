@@ -95,7 +95,7 @@ def assert_same(ours: Result, theirs: Result) -> None:
 ABLE = [name for name, method in METHODS.items() if method.setting.at_server is None]
 # Each kind of call and of state; the slow ones are all methods with all numbers of silos.
 QUICK = {("fedavg", 2), ("local", 3), ("scaffold", 3), ("label_guided", 3), ("bns", 2)}
-QUICK |= {("cagnet", 3), ("fedper", 3)}
+QUICK |= {("cagnet", 3), ("fedper", 3), ("fedpub", 3)}
 
 
 @pytest.mark.parametrize(

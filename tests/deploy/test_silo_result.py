@@ -17,11 +17,13 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
+from silograph.deploy.silo import Attendance, attend
 from silograph.deploy.silo_result import check_new
 from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
+from silograph.federation.session.holder import run_name
 from silograph.graph.graph import Graph
 from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
@@ -175,6 +177,27 @@ def test_nothing_is_overwritten(make_graph: MakeGraph, tmp_path: Path) -> None:
     said: list[str] = []
     federate(silos[:1], config, PLAIN, run=lambda *_, **__: None, said=said, out=tmp_path)  # type: ignore[arg-type]
     assert said == []
+
+
+def test_a_result_of_a_run_that_is_not_over_may_be_there(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    """A silo that was killed after RESULT, before END: its states are still of that run."""
+    silo = folders(make_graph(60), config_of(2, **BASE), tmp_path / "silos")[0]
+    data, secret, key = read_silo(silo), tmp_path / "secret", tmp_path / "key"
+    secret.write_bytes(bytes(32))
+    out, state, token = tmp_path / "out", tmp_path / "state", bytes(range(16))
+    out.mkdir()
+    (out / "result.json").write_text(json.dumps({"run": run_name(token), "best_round": 2}))
+    how = Attendance("localhost:1", key, secret, None, True, state, patience=0, out=out)
+    with pytest.raises(ConfigError, match="expected a folder for the result that does not exist"):
+        attend(data, how)
+    (state / bytes(16).hex()).mkdir(parents=True)  # of another run
+    with pytest.raises(ConfigError, match="expected a folder for the result that does not exist"):
+        attend(data, how)
+    (state / token.hex()).mkdir()
+    with pytest.raises(ConfigError, match="expected a server at localhost:1 within 0 s"):
+        attend(data, how)
 
 
 def test_a_disk_that_is_full_costs_the_silo_its_result_only(

@@ -74,6 +74,8 @@ CASES: list[dict[str, Any]] = [
     {"method": "local", "selector": "all"},
     {"method": "fedper", "participation": 0.5, "layers": 3, "options": {"private": 2}},
     {"method": "fedper", "options": {"private": 0}},
+    {"method": "gcflplus", "participation": 0.5, "neighbors": "fedgrains", "batch_size": 3},
+    {"method": "fedpub", "participation": 0.5, "options": {"masks": False}},
     {"method": "fedopt", "collect": 0.5, "model": "gat", "heads": 2},
     {"method": "fedprox", "eval_every": 3, "max_bytes": 1000},
     {"method": "label_guided", "options": {"sample": 20}, "local_epochs": 2, "layers": 3},
@@ -82,6 +84,9 @@ CASES: list[dict[str, Any]] = [
     {"method": "label_guided", "model": "mlp"},
     {"method": "bns", "model": "graphconv", "options": {"rate": 0.5}},
     {"method": "cagnet", "model": "sage"},
+    {"method": "fedgraph", "options": {"kappa": 4, "local_steps": 2}, "layers": 3},
+    {"method": "fedgraph", "options": {"share": "all", "keep_2": 0.3}, "model": "sage"},
+    {"method": "fedgraph", "options": {"share": "none", "policy": "drawn"}},
 ]
 
 

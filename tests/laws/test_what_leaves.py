@@ -1,12 +1,14 @@
 """What leaves a silo: declared kinds, and that labels, edges and features are not among them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import least_squares
 from torch import Tensor
 
 import silograph as sg
@@ -14,7 +16,7 @@ from leaks import OPTIONS, Sent, blocks_of, documented, found_in
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, take
-from silograph.experiment.run.setup import Setup
+from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.frame import Envelope, encode
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -172,3 +174,92 @@ def test_features_can_be_worked_out_from_single_partial_sums(
     assert isinstance(block.x, Tensor)
     scale = ((block.adj.degree + halo.degree)[sender] + 1).double().rsqrt()[:, None]
     torch.testing.assert_close(solved[single], scale * block.x[sender], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_rows_of_hidden_layers_give_what_entered_the_first_one(
+    make_graph: Callable[..., Graph], sent: Sent, setups: list[Setup]
+) -> None:
+    """FedGraph says that h^(2) W^(2) hides features. The server knows the weights of every round.
+
+    All neighbors, no dropout: what a row's first layer sums over stays the same, and every round
+    gives 3 more equations for its 7 values and its unknown scale. A node without neighbors at its
+    own silo sums over itself only: those are its features.
+    """
+    everything = {"kappa": 1024, "keep_1": 1.0, "keep_2": 1.0}
+    graph, shape = make_graph(60), {"hidden": 8, "dtype": "float64", "kernels": "torch"}
+    sg.run(
+        graph,
+        clients=4,
+        partition="random",
+        method="fedgraph",
+        rounds=14,
+        dropout=0.0,
+        lr=0.1,
+        strict=True,
+        block_size=1,
+        options=everything,
+        **shape,  # type: ignore[arg-type]
+    )
+    setup = setups[0]
+    ids, weights = setup.federation.ids, [first_weights(setup)]
+    rows: list[list[Tensor]] = [[] for _ in ids]
+    for envelope, fields in sent:
+        if envelope.kind is Kind.EMBEDDINGS and "rows" in fields:
+            rows[min(range(len(ids)), key=lambda c: len(rows[c]))].append(fields["rows"].t)
+    updates = [fields for e, fields in sent if e.kind is Kind.WEIGHTS and "nodes" in fields]
+    for start in range(0, len(updates), len(ids)):
+        found = updates[start : start + len(ids)]
+        nodes = [float(fields["nodes"].t) for fields in found]
+        weights.append(
+            {
+                name: torch.stack(
+                    [n * f[f"weights/{name}"].t[0] for n, f in zip(nodes, found, strict=True)]
+                ).sum(0)
+                / sum(nodes)
+                for name in weights[0]
+            }
+        )
+    recovered, alone = 0, 0
+    total = sum(len(r[0]) for r in rows)
+    for block, seen in zip(blocks_of(setup), rows, strict=True):
+        assert isinstance(block.x, Tensor)
+        adj = torch.zeros(len(block.y), len(block.y), dtype=torch.float64)
+        adj[block.adj.row, block.adj.indices.long()] = 1
+        scale = (adj.sum(1) + 1).rsqrt()
+        truth = scale[:, None] * ((adj + torch.eye(len(adj))) @ (scale[:, None] * block.x))
+        observed = torch.stack(seen, dim=1)  # (rows, rounds, 3)
+        for values in observed:
+            guess = inverted(values, weights[:-1])
+            error, place = (truth - guess).abs().amax(1).min(0)
+            recovered += bool(error < 1e-6)
+            isolated = bool(block.adj.degree[place] == 0)
+            alone += isolated and bool((block.x[place] - guess).abs().max() < 1e-6)
+    assert total > 20
+    assert recovered >= 0.9 * total
+    assert alone > 0
+
+
+def inverted(values: Tensor, weights: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """What entered the first layer of a row, from what it sent in each round (T, 3)."""
+    arrays = [{name: w.numpy() for name, w in each.items()} for each in weights]
+    target, size = values.numpy(), len(arrays[0]["0.weight"])
+
+    def misses(unknown: np.ndarray) -> np.ndarray:
+        found = [
+            np.maximum(unknown[:-1] @ w["0.weight"] + w["0.bias"], 0) @ w["1.weight"]
+            for w in arrays
+        ]
+        missed: np.ndarray = unknown[-1] * np.stack(found) - target
+        return missed.ravel()
+
+    best, generator = None, np.random.default_rng(0)
+    for _ in range(12):
+        start = np.append(generator.normal(size=size), 0.5)
+        tried = least_squares(misses, start, xtol=1e-15, ftol=1e-15, gtol=1e-15)
+        if best is None or tried.cost < best.cost:
+            best = tried
+        if best.cost < 1e-20:
+            break
+    assert best is not None
+    return torch.from_numpy(best.x[:-1])

@@ -13,7 +13,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import offsets
 from silograph.core.work import metered
-from silograph.evaluation.scoring import HaloFrom
+from silograph.evaluation.scoring import HaloSums
 from silograph.exchange.history import OWN, PASSES, SEEN, blank_history, stored_in
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block
@@ -103,7 +103,7 @@ def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
     for number in stored_stages(model_in(cfg)):
         entering = _entering(cfg.model, first, uncut, number)[node]
         torch.testing.assert_close(seen[f"{OWN}{number}"].t, entering, rtol=0, atol=1e-10)
-    HaloFrom().counts(fed, cfg.model, first, KEY)
+    HaloSums().counts(fed, cfg.model, first, KEY)
     seen = fed.states()[0]
     torch.testing.assert_close(seen["server/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
 
@@ -135,7 +135,7 @@ def test_without_features_of_others_the_first_layer_stays_at_home(
     first = cfg.model.init_weights(Key.of(2), torch.float64)
     logits = forward_pass(model_in(cfg), first, inputs, None)
     judged = (block.split.val | block.split.test).nonzero()[:, 0]
-    HaloFrom().counts(fed, cfg.model, first, KEY)
+    HaloSums().counts(fed, cfg.model, first, KEY)
     for view in ("own", "server"):
         found = fed.states()[0][f"{view}/logits"].t
         torch.testing.assert_close(found, logits[judged], rtol=0, atol=1e-10)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from crossed import crossed
 from layers import model_of
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -21,7 +22,7 @@ from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.backends import TORCH
-from silograph.nn.fit import Schedule, Training
+from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
@@ -66,7 +67,7 @@ def run(
     return fed, left, reports
 
 
-@pytest.mark.parametrize(("block_size", "participation"), [(1, 1.0), (5, 0.5)])
+@crossed({"block_size": (1, 5), "participation": (1.0, 0.5)}, quick=[(1, 1.0), (5, 0.5)])
 @pytest.mark.parametrize("name", METHODS)
 def test_strict_is_not_strict_bitwise(
     make_graph: Callable[..., Graph],
@@ -233,7 +234,9 @@ def test_work_of_every_layer_is_the_closed_form(
     weights, k = model.init_weights(Key.of(9), torch.float64), graph.num_classes
     size = sum(w.numel() for w in weights.values())
     with metered(5) as meter:
-        TORCH.fit(Training(model, SGD(0.1), Schedule(2)), block, weights, None, Key.of(1))
+        TORCH.fit(
+            Training(model, SGD(0.1), Schedule(2)), TrainingInputs(block, weights, None, Key.of(1))
+        )
     for c, part in enumerate(block.take(torch.tensor([c])) for c in range(5)):
         n, entries, train = len(part.y), part.adj.nnz, int(part.num_train)
         values = part.x.csr.nnz if isinstance(part.x, SparseRows) else n * graph.num_features

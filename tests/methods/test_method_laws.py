@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from crossed import crossed
 from layers import MODELS_WITH_SKIPS, model_of, reference_model
 from silograph.core.key import Key
 from silograph.core.payload import Stacked, take_all
@@ -28,7 +29,7 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 from together import held_of, whole_round
 
-ROUNDS = 3
+ROUNDS = 4
 TOLERANCE = 1e-10
 OPTIMIZERS: dict[str, Optimizer] = {
     "adam": Adam(lr=0.01, weight_decay=5e-4),
@@ -110,9 +111,14 @@ def assert_same(a: Trace, b: Trace) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("keep", "optimizer", "participation"),  # each pair of settings once
-    [(True, "adam", 1.0), (False, "adam", 0.5), (True, "sgd", 0.5), (False, "sgd", 1.0)],
+@crossed(
+    {"keep": (True, False), "optimizer": ("adam", "sgd"), "participation": (1.0, 0.5)},
+    quick=[  # each pair of settings once
+        (True, "adam", 1.0),
+        (False, "adam", 0.5),
+        (True, "sgd", 0.5),
+        (False, "sgd", 1.0),
+    ],
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_a_block_of_many_is_many_blocks_of_one(
@@ -139,17 +145,17 @@ def test_a_block_of_many_is_many_blocks_of_one(
             torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("conv", "residual", "keep"), [*((*m, True) for m in MODELS_WITH_SKIPS), ("gcn", False, False)]
+@crossed(
+    {"layer": MODELS_WITH_SKIPS, "keep": (True, False)},
+    quick=[*((layer, True) for layer in MODELS_WITH_SKIPS), (("gcn", False), False)],
 )
 def test_every_layer_trains_the_same_in_blocks(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., Built],
-    conv: str,
-    residual: bool,
+    layer: tuple[str, bool],
     keep: bool,
 ) -> None:
-    graph = make_graph(50, sparse=True)
+    graph, (conv, residual) = make_graph(50, sparse=True), layer
     skips = {"layers": 3 if residual else 2, "residual": residual}
     cfg = config(graph, FEDAVG, conv=conv, shape=skips, keep_optimizer=keep)
     built = cut_block(graph, 5)

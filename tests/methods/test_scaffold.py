@@ -24,7 +24,7 @@ from silograph.methods.scaffold import SCAFFOLD, ScaffoldOptions
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
-from silograph.nn.fit import Schedule
+from silograph.nn.fit import Schedule, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD
@@ -155,7 +155,9 @@ def test_a_variate_is_the_mean_gradient_of_the_clients_own_steps(
         common = {k: server.memory[f"variates/{k}"] for k in server.weights}
         shift = Shift({k: common[k] - c for k, c in before.items()})
         training = replace(cfg.training, corrections=(shift,))
-        fitted = TORCH.fit(training, block, server.weights, None, KEY.fold("train", t))
+        fitted = TORCH.fit(
+            training, TrainingInputs(block, server.weights, None, KEY.fold("train", t))
+        )
         state, _ = SCAFFOLD.round(fed, cfg, state, t, KEY)
         steps = 2 * ((block.num_train + 2) // 3)
         assert torch.equal(fitted.steps, steps)
@@ -204,7 +206,7 @@ def test_clients_agree_on_where_the_gradient_of_all_is_zero(
 def gradient(cfg: MethodConfig, block: ClientBlock, weights: Params) -> float:
     """Largest entry of the gradient of the loss of all training nodes, with decay."""
     training = replace(cfg.training, optimizer=SGD(1.0, 0.05), schedule=Schedule(1))
-    moved = TORCH.fit(training, block, weights, None, KEY).weights
+    moved = TORCH.fit(training, TrainingInputs(block, weights, None, KEY)).weights
     share = block.num_train.double() / block.num_train.sum()
     grads = [w - torch.einsum("c,c...->...", share, moved[k].t) for k, w in weights.items()]
     return max(float(g.abs().max()) for g in grads)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked, State
+from silograph.core.payload import NO_STATE, Stacked, State
 from silograph.evaluation.evaluate import counts_here
 from silograph.exchange.passes import divisible
 from silograph.experiment.resolve.plan import choose_block_size
@@ -20,11 +20,12 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph, LabelForm
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.fedavg import FEDAVG
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
-from silograph.nn.schedule import NO_STATE, Fitted, Schedule, Training
-from silograph.nn.start import Start, start_fields, whole
+from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.start import start_fields, whole
 from silograph.sampling.neighbors import Bernoulli
 
 MakeGraph = Callable[..., Graph]
@@ -45,6 +46,7 @@ class Logistic:
     one_by_one = False
     source = None
     first_maps = ()
+    table_widths = NO_TABLES
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -54,23 +56,18 @@ class Logistic:
         del key
         return {name: torch.zeros(s, dtype=dtype) for name, s in self.weight_shapes.items()}
 
-    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
+        del tables
         assert isinstance(block.x, Tensor)
         w, b = weights["0.weight"], weights["0.bias"]
         if w.dim() == 2:
             return block.x @ w + b
         return (block.x[:, None] @ w[block.client])[:, 0] + b[block.client]
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
-        del memory, key, sampler
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        block, start = inputs.block, inputs.start
         assert isinstance(block.x, Tensor)
         clients = block.num_clients
         w = {name: whole(field) for name, field in start_fields(self, start, clients).items()}
@@ -86,6 +83,10 @@ class Logistic:
         steps = torch.full((clients,), training.schedule.epochs)
         fields: Any = {name: Stacked(t) for name, t in w.items()}
         return Fitted(fields, {}, loss, self.forward(w, block), steps)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,7 +131,7 @@ def test_a_kind_that_nobody_can_look_into_says_so(
     assert TORCH.why_not(training, torch.device("cpu")) is None
     start = model.init_weights(KEY, torch.float64)
     for call in (
-        lambda: COMPILED.fit(training, block, start, None, KEY),
+        lambda: COMPILED.fit(training, TrainingInputs(block, start, None, KEY)),
         lambda: COMPILED.predict(model, start, block),
     ):
         with pytest.raises(ProtocolError, match=f"got: {reason}; run with kernels=torch$"):

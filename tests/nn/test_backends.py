@@ -24,7 +24,7 @@ from silograph.nn.conv.gcn import GCN
 from silograph.nn.conv.plain import PlainConv
 from silograph.nn.conv.sage import SAGE
 from silograph.nn.correction import Correction, Proximal
-from silograph.nn.fit import Fitted, Schedule, Training, rest, stacked_copies
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, rest, stacked_copies
 from silograph.nn.forward import Stage
 from silograph.nn.model import MODELS, Model, layers_of
 from silograph.nn.neighbors import Fanout
@@ -64,7 +64,7 @@ class Case:
     def run(self, kernels: str) -> tuple[Fitted, Meter]:
         with metered(self.block.num_clients) as meter:
             fitted = BACKENDS[kernels].fit(
-                self.training, self.block, self.start, self.memory, Key.of(3)
+                self.training, TrainingInputs(self.block, self.start, self.memory, Key.of(3))
             )
         return fitted, meter
 

@@ -18,7 +18,7 @@ from silograph.core.key import Key
 from silograph.graph.block.block import SparseRows
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
-from silograph.nn.fit import Schedule, Training
+from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
@@ -104,7 +104,7 @@ def test_weights_of_another_model_are_refused(case: Case, kernels: str, odd: str
     with refused(text):
         BACKENDS[kernels].predict(case.model, weights, case.block)
     with refused(text):
-        BACKENDS[kernels].fit(training, case.block, weights, None, KEY)
+        BACKENDS[kernels].fit(training, TrainingInputs(case.block, weights, None, KEY))
 
 
 @TIERS
@@ -133,7 +133,9 @@ def test_weights_of_another_module_are_refused(make_graph: MakeGraph, cut_block:
     with refused(text):
         BACKENDS["torch"].predict(model, weights, block)
     with refused(text):
-        BACKENDS["torch"].fit(Training(model, SGD(0.1), Schedule(1)), block, weights, None, KEY)
+        BACKENDS["torch"].fit(
+            Training(model, SGD(0.1), Schedule(1)), TrainingInputs(block, weights, None, KEY)
+        )
 
 
 def odd_memory(m: Params) -> dict[str, tuple[dict[str, Tensor], str]]:
@@ -194,7 +196,8 @@ def test_optimizer_state_of_another_model_is_refused(case: Case, kernels: str, o
     memory, text = found[odd]
     with refused(text):
         BACKENDS[kernels].fit(
-            Training(case.model, adam, Schedule(1)), case.block, case.weights, memory, KEY
+            Training(case.model, adam, Schedule(1)),
+            TrainingInputs(case.block, case.weights, memory, KEY),
         )
 
 
@@ -208,14 +211,14 @@ def test_state_and_weights_of_any_strides_are_taken(
         name: w.transpose(0, -1).contiguous().transpose(0, -1) for name, w in case.weights.items()
     }
     memory = case.memory(optimizer)
-    first = BACKENDS[kernels].fit(training, case.block, case.weights, memory, KEY)
-    again = BACKENDS[kernels].fit(training, case.block, turned, memory, KEY)
+    first = BACKENDS[kernels].fit(training, TrainingInputs(case.block, case.weights, memory, KEY))
+    again = BACKENDS[kernels].fit(training, TrainingInputs(case.block, turned, memory, KEY))
     odd = {
         name: m.transpose(1, -1).contiguous().transpose(1, -1) if m.dim() > 1 else m
         for name, m in first.memory.items()
     }
     on = [
-        BACKENDS[kernels].fit(training, case.block, case.weights, m, KEY)
+        BACKENDS[kernels].fit(training, TrainingInputs(case.block, case.weights, m, KEY))
         for m in (first.memory, odd)
     ]
     for one, other in ((first, again), on):
@@ -230,7 +233,7 @@ def test_labels_that_a_model_has_no_output_for_are_refused(case: Case, kernels: 
     training = Training(small, SGD(0.1), Schedule(1))
     text = "expected labels of training rows in 0 to 1, got 0 to 2: the model is for fewer classes"
     with refused(text):
-        BACKENDS[kernels].fit(training, case.block, weights, None, KEY)
+        BACKENDS[kernels].fit(training, TrainingInputs(case.block, weights, None, KEY))
 
 
 @TIERS
@@ -249,14 +252,16 @@ def test_a_model_for_another_task_is_refused(
     ]:
         weights = model.init_weights(Key.of(1), torch.float64)
         with refused(f"{text}: the model is for another task"):
-            BACKENDS[kernels].fit(Training(model, SGD(0.1), Schedule(1)), block, weights, None, KEY)
+            BACKENDS[kernels].fit(
+                Training(model, SGD(0.1), Schedule(1)), TrainingInputs(block, weights, None, KEY)
+            )
 
 
 def test_a_fanout_has_a_number_for_each_layer(case: Case) -> None:
     for fanout in ((2,), (2, 2, 2), (2, -1)):
         training = Training(case.model, SGD(0.1), Schedule(1, neighbors=Fanout(fanout)))
         with pytest.raises(ConfigError, match="expected a fanout for each of 2 layers, got"):
-            BACKENDS["compiled"].fit(training, case.block, case.weights, None, KEY)
+            BACKENDS["compiled"].fit(training, TrainingInputs(case.block, case.weights, None, KEY))
 
 
 @TIERS

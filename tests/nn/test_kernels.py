@@ -18,6 +18,7 @@ from silograph.core.key import Key, hash_text, keep_probability, mix, mix_words,
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
+from silograph.nn import kernel_block, kernel_model
 from silograph.nn.fit import Schedule
 from silograph.nn.mini_batches import batches
 from silograph.nn.model import Model
@@ -26,7 +27,6 @@ from silograph.task.loss import node_loss
 
 pytest.importorskip("numba")
 
-from silograph.nn import compiled
 from silograph.nn.kernels import arrays, draws, layers, training
 from silograph.nn.kernels import loss as loss_kernels
 
@@ -75,8 +75,10 @@ def tables(
 ) -> tuple[arrays.RowArrays, arrays.ModelShape, arrays.Scratch]:
     """The arrays of a block, of a two-layer model of this hidden width, and a thread's memory."""
     model = Model("gcn", block.num_features, width, 3, 2, drop, "multiclass")
-    data = compiled._prepared(model, block, compact=False)
-    shape = compiled._shape(model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL))
+    data = kernel_block.prepared(model, block, compact=False)
+    shape = kernel_model.model_shape(
+        model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL)
+    )
     like = np.empty(0)
     clients = block.num_clients
     memory = training.scratch(data.rows, data.inputs, shape, np.arange(clients), like, 1, 1)

@@ -39,7 +39,7 @@ from silograph.nn.conv import (
 from silograph.nn.conv.gat import GAT
 from silograph.nn.conv.gin import GIN
 from silograph.nn.conv.propagation import Propagation
-from silograph.nn.fit import Fitted, Schedule, Training, stacked_copies
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, stacked_copies
 from silograph.nn.forward import Pass
 from silograph.nn.mini_batches import batches, sampled_pass
 from silograph.nn.model import MODELS, Model
@@ -276,7 +276,7 @@ def model_for(graph: Graph, conv: str = "gcn") -> Model:
 def fitted(kernels: str, model: Model, schedule: Schedule, block: ClientBlock) -> Fitted:
     start = model.init_weights(Key.of(1), torch.float64)
     training = Training(model, Adam(0.05, 5e-4), schedule)
-    return BACKENDS[kernels].fit(training, block, start, None, Key.of(3))
+    return BACKENDS[kernels].fit(training, TrainingInputs(block, start, None, Key.of(3)))
 
 
 def dense(field: Stacked | Patched) -> Tensor:

@@ -21,7 +21,7 @@ from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal, Shift
-from silograph.nn.fit import Fitted, Schedule, Training
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
@@ -71,7 +71,9 @@ class World:
 
     def run(self, kernels: str, start: Start) -> Fitted:
         memory = self.training.optimizer.init(self.whole) if self.keep else None
-        return BACKENDS[kernels].fit(self.training, self.block, start, memory, Key.of(3))
+        return BACKENDS[kernels].fit(
+            self.training, TrainingInputs(self.block, start, memory, Key.of(3))
+        )
 
     def last(self, t: Params) -> Params:
         return {n: w for n, w in t.items() if n.startswith(f"{self.model.layers - 1}.")}
@@ -178,7 +180,10 @@ def test_modules_start_from_bases(make_graph: MakeGraph, cut_block: CutBlock) ->
     block = world.block.take(torch.tensor([2]))
     based = {n: from_bases(torch.stack([w, w + 1]), torch.tensor([1])) for n, w in weights.items()}
     whole = {n: w[None] + 1 for n, w in weights.items()}
-    a, b = (BACKENDS["torch"].fit(training, block, s, None, Key.of(3)) for s in (based, whole))
+    a, b = (
+        BACKENDS["torch"].fit(training, TrainingInputs(block, s, None, Key.of(3)))
+        for s in (based, whole)
+    )
     assert_same(a, b)
 
 

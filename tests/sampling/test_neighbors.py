@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from crossed import crossed
 from layers import model_of
 from runs import FAST, go, of, run_until, same_bits
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked, State
+from silograph.core.payload import Ragged, Stacked, State, take
 from silograph.core.ranges import lin
 from silograph.core.work import metered
 from silograph.experiment.resolve.in_memory_parts import Own
@@ -37,10 +38,13 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
-from silograph.nn.fit import Fitted, Schedule, Training
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.sampling.drops import DropEdge, DropNode
+from silograph.sampling.fedgrains import FedGrains
+from silograph.sampling.layer_wise import FastGCN, Ladies
 from silograph.sampling.neighbors import (
     NEIGHBORS,
     Bernoulli,
@@ -110,8 +114,22 @@ SAMPLERS: dict[str, Neighbors] = {
     "fanout": Fanout((2, 2)),
     "bernoulli": Bernoulli(0.6),
     "bernoulli, by degree": Bernoulli(0.6, by_degree=True),
+    "fastgcn": FastGCN(3),
+    "ladies": Ladies(3),
+    "ladies, normalized": Ladies(3, normalize=True),
     "tempered": Tempered(),
+    "drop_edge": DropEdge(0.4),
+    "drop_node": DropNode(0.4),
+    "fedgrains": FedGrains(4, 2, alpha=10.0, lr=0.01, width=8),
+    "fedgrains, sampled degrees": FedGrains(
+        4, 2, alpha=10.0, learns_z=False, sampled_degrees=True, width=8
+    ),
+    "fedgrains, untrained": FedGrains(4, 2, policy="untrained", width=8),
+    "fedgrains, uniform": FedGrains(4, 2, policy="uniform"),
 }
+# These choose among the candidates of a whole batch.
+BY_BATCH = ("fedgrains",)
+BY_LAYER = {"fastgcn", "ladies"}  # their sums are enumerated in test_layer_wise.py
 SAMPLER = pytest.mark.parametrize("name", SAMPLERS)
 Probability = Callable[[int, int], float]  # of a set of k among d neighbors
 ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
@@ -122,6 +140,13 @@ ENUMERATED: dict[str, tuple[Neighbors, Probability, Callable[[int], float]]] = {
         Bernoulli(0.4, by_degree=True),
         lambda d, k: 0.4**k * 0.6 ** (d - k),
         lambda d: 1 - 0.6**d,
+    ),
+    "drop_edge": (DropEdge(0.6), lambda d, k: 0.4**k * 0.6 ** (d - k), lambda d: 0.4),
+    "drop_node": (DropNode(0.6), lambda d, k: 0.4**k * 0.6 ** (d - k), lambda d: 1.0),
+    "fedgrains": (
+        FedGrains(2, 1, policy="uniform"),
+        lambda d, k: (k == 2) / math.comb(d, 2),
+        lambda d: 2 / d,
     ),
 }
 
@@ -142,7 +167,7 @@ def reached_by(rows: list[int], clients: int = 1) -> Reached:
 
 
 def test_every_registered_sampler_is_in_the_tables() -> None:
-    assert {name.partition(",")[0] for name in ENUMERATED} == set(NEIGHBORS)
+    assert {name.partition(",")[0] for name in ENUMERATED} | BY_LAYER == set(NEIGHBORS)
     assert set(NEIGHBORS) <= set(SAMPLERS)
     assert all(name == sampler.name for name, sampler in NEIGHBORS.items())
 
@@ -174,7 +199,7 @@ def test_one_key_draws_the_same_again_and_changes_nothing(make_graph: MakeGraph,
     assert all(torch.equal(before[field], f.t) for field, f in state.items())
 
 
-@SAMPLER
+@pytest.mark.parametrize("name", [n for n in SAMPLERS if not n.startswith((*BY_BATCH, "ladies"))])
 def test_draws_of_rows_depend_on_no_other_rows(make_graph: MakeGraph, name: str) -> None:
     block, sampler = star_like(make_graph), SAMPLERS[name]
     state = sampler.init(block, model_of("gcn"), Key.of(0))
@@ -183,6 +208,31 @@ def test_draws_of_rows_depend_on_no_other_rows(make_graph: MakeGraph, name: str)
     mine = together.position == 1
     assert torch.equal(together.neighbor[mine], alone.neighbor)
     assert torch.equal(together.share[mine], alone.share)
+
+
+def test_an_edge_is_dropped_in_both_directions(make_graph: MakeGraph) -> None:
+    """And convolutions scale by what is left of the degrees, at senders too."""
+    block, everyone = star_like(make_graph), list(range(8))
+    drawn = DropEdge(0.5).draw(block, reached_by(everyone), 0, Key.of(3), {})
+    among = torch.zeros(8, 8)
+    among[drawn.position, drawn.neighbor] = 1
+    assert 0 < among.sum() < 2 * len(EDGES)
+    assert torch.equal(among, among.T)
+    assert drawn.degree is not None
+    assert torch.equal(drawn.degree, among.sum(1).double())
+    few = DropEdge(0.5).draw(block, reached_by([4]), 0, Key.of(3), {})
+    assert few.degree is not None
+    assert torch.equal(few.degree, drawn.degree)
+
+
+def test_a_dropped_node_is_dropped_for_all(make_graph: MakeGraph) -> None:
+    block, everyone = star_like(make_graph), list(range(8))
+    drawn = DropNode(0.5).draw(block, reached_by(everyone), 0, Key.of(3), {})
+    full = FULL.draw(block, reached_by(everyone), 0, Key.of(3), {})
+    senders = set(drawn.neighbor.tolist())
+    assert 0 < len(senders) < 8
+    kept = [v in senders for v in full.neighbor.tolist()]
+    assert torch.equal(full.neighbor[torch.tensor(kept)], drawn.neighbor)
 
 
 # --- whole trainings ------------------------------------------------------------------------------
@@ -222,7 +272,9 @@ def trained(
         neighbors = training.schedule.neighbors
         state = neighbors.init(block, training.model, Key.of(0))
     with metered(block.num_clients) as meter:
-        found = BACKENDS["torch"].fit(training, block, start, memory, Key.of(3), state)
+        found = BACKENDS["torch"].fit(
+            training, TrainingInputs(block, start, memory, Key.of(3), state)
+        )
     return found, meter.flops
 
 
@@ -238,9 +290,13 @@ def shift_of(model: Model, clients: int) -> Shift:
     return Shift({k: scale.view(-1, *[1] * w.dim()) * w for k, w in weights.items()})
 
 
-@pytest.mark.parametrize(
-    ("corrected", "keep", "sparse"),  # each pair of settings at least once
-    [
+@crossed(
+    {
+        "corrected": ("plain", "proximal", "shift"),
+        "keep": (True, False),
+        "sparse": (True, False),
+    },
+    quick=[  # each pair of settings at least once
         ("plain", True, True),
         ("plain", False, False),
         ("proximal", True, False),
@@ -275,7 +331,9 @@ def test_a_block_is_its_clients_one_by_one(
         rows = slice(int(block.off[c]), int(block.off[c + 1]))
         torch.testing.assert_close(together.logits[rows], alone.logits, rtol=0, atol=1e-10)
         for field, f in alone.neighbors.items():
-            torch.testing.assert_close(together.neighbors[field].t[own], f.t, rtol=0, atol=1e-10)
+            mine = take(together.neighbors[field], own)
+            assert isinstance(mine, Stacked | Ragged)
+            torch.testing.assert_close(mine.t, f.t, rtol=0, atol=1e-10)
         assert float(work[c]) == float(own_work[0])
 
 
@@ -290,7 +348,18 @@ def test_a_client_without_training_nodes_takes_no_step(
     assert found.neighbors["keep"].t[1] == 0.8
 
 
-@pytest.mark.parametrize("sampler", [Bernoulli(1.0), Fanout((99, 99)), Fanout((0, 0))], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Bernoulli(1.0),
+        DropEdge(0.0),
+        DropNode(0.0),
+        Fanout((99, 99)),
+        Fanout((0, 0)),
+        FedGrains(99, 2, policy="uniform"),
+    ],
+    ids=str,
+)
 def test_whoever_keeps_all_is_full(
     make_graph: MakeGraph, cut_block: CutBlock, sampler: Neighbors
 ) -> None:
@@ -329,7 +398,7 @@ def test_what_a_sampler_keeps_is_declared() -> None:
 RUN: dict[str, Any] = {"rounds": 4, "batch_size": 3, "local_epochs": 2, "participation": 0.6}
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "tempered"])
+@pytest.mark.parametrize("name", ["bernoulli", "fastgcn", "fedgrains", "ladies", "tempered"])
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +424,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernouli"},
             "unknown neighbor sampler 'bernouli': did you mean 'bernoulli'? Choices: bernoulli, "
-            "fanout, full",
+            "drop_edge, drop_node, fanout, fastgcn, fedgrains, full, ladies",
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},
@@ -378,6 +447,11 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernoulli", "model": "gat"},
             "expected a model that takes the draws of neighbors=bernoulli, got gat: attention is "
+            "normalized over the neighbors that were drawn; use neighbors=full or fanout",
+        ),
+        (
+            {"neighbors": "ladies", "model": "gat"},
+            "expected a model that takes the draws of neighbors=ladies, got gat: attention is "
             "normalized over the neighbors that were drawn; use neighbors=full or fanout",
         ),
         (
@@ -410,7 +484,7 @@ def test_compiled_kernels_refuse_what_they_do_not_draw(
     )
     start = model.init_weights(Key.of(1), torch.float64)
     with pytest.raises(ProtocolError, match="got: Bernoulli as neighbor sampler is not comp"):
-        BACKENDS["compiled"].fit(training, block, start, None, Key.of(3))
+        BACKENDS["compiled"].fit(training, TrainingInputs(block, start, None, Key.of(3)))
 
 
 def test_options_of_a_sampler_can_be_tuned() -> None:
@@ -433,6 +507,11 @@ def test_options_make_samplers() -> None:
         (
             {"neighbors": "bernoulli", "options": {"neighbors.rescale": "degree"}},
             Bernoulli(0.5, by_degree=True),
+        ),
+        ({"neighbors": "fastgcn"}, FastGCN(256)),
+        (
+            {"neighbors": "ladies", "options": {"neighbors.size": 64, "normalize": False}},
+            Ladies(64),
         ),
     ]
     for given, expected in cases:

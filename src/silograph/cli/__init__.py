@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from silograph.cli import federation, reproduce  # noqa: F401 - registers their commands
+from silograph.cli import agent, federation, reproduce, server, silo  # noqa: F401 - registers them
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
@@ -79,7 +79,10 @@ def report_command(
     folders: Annotated[list[Path], typer.Argument(help="result folders, finished or not")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="the page (default: DIR/report.html, or comparison.html)"),
+        typer.Option(
+            "--out",
+            help="the page (default: DIR/report.html; of several, comparison.html in this folder)",
+        ),
     ] = None,
 ) -> None:
     """Write a page about a run, or about several side by side."""

@@ -118,7 +118,13 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
         "view": _option(
             str, "--view", "of the test: server, uncut, personalized or own (the method's)", "own"
         ),
-        "test": _option(str, "--test", "paired test: t or wilcoxon", "t"),
+        "test": _option(
+            str,
+            "--test",
+            "paired test: t, resampled (corrected for splits that overlap) or wilcoxon; auto: "
+            "resampled where every seed splits the graph anew, else t",
+            "auto",
+        ),
         "processes": PROCESSES,
         "json": _option(bool, "--json", "print everything as one JSON object", False),
         "quiet": QUIET,

@@ -2,9 +2,9 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from pydantic import BeforeValidator
@@ -36,6 +36,7 @@ CUT_FIELDS = (
     "partition_seed",
     "split_seed",
 )
+Flags = TypeVar("Flags")
 app = typer.Typer(
     help="Graph neural networks over graphs that live in separate silos.",
     no_args_is_help=True,
@@ -101,6 +102,48 @@ class Given:
     flags: Mapping[str, Any]
 
 
+def declared_flags(flags: type) -> dict[str, tuple[Any, Any]]:
+    """Return type and default of each field of a dataclass whose fields are annotated for typer."""
+    required = inspect.Parameter.empty
+    return {
+        f.name: (f.type, required if f.default is dataclasses.MISSING else f.default)
+        for f in dataclasses.fields(flags)
+    }
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _register(
+    name: str,
+    called: Callable[..., Any],
+    body: Callable[..., Any],
+    parameters: Sequence[inspect.Parameter],
+) -> None:
+    """Register a function as a command, with the parameters and the help that it is to have."""
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    called.__doc__ = body.__doc__
+    app.command(name)(called)
+
+
+def flags_command(
+    name: str, flags: type[Flags]
+) -> Callable[[Callable[[Flags], Any]], Callable[[Flags], Any]]:
+    """Register a command that takes the flags of a dataclass, as one value."""
+
+    def register(body: Callable[[Flags], Any]) -> Callable[[Flags], Any]:
+        def called(**given: Any) -> Any:
+            return body(flags(**given))
+
+        parameters = [_parameter(key, *found) for key, found in declared_flags(flags).items()]
+        _register(name, called, body, parameters)
+        return body
+
+    return register
+
+
 def command(
     name: str, fields: Collection[str], extra: Mapping[str, tuple[Any, Any]]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -111,53 +154,40 @@ def command(
     Args:
         name: of the command.
         fields: of `RunConfig`.
-        extra: type and typer's declaration of what is no field, by name.
+        extra: type and typer's declaration (or default) of what is no field, by name.
     """
-    chosen = [f for f in dataclasses.fields(RunConfig) if f.name in fields]
+    dataset = typer.Argument(
+        None, help="name of a dataset, or a path to its file (default: digits)"
+    )
+    config = typer.Option(None, "--config", help="run file (TOML); flags go over it")
+    parameters = [
+        _parameter("dataset", str | None, dataset),
+        _parameter("config", Path | None, config),
+        *(_flag(f) for f in dataclasses.fields(RunConfig) if f.name in fields),
+        *(_parameter(key, *found) for key, found in extra.items()),
+    ]
 
     def register(body: Callable[..., Any]) -> Callable[..., Any]:
         def called(**given: Any) -> Any:
             own = {key: given.pop(key) for key in extra}
-            file = given.pop("config")
-            flags = {key: value for key, value in given.items() if value is not None}
-            # Runs that differ from the file's, as all of a study do, choose their own defaults.
-            anew = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
-            values = read_toml(file, anew=anew) if file is not None else {}
-            base = make_config(values, source=str(file))
-            texts = flags.pop("options", None)
-            merged = changed_values(base, flags)
-            if texts is not None:
-                said = dict(parse_option(text) for text in texts)
-                flags["options"] = not_said_again(merged["options"], said) | said
-            return body(Given(make_config(merged | flags), base, flags), **own)
+            return body(_given(given, fields), **own)
 
-        parameters = [
-            inspect.Parameter(
-                "dataset",
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Argument(
-                    None, help="name of a dataset, or a path to its file (default: digits)"
-                ),
-                annotation=str | None,
-            ),
-            inspect.Parameter(
-                "config",
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Option(None, "--config", help="run file (TOML); flags go over it"),
-                annotation=Path | None,
-            ),
-            *(_flag(f) for f in chosen),
-            *(
-                inspect.Parameter(
-                    key, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind
-                )
-                for key, (kind, declared) in extra.items()
-            ),
-        ]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in parameters}
-        called.__doc__ = body.__doc__
-        app.command(name)(called)
+        _register(name, called, body, parameters)
         return body
 
     return register
+
+
+def _given(values: Mapping[str, Any], fields: Collection[str]) -> Given:
+    """Return what a command was given, of the values of DATASET, `--config` and flags."""
+    flags = {key: value for key, value in values.items() if value is not None}
+    file = flags.pop("config", None)
+    # Runs that differ from the file's, as all of a study do, choose their own defaults.
+    anew = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
+    base = make_config({} if file is None else read_toml(file, anew=anew), source=str(file))
+    texts = flags.pop("options", None)
+    merged = changed_values(base, flags)
+    if texts is not None:
+        said = dict(parse_option(text) for text in texts)
+        flags["options"] = not_said_again(merged["options"], said) | said
+    return Given(make_config(merged | flags), base, flags)

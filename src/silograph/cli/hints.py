@@ -57,17 +57,15 @@ def resume_hint(folder: str) -> AbstractContextManager[None]:
 
 def flag_error(error: click.NoSuchOption) -> str:
     """Return what is wrong with a flag that does not exist: it may be an option of a part."""
-    from silograph.experiment.resolve.parts import owners_of
+    from silograph.experiment.resolve.parts import listed, owners_of
     from silograph.methods import METHODS
 
     name = error.option_name.lstrip("-").replace("-", "_")
     owners = owners_of(name)
     if not owners:
         return error.format_message()
-    kind, _, rest = owners.partition(" ")
+    kind, _, method = owners[0].partition(" ")
     flag = f"--option {name}"
-    if kind == "method":
-        method = rest.partition(",")[0].partition(" ")[0]
-        if error.ctx is not None and error.ctx.info_name == "compare" and method in METHODS:
-            flag = f"--options {method}.{name}"
-    return f"expected an option of {owners} as {flag}=VALUE, got {error.option_name}"
+    if kind == "method" and error.ctx is not None and error.ctx.info_name == "compare":
+        flag = f"--options {method}.{name}" if method in METHODS else flag
+    return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"

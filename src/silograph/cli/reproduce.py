@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -72,12 +72,8 @@ def reproduce_command(
         list_recipes(recipes, out)
         return 0
     chosen = only_of(only or [], datasets)
-    arguments = ["reproduce", recipe, "--out", str(out)]
-    arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
-    arguments += [f"--only={key}={','.join(values)}" for key, values in chosen.items()]
-    arguments += ["--data-dir", data_dir] if data_dir is not None else []
-    arguments += ["--processes", str(processes)] if processes is not None else []
-    with going_on(f"silograph {shlex.join(arguments)}"):
+    said = {"--data-dir": data_dir, "--processes": processes}
+    with going_on(_again(recipe, recipes, out, chosen, said)):
         made = reproduce(
             find_recipe(recipe, recipes),
             name=recipe,
@@ -91,6 +87,22 @@ def reproduce_command(
     typer.echo(f"ran {made.ran} cells, {made.failed} without result, {made.missing} not yet run")
     typer.echo(f"written to {made.page}")
     return FAILED if made.failed else 0
+
+
+def _again(
+    recipe: str,
+    recipes: Path,
+    out: Path,
+    chosen: Mapping[str, Sequence[str]],
+    said: Mapping[str, str | int | None],
+) -> str:
+    """Return the command with which a recipe that was interrupted goes on."""
+    arguments = ["reproduce", recipe, "--out", str(out)]
+    arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
+    arguments += [f"--only={key}={','.join(values)}" for key, values in chosen.items()]
+    for flag, value in said.items():
+        arguments += [] if value is None else [flag, str(value)]
+    return f"silograph {shlex.join(arguments)}"
 
 
 def list_recipes(folder: Path, out: Path) -> None:

@@ -1,16 +1,21 @@
 """Knobs that change during a run, and what changes them, by the name users give."""
 
 from silograph.control.base import Controller, ControllerState, Knob, RunStanding, knobs_of
+from silograph.control.ddpg import DDPG, AgentOptions
+from silograph.control.drawn import DRAWN
 from silograph.control.fixed import FIXED
 from silograph.control.knob_messages import knob_fields, knob_specs
 from silograph.control.loss_interval import LOSS_INTERVAL
 
-CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED, LOSS_INTERVAL)}
+CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED, DRAWN, DDPG, LOSS_INTERVAL)}
 
 __all__ = [
     "CONTROLLERS",
+    "DDPG",
+    "DRAWN",
     "FIXED",
     "LOSS_INTERVAL",
+    "AgentOptions",
     "Controller",
     "ControllerState",
     "Knob",

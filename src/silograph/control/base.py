@@ -9,7 +9,7 @@ C: clients of the federation.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ class RunStanding:
         val_loss: pooled validation loss of that round, in the view that picks the round; None
             without validation nodes.
         val_score: likewise of the run's metric.
+        virtual_seconds: of the virtual clock so far, None without one.
+        weights: the server's model after that round, nothing if it has none.
         rounds_left: rounds up to the last one of the run.
     """
 
@@ -91,6 +93,8 @@ class RunStanding:
     scored: int | None
     val_loss: float | None
     val_score: float | None
+    virtual_seconds: float | None = None
+    weights: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
     rounds_left: int = 0
 
 
@@ -121,8 +125,9 @@ class Controller:
         init: from options, knobs and the standing before round 1, scores of the first weights
             included: the state.
         observe: from options, knobs, state, the standing after a round, the round's facts with
-            `train_loss` if there is one, and the values of the knobs in it: the next state, with
-            tensors of its own. None: the controller learns nothing.
+            `train_loss` if there is one and the measured `seconds` that it took, and the values of
+            the knobs in it: the next state, with tensors of its own. None: the controller learns
+            nothing.
         needs_scores: whether it decides by scores: then methods that use it score the first
             weights and keep the last scores (`Needs.score_first`).
         options: of its own; a method that has any for it sets them with `replace`.
@@ -138,7 +143,7 @@ class Controller:
 
 
 def knobs_of(options: Any) -> tuple[Knob, ...]:
-    """Return the knobs that the options of a method declare.
+    """Return the knobs that the options of a method declare; an option that is None is none.
 
     Raises:
         ConfigError: a range of choices, or a value outside its range.
@@ -146,20 +151,22 @@ def knobs_of(options: Any) -> tuple[Knob, ...]:
     return tuple(
         _knob(f, getattr(options, f.name))
         for f in dataclasses.fields(options)
-        if KNOB in f.metadata
+        if KNOB in f.metadata and getattr(options, f.name) is not None
     )
 
 
-def _knob(field: "dataclasses.Field[Any]", start: Any) -> Knob:
-    declared: Range = field.metadata[KNOB]
+def _knob(option: "dataclasses.Field[Any]", start: Any) -> Knob:
+    declared: Range = option.metadata[KNOB]
     if declared.kind == "choice":
         raise ConfigError(
-            f"expected a range LOW:HIGH of knob {field.name}, got choices: a knob is a number"
+            f"expected a range LOW:HIGH of knob {option.name}, got choices: a knob is a number"
         )
-    knob = Knob(field.name, declared.low, declared.high, start, bool(field.metadata.get(BY_CLIENT)))
+    knob = Knob(
+        option.name, declared.low, declared.high, start, bool(option.metadata.get(BY_CLIENT))
+    )
     if not knob.low <= start <= knob.high or (start % 1 and knob.dtype is torch.int64):
         raise ConfigError(
-            f"expected {field.name} in {declared.low:g} to {declared.high:g}, its range during a "
+            f"expected {option.name} in {declared.low:g} to {declared.high:g}, its range during a "
             f"run, got {start}"
         )
     return knob

@@ -93,8 +93,8 @@ class RunConfig:
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option(
-            "train/val/test shares in each client; fold=I/K of cross validation; public; full "
-            "(public, all others train)",
+            "train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of "
+            "cross validation; public; full (public, all others train)",
             "Data",
         ),
     )
@@ -125,8 +125,8 @@ class RunConfig:
     selector: str = field(
         default="uniform",
         metadata=option(
-            "which clients train in a round: all, uniform (a share of them, see participation) or "
-            "round_robin (in turn, --option selector.clients=N); or FILE.py:NAME",
+            "which clients train in a round: all, uniform (a share of them, see participation), "
+            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME",
             "Clients",
         ),
     )
@@ -162,8 +162,8 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedprox, fedper, scaffold, llcg, label_guided, bns, "
-            "cagnet, local, centralized or graphsaint",
+            "what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
+            "llcg, label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )
@@ -202,8 +202,10 @@ class RunConfig:
     neighbors: str | None = field(
         default=None,
         metadata=option(
-            "what draws the neighbors that a local step sums over: full, fanout or bernoulli "
-            "(default: fanout if that is given, else full); torch draws what is not compiled",
+            "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
+            "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
+            "drop_edge, drop_node, fastgcn, ladies or fedgrains (default: fanout if that is given, "
+            "else full); torch draws what is not compiled",
             "Training",
         ),
     )
@@ -257,7 +259,35 @@ class RunConfig:
     max_seconds: Annotated[float, Field(gt=0)] | None = field(
         default=None, metadata=option("stop after this many seconds of training", "Stopping")
     )
+    speeds: str | None = field(
+        default=None,
+        metadata=option(
+            "speeds of clients on a virtual clock: equal, lognormal, or numbers of 10^9 operations "
+            "a second that clients have in turn, such as 1,2,4 (default with links: equal)",
+            "Virtual time",
+        ),
+    )
+    links: str | None = field(
+        default=None,
+        metadata=option(
+            "links of clients on a virtual clock, in turn: MB/s:SECONDS of latency for each call, "
+            "such as 10:0.05,0.5:0.2 (default with speeds: 10:0.05)",
+            "Virtual time",
+        ),
+    )
+    max_virtual_seconds: Annotated[float, Field(gt=0)] | None = field(
+        default=None,
+        metadata=option("stop after this many seconds of the virtual clock", "Virtual time"),
+    )
     eval_every: Count = field(default=1, metadata=option("rounds between evaluations", "Training"))
+    eval_on_receipt: bool = field(
+        default=False,
+        metadata=option(
+            "score the server's model where it arrives to be trained, and send it to the other "
+            "clients only; scores of a round come one round later",
+            "Training",
+        ),
+    )
     local_bias: bool = field(
         default=False,
         metadata=option(
@@ -372,7 +402,9 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
         if name not in names:
             if not names:
                 raise ConfigError(f"expected no options in {source}, got {name!r}")
-            raise ConfigError(f"{unknown(f'key in {source}', name, names)}{hint}")
+            what = "option" if source == "options" else f"key in {source}"
+            line = str(unknown(what, name, names))
+            raise ConfigError(line if line.endswith("?") else f"{line}{hint}")
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+MOST_CHOICES = 40  # that an error lists beside the nearest one
 
 
 class SilographError(Exception):
@@ -61,11 +62,15 @@ class AbsentError(CheckpointError):
 def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     """Return the error for a name that no table holds, naming the nearest one.
 
+    The choices are left out where they would bury it.
+
     >>> str(unknown("method", "fedavgg", ["fedavg", "local"]))
     "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"
     """
     known = sorted(choices)
     near = difflib.get_close_matches(str(got).lower(), known, n=1, cutoff=0.5)
+    if near and len(known) > MOST_CHOICES:
+        return ConfigError(f"unknown {what} {got!r}: did you mean {near[0]!r}?")
     hint = f": did you mean {near[0]!r}? Choices" if near else "; choices"
     return ConfigError(f"unknown {what} {got!r}{hint}: {', '.join(known)}")
 

@@ -13,6 +13,7 @@ C: clients in the block. n_c: rows of client c.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -131,6 +132,7 @@ def patched_problem(field: Patched, clients: int) -> str | None:
 Field = Shared | Stacked | Ragged | Patched
 Payload = Mapping[str, Field]
 State = Mapping[str, Stacked | Ragged]
+NO_STATE: State = MappingProxyType({})
 
 
 def offsets(lengths: Tensor) -> Tensor:

@@ -54,7 +54,11 @@ class ResolvedConfig:
     target: str | None
     max_bytes: int | None
     max_seconds: float | None
+    speeds: str | None
+    links: str | None
+    max_virtual_seconds: float | None
     eval_every: int
+    eval_on_receipt: bool
     local_bias: bool
     seed: int
     partition_seed: int

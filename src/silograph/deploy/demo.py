@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 from silograph.core.run_file import write_toml
 from silograph.deploy.allowed_code import portable
 from silograph.deploy.export_silos import export_silos
+from silograph.deploy.joined_silos import natural
 from silograph.deploy.server import check_run, with_absolute_code
+from silograph.deploy.silo_result import RESULTS
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.run_program import COLLECT
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.result_files import LEDGER
+from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
 from silograph.task.metric_table import METRICS
@@ -33,6 +35,7 @@ from silograph.task.metric_table import METRICS
 LISTENING = "listening on "
 SECONDS_TO_STOP = 10
 DEFAULT_SILOS = 3
+SameThing = Literal["model", "silos' models", "scores"]
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,19 @@ class Demonstration:
 
     Attributes:
         silos: how many processes.
-        weights: whether both runs gave the same model, bit for bit.
+        compared: the server's model; the silos' models where it has none; all scores where no end
+            has a whole model.
+        weights: whether that is the same in both runs, bit for bit.
         ledger: whether both counted the same bytes and work in every call.
         size: bytes exchanged.
         metric: the run's metric.
-        score: it, of the server's model on test nodes, if there is one.
+        score: it, on test nodes, if there are any: of the server's model, or of the silos' own.
         federated_seconds: of training with processes.
         simulated_seconds: of training in one process.
     """
 
     silos: int
+    compared: SameThing
     weights: bool
     ledger: bool
     size: int
@@ -68,11 +74,12 @@ class Demonstration:
         """Yield what a person wants to know."""
         answer = {True: "the same, bit for bit", False: "NOT THE SAME"}
         yield f"{self.silos} silos and a server, each a process of its own, over TLS on 127.0.0.1"
-        yield f"model         {answer[self.weights]} as in the simulation"
+        yield f"{self.compared:<14}{answer[self.weights]} as in the simulation"
         yield f"ledger        {answer[self.ledger]}: {self.size:,} bytes"
         if self.score is not None:
             shown = METRICS[self.metric]
-            yield f"{shown.title:<14}{shown.text(self.score)} (server's model, test nodes)"
+            whose = "silos' own models" if self.compared != "model" else "server's model"
+            yield f"{shown.title:<14}{shown.text(self.score)} ({whose}, test nodes)"
         yield (
             f"training      {self.federated_seconds:.2f} s with processes, "
             f"{self.simulated_seconds:.2f} s in one"
@@ -107,7 +114,7 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
         _federate(folder, silos, config, tell)
         tell("the same once more, in one process")
         here = run(config=dataclasses.replace(config, out=str(folder / "simulated")))
-        return _compared(folder, len(silos), here.seconds)
+        return _compared(folder, silos, here.seconds)
 
 
 def _federate(
@@ -196,20 +203,47 @@ def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         os.close(held)
 
 
-def _compared(folder: Path, silos: int, seconds: float) -> Demonstration:
+def _same(one: Path, other: Path) -> bool:
+    """Whether two files of models are there and the same."""
+    return one.exists() and other.exists() and one.read_bytes() == other.read_bytes()
+
+
+def _own_same(simulated: Path, silos: Sequence[Path]) -> bool:
+    """Whether all silos' own models are those of the clients of a simulation."""
+    here = sorted((simulated / MODELS).iterdir(), key=lambda path: natural(path.name))
+    there = [next((silo / RESULTS).glob(f"*/{MODEL}"), None) for silo in silos]
+    return len(here) == len(there) and all(
+        one is not None and _same(one, other) for one, other in zip(there, here, strict=True)
+    )
+
+
+def _models(ours: Path, theirs: Path, silos: Sequence[Path]) -> tuple[SameThing, bool]:
+    """Return what of two runs is compared, and whether it is the same."""
+    if (theirs / MODEL).exists():
+        return "model", _same(ours / MODEL, theirs / MODEL)
+    if (theirs / MODELS).exists():
+        return "silos' models", _own_same(theirs, silos)
+    one, other = (
+        json.loads((path / RESULT).read_text(encoding="utf-8")) for path in (ours, theirs)
+    )
+    return "scores", all(
+        one[part]["personalized"] == other[part]["personalized"] for part in ("val", "test")
+    )
+
+
+def _compared(folder: Path, silos: Sequence[Path], seconds: float) -> Demonstration:
     ours, theirs = folder / "federated", folder / "simulated"
-    model = "model.safetensors"
-    models = [path / model for path in (ours, theirs)]
-    weights = [path.read_bytes() if path.exists() else b"" for path in models]
-    result = json.loads((ours / "result.json").read_text(encoding="utf-8"))
-    server = result["test"]["server"]
+    result = json.loads((ours / RESULT).read_text(encoding="utf-8"))
+    compared, same = _models(ours, theirs, silos)
+    scores = result["test"]["server" if compared == "model" else "personalized"]
     return Demonstration(
-        silos=silos,
-        weights=weights[0] == weights[1],
+        silos=len(silos),
+        compared=compared,
+        weights=same,
         ledger=(ours / LEDGER).read_bytes() == (theirs / LEDGER).read_bytes(),
         size=result["bytes"]["total"],
         metric=result["metric"],
-        score=None if server is None else server[result["metric"]],
+        score=None if scores is None else scores[result["metric"]],
         federated_seconds=result["seconds"],
         simulated_seconds=seconds,
     )

@@ -37,7 +37,7 @@ from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
-from silograph.federation.session.engine import Session
+from silograph.federation.session.engine import Limits, Session
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
@@ -255,19 +255,21 @@ class Meeting:
                 peer.answer(Type.DONE, venue.seconds)
             except LostError as error:
                 raise ConfigError(f"{name}: {error}") from None
+        limits = Limits(
+            least=len(ids) if venue.least is None else venue.least,
+            seconds=venue.seconds,
+            patience=venue.rejoin,
+        )
         self._session = Session(
-            ids,
             peers,
             route,
             ops,
             Course(program),
             dtype=DTYPES[config.dtype],
-            least=len(ids) if venue.least is None else venue.least,
-            seconds=venue.seconds,
+            limits=limits,
             compiled=method_config.backend.compiled,
             returned=self._returned,
             report=self._report,
-            patience=venue.rejoin,
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)

@@ -29,11 +29,11 @@ from silograph.experiment.run.setup import versions
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import Outcome, Prepared
+from silograph.federation.session.holder import Outcome, Prepared, run_name
 from silograph.federation.session.own_folder import held
 from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Responder
-from silograph.federation.session.state_store import StateStore
+from silograph.federation.session.state_store import StateStore, runs_left
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
@@ -108,8 +108,16 @@ def start_facts(
     named = {name: portable(getattr(config, name)) for name in ("method", "model")}
     values = resolved_values(config) | named
     told = {k: v for k, v in values.items() if k not in PRIVATE}
+    told["options"] = {k: v for k, v in told["options"].items() if k not in server_only(config)}
     facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
     return facts | ({"code": dict(code)} if code else {})
+
+
+def server_only(config: ResolvedConfig) -> set[str]:
+    """Return the options of a run's method that name what only the server has, such as a file."""
+    method = METHODS.get(config.method)
+    declared = () if method is None else dataclasses.fields(method.options)
+    return {f"method.{f.name}" for f in declared if f.metadata.get("server_only")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +331,8 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
 
     secrets = read_secrets(data, how.secret)
     if how.out is not None:
-        check_new(how.out)
+        left = () if how.state is None else runs_left(how.state)
+        check_new(how.out, [run_name(token) for token in left])
     holder = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
     shown = data if data.graph.num_features else featured(data, "constant")
     for line in how.code.lines(schema_of(shown.graph)):

@@ -10,7 +10,7 @@ its state. So nothing travels for them, and they tell nothing of other silos.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import counts_left
 from silograph.experiment.report.silo_page import write_silo_report
+from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.experiment.result_files import MODEL, REPORT, RESULT
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.silos.data import Silo
-from silograph.methods.base import Method, MethodConfig, client_weights
+from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS
@@ -64,12 +65,13 @@ def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
     return results / f"{in_path(run.method.name)}-{outcome.run[:16]}"
 
 
-def check_new(folder: Path) -> None:
+def check_new(folder: Path, runs: Collection[str] = ()) -> None:
     """Raise `ConfigError` for a folder that has something already; nothing is overwritten.
 
-    What a silo has left that was killed while it wrote is begun anew.
+    What a silo has left that was killed while it wrote is begun anew. The result of one of `runs`,
+    which are not over, may be there: the server tells it once more.
     """
-    if not os.path.lexists(folder):
+    if not os.path.lexists(folder) or _result_in(folder).get("run") in runs:
         return
     found = (
         {path.name.removesuffix(".partial") for path in folder.iterdir()}
@@ -89,16 +91,21 @@ def is_written(folder: Path, outcome: Outcome) -> bool:
     Raises:
         ConfigError: it has another one.
     """
-    try:
-        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(folder / RESULT):
         return False
-    except (ValueError, RecursionError):
-        found = None
-    said = (found.get("run"), found.get("best_round")) if isinstance(found, dict) else None
-    if said != (outcome.run, outcome.round):
+    found = _result_in(folder)
+    if (found.get("run"), found.get("best_round")) != (outcome.run, outcome.round):
         raise ConfigError(f"expected no other result in {folder}, got one: nothing was overwritten")
     return True
+
+
+def _result_in(folder: Path) -> dict[str, Any]:
+    """Return what the result in a folder says; nothing where there is none that can be read."""
+    try:
+        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
@@ -125,13 +132,13 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
 
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:
     """Return the weights that the silo predicts with, and whose they are: `server` or `own`."""
-    server, own = under("weights", outcome.weights), run.method.own_weights
-    if own is None:
+    server = under("weights", outcome.weights)
+    if run.method.own_weights is None:
         return (server, "server") if server else (None, None)
     if outcome.state is None or (server_has_model(run) and not server):
         return None, None
-    state = {name: field.t for name, field in outcome.state.items()}
-    mine = own(run.method_config, server, state)
+    mine = own_weights(run.method, run.method_config, server, [outcome.state])
+    assert mine is not None  # the method has such weights
     return client_weights(run.method_config.model.weight_shapes, mine, 0), "own"
 
 
@@ -176,7 +183,9 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
         return found
     task = task_of(run.method_config.model.task)
     for view, whose in views.items():
-        counts: Mapping[str, Tensor] = counts_left(run.method_config, run.block, state, whose)
+        counts: Mapping[str, Tensor] = counts_left(
+            run.method_config, run.block, state, whose, validation=scores_extra(run.config)
+        )
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:

@@ -10,9 +10,10 @@ C: clients. n: rows. j: judged rows.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,9 +27,9 @@ from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
-from silograph.federation.base import Federation, Op, Sum
+from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Steps
+from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
@@ -47,7 +48,14 @@ from silograph.task.counts import (
 )
 from silograph.task.registry import task_of
 
-HISTOGRAM = "test.histogram"
+HISTOGRAM, VAL_HISTOGRAM = "test.histogram", "val.histogram"
+TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
+
+
+def kept(prefix: str, state: State) -> State:
+    """Return the fields `prefix/NAME` of a state by their names."""
+    begins = f"{prefix}/"
+    return {k.removeprefix(begins): f for k, f in state.items() if k.startswith(begins)}
 
 
 def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
@@ -65,7 +73,7 @@ def logits_specs(model: AnyModel) -> FieldSpecs:
     return {"server/logits": logits, "own/logits": logits}
 
 
-def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
+def judged_logits(logits: Tensor, block: ClientBlock) -> Ragged:
     """Return the judged rows of logits (n, K)."""
     judges = judges_of(block)
     return Ragged(logits[judges.rows], judges.off)
@@ -73,7 +81,7 @@ def _judged(logits: Tensor, block: ClientBlock) -> Ragged:
 
 def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
     """Return the state field that tells what clients' own models say of their rows (n, K)."""
-    return {"own/logits": _judged(logits, block)}
+    return {"own/logits": judged_logits(logits, block)}
 
 
 def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
@@ -93,8 +101,9 @@ def judge_server(
     """Judge the server's model on own nodes. In: `weights/*`. Out: see `Task.tally`."""
     del key
     graph = local_graph(block, state)
-    logits = cfg.backend.predict(cfg.model, under("weights", inbox), graph)
-    new = {**state, "server/logits": _judged(logits, graph)}
+    weights, tables = under("weights", inbox), kept(TABLES, state)
+    logits = cfg.backend.predict(cfg.model, weights, graph, tables)
+    new = {**state, "server/logits": judged_logits(logits, graph)}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
@@ -114,20 +123,17 @@ def judge_exchanged(
     The server's model is every client's own.
     """
     del inbox, key
-    logits = _judged(logits_of(cfg.model, state), block)
+    logits = judged_logits(logits_of(cfg.model, state), block)
     new = {**end(state), "server/logits": logits, "own/logits": logits}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
-def judge_halo(
+def judge_left(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge what such a pass has left of the server's model; clients have models of their own.
-
-    In: nothing. Out: see `Task.tally`.
-    """
+    """Judge what a pass has left of the server's model. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    new = {**end(state), "server/logits": _judged(logits_of(cfg.model, state), block)}
+    new = {**end(state), "server/logits": judged_logits(logits_of(cfg.model, state), block)}
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
@@ -149,30 +155,132 @@ def bin_own(
     return state, {HISTOGRAM: Stacked(counts)}
 
 
+def bin_server_val(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Sort scores of validation nodes into bins. In: `mean`, `deviation` (K,). Out: histogram."""
+    del key
+    rows, (mean, deviation) = _rows(cfg, block, state, "server"), _scale(inbox)
+    return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
+
+
+def bin_own_val(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: histogram."""
+    del key
+    rows, (mean, deviation) = _rows(cfg, block, state, "own"), _scale(inbox)
+    return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
+
+
+def _scale(inbox: Payload) -> tuple[Tensor, Tensor]:
+    return inbox["mean"].t, inbox["deviation"].t
+
+
+def val_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return what `histogram` does, of validation nodes."""
+    return histogram(replace(rows, val=~rows.val), mean, deviation)
+
+
 def _tallied(rows: JudgedRows) -> dict[str, Stacked]:
     fields = task_of(rows.task).tally(rows)
     return {name: Stacked(t) for name, t in fields.items()}
 
 
-def _ask(fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
+def tallied_counts(
+    fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key
+) -> dict[str, Tensor]:
     """Ask all clients for counts, then for histograms on the scale that the counts give.
 
     Counts of tasks without histograms have no sums to work out a scale from.
     """
     reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
-    fields = {name: field.t for name, field in reply.items()}
+    return _with_histograms(fed, sort, {name: field.t for name, field in reply.items()}, key)
+
+
+def _with_histograms(
+    fed: Federation, sort: Op, fields: dict[str, Tensor], key: Key
+) -> dict[str, Tensor]:
+    """Ask all clients for histograms on the scale that their counts give, if the task has any."""
     if SCORE_SUMS[0] not in fields:
         return fields
+    return _with_bins(fed, sort, fields, score_scale(fields), HISTOGRAM, key)
+
+
+def _with_bins(
+    fed: Federation,
+    sort: Op,
+    fields: Mapping[str, Tensor],
+    scale: tuple[Tensor, Tensor],
+    name: str,
+    key: Key,
+) -> dict[str, Tensor]:
+    inbox = {"mean": Shared(scale[0]), "deviation": Shared(scale[1])}
+    bins = fed.call(sort, inbox, what=Kind.EVALUATION, key=key, reduce=Sum())
+    return {**fields, name: bins[name].t}
+
+
+def with_validation(
+    fed: Federation, fields: Mapping[str, Tensor], whose: Literal["server", "own"], key: Key
+) -> dict[str, Tensor]:
+    """Return counts that have just been asked for, with histograms of validation nodes.
+
+    Runs that pick their round by the AUC ask for them. The scale is that of the counts, which is
+    fine where scores are many; it needs no labels.
+    """
+    sort = bin_server_val if whose == "server" else bin_own_val
+    return _with_bins(fed, sort, fields, _val_scale(fields), VAL_HISTOGRAM, key)
+
+
+def _val_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the scale of test scores; a plain one for classes that no test node is scored for."""
     mean, deviation = score_scale(fields)
-    scale = {"mean": Shared(mean), "deviation": Shared(deviation)}
-    bins = fed.call(sort, scale, what=Kind.EVALUATION, key=key, reduce=Sum())
-    return {**fields, HISTOGRAM: bins[HISTOGRAM].t}
+    none = fields["test.known"].sum(0) == 0
+    return mean.where(~none, 0.0), deviation.where(~none, 1.0)
+
+
+def validation_steps(
+    model: AnyModel, whose: Literal["server", "own"], key: Key
+) -> tuple[Call, ...]:
+    """Return the call of `with_validation`."""
+    sort = bin_server_val if whose == "server" else bin_own_val
+    scale, bins = _histogram_specs(model.outputs)
+    return (Call(sort, Kind.EVALUATION, key, scale, {VAL_HISTOGRAM: bins[HISTOGRAM]}),)
 
 
 def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
-    return _ask(fed, judge_server, bin_server, inbox, key)
+    return tallied_counts(fed, judge_server, bin_server, inbox, key)
+
+
+def received_counts(
+    fed: Federation,
+    weights: Mapping[str, Tensor],
+    received: Mapping[str, Tensor],
+    answered: Tensor,
+    key: Key,
+) -> dict[str, Tensor]:
+    """Return what `server_counts` does, where some clients have scored the model on receipt.
+
+    Args:
+        fed: the engine.
+        weights: the server's model, which the others are sent.
+        received: counts (C, ...) of who has scored it, as they came with what they trained.
+        answered: (C,) bool, who has.
+        key: of the calls.
+    """
+    there = zip(fed.ids, answered.tolist(), strict=True)
+    others = [name for name, has in there if not has and name not in fed.away]
+    counts = dict(received)
+    if others:
+        inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+        reply = fed.call(judge_server, inbox, what=Kind.EVALUATION, key=key, to=others)
+        places = positions_of(fed.ids, others)
+        for name, field in reply.items():
+            at = places.to(field.t.device)
+            counts[name] = counts[name].to(field.t.device).index_copy(0, at, field.t)
+    return _with_histograms(fed, bin_server, counts, key)
 
 
 def exchanged_counts(
@@ -180,7 +288,7 @@ def exchanged_counts(
 ) -> dict[str, Tensor]:
     """The same with sums over the neighbors in all silos."""
     predict_together(fed, divisible(model), weights, key)
-    return _ask(fed, judge_exchanged, bin_server, {}, key)
+    return tallied_counts(fed, judge_exchanged, bin_server, {}, key)
 
 
 def halo_counts(
@@ -188,12 +296,12 @@ def halo_counts(
 ) -> dict[str, Tensor]:
     """The same with sums over the neighbors in all silos from the second stage on."""
     predict_together(fed, divisible(model), weights, key, finish_alone)
-    return _ask(fed, judge_halo, bin_server, {}, key)
+    return tallied_counts(fed, judge_left, bin_server, {}, key)
 
 
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
-    return _ask(fed, judge_own, bin_own, {}, key)
+    return tallied_counts(fed, judge_own, bin_own, {}, key)
 
 
 def counts_here(
@@ -203,53 +311,83 @@ def counts_here(
     block: ClientBlock,
     group: Tensor,
     groups: int,
+    *,
+    validation: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the counts of a model on a block in this process, rows counted by `group` (n,)."""
+    """Return the counts of a model on a block in this process, rows counted by `group` (n,).
+
+    `validation`: see `counts_of`.
+    """
     logits = backend.predict(model, weights, block)
-    rows = judged_rows(block, _judged(logits, block).t, group, groups, compiled=backend.compiled)
-    return counts_of(rows)
+    rows = judged_rows(
+        block, judged_logits(logits, block).t, group, groups, compiled=backend.compiled
+    )
+    return counts_of(rows, validation=validation)
 
 
-def counts_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> dict[str, Tensor]:
+def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
+    """Return what `Task.tally` gives of logits of the judged rows, by client of the block."""
+    rows = judged_rows(
+        block, logits.t, block.client, block.num_clients, compiled=cfg.backend.compiled
+    )
+    return task_of(rows.task).tally(rows)
+
+
+def counts_left(
+    cfg: Any, block: ClientBlock, state: State, whose: str, *, validation: bool = False
+) -> dict[str, Tensor]:
     """Return the counts of `server` or `own` from the logits that a round has left in a state."""
-    return counts_of(_rows(cfg, block, state, whose))
+    return counts_of(_rows(cfg, block, state, whose), validation=validation)
 
 
-def counts_of(rows: JudgedRows) -> dict[str, Tensor]:
-    """Return the counts of rows in this process, with the histograms of tasks that have them."""
+def counts_of(rows: JudgedRows, *, validation: bool = False) -> dict[str, Tensor]:
+    """Return the counts of rows in this process, with the histograms of tasks that have them.
+
+    `validation`: whether with those of validation nodes, too.
+    """
     fields = task_of(rows.task).tally(rows)
     if SCORE_SUMS[0] not in fields:
         return fields
-    return {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
+    found = {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
+    if validation:
+        found[VAL_HISTOGRAM] = val_histogram(rows, *_val_scale(fields)).sum(0)
+    return found
 
 
 def server_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `server_counts`."""
     weights = weight_specs(model, Shared)
-    return _ask_steps(judge_server, bin_server, weights, model, key)
+    return judged_steps(judge_server, bin_server, weights, model, key)
+
+
+def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
+    """Return the calls of `received_counts`; `everyone`: whether all clients score on receipt."""
+    steps = server_steps(model, key)
+    assert isinstance(steps, tuple)  # the scores, and histograms if the task has any
+    return steps[1:] if everyone else (Maybe(steps[0]), *steps[1:])
 
 
 def exchanged_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `exchanged_counts`."""
     predicted = predict_steps(divisible(model), key)
-    return predicted, _ask_steps(judge_exchanged, bin_server, {}, model, key)
+    return predicted, judged_steps(judge_exchanged, bin_server, {}, model, key)
 
 
 def halo_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `halo_counts`."""
     predicted = predict_steps(divisible(model), key, finish_alone)
-    return predicted, _ask_steps(judge_halo, bin_server, {}, model, key)
+    return predicted, judged_steps(judge_left, bin_server, {}, model, key)
 
 
 def own_steps(model: AnyModel, key: Key) -> Steps:
     """Return the calls of `own_counts`."""
-    return _ask_steps(judge_own, bin_own, {}, model, key)
+    return judged_steps(judge_own, bin_own, {}, model, key)
 
 
-def _ask_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `_ask`."""
+def judged_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
+    """Return the calls of `tallied_counts`."""
     what = Kind.EVALUATION
-    judged = Call(judge, what, key, takes, _tally_specs(model.task, model.outputs))
+    judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs))
     if not task_of(model.task).histograms:
         return (judged,)
     scale, bins = _histogram_specs(model.outputs)
@@ -268,7 +406,7 @@ def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
 
 
 @lru_cache(maxsize=16)
-def _tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
+def tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
     """Return what `Task.tally` gives."""
     counts = task_of(labels).counts(outputs)
     specs = {

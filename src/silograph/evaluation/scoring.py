@@ -37,6 +37,10 @@ class Evaluation(Protocol):
         """Whether a node sees its neighbors in all silos, and all train in every round."""
 
     @property
+    def copies(self) -> bool:
+        """Whether several clients may hold a node."""
+
+    @property
     def crosses(self) -> bool:
         """Whether scores need sums that cross silos."""
 
@@ -58,6 +62,7 @@ class OwnGraph:
 
     view: Literal["server", "personalized"] = "server"
     all_silos = False
+    copies = True
     crosses = False
 
     def counts(
@@ -87,6 +92,7 @@ class AllSilos:
 
     view: Literal["server", "personalized"] = "server"
     all_silos = True
+    copies = False
     crosses = True
 
     def counts(
@@ -106,7 +112,7 @@ class AllSilos:
 
 
 @dataclass(frozen=True)
-class HaloFrom:
+class HaloSums:
     """Nodes are seen with their neighbors in all silos, but features stay where they are.
 
     So the first stage sums over a client's own graph, and those of other silos come in from the
@@ -116,6 +122,7 @@ class HaloFrom:
 
     view: Literal["server", "personalized"] = "server"
     all_silos = False
+    copies = False
     crosses = True
 
     def counts(

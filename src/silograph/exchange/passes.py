@@ -128,7 +128,7 @@ def predict(
         first: finishes the stage that features enter without other silos; None: it is as others.
     """
     _begin(fed, weights, key, train=False)
-    for told in _with_sums(model):
+    for told in with_sums(model):
         if first is not None and int(told["stage"].t) == 0:
             fed.call(first, {}, what=Kind.EVALUATION, key=key)
         else:
@@ -147,8 +147,8 @@ def weight_specs(
 def predict_steps(model: Staged, key: Key, first: Op | None = None) -> Steps:
     """Return the calls of `predict`."""
     what = Kind.EVALUATION
-    steps: tuple[Steps, ...] = (_begin_step(model, key, train=False),)
-    for told, width in _sum_specs(model):
+    steps: tuple[Steps, ...] = (begin_step(model, key, train=False),)
+    for told, width in sum_specs(model):
         if first is not None and told["stage"].low == 0:
             steps = (*steps, Call(first, what, key))
         else:
@@ -156,11 +156,11 @@ def predict_steps(model: Staged, key: Key, first: Op | None = None) -> Steps:
     return steps
 
 
-def _begin_step(model: Staged, key: Key, *, train: bool) -> Call:
-    """Return the call of `_begin`."""
+def begin_step(model: Staged, key: Key, *, train: bool, op: Op = begin) -> Call:
+    """Return the call that starts a pass, by default that of all stages."""
     takes = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
     what = Kind.WEIGHTS if train else Kind.EVALUATION
-    return Call(begin, what, key, takes, {"part": COUNT, "all": COUNT})
+    return Call(op, what, key, takes, {"part": COUNT, "all": COUNT})
 
 
 def _begin(
@@ -189,7 +189,7 @@ def forward(
         `part` and `all`, the number of training rows that take part and of all.
     """
     counts = _begin(fed, weights, key, train=True)
-    for told in _with_sums(model):
+    for told in with_sums(model):
         crossing.forward(fed, told, key)
     return counts
 
@@ -222,7 +222,7 @@ def gradients(
     count = counts["all" if weighed else "part"]
     total = {"count": Shared(count.clamp(min=1))}
     loss = fed.call(lose, total, what=Kind.CONTROL, key=key, reduce=Sum())["loss"]
-    for told in reversed(_with_sums(model)):
+    for told in reversed(with_sums(model)):
         crossing.backward(fed, told, key)
     reply = fed.call(hand_in, {}, what=Kind.GRADIENTS, key=key, reduce=Sum())
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
@@ -230,11 +230,11 @@ def gradients(
 
 def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Steps:
     """Return the calls of `gradients`."""
-    sums = _sum_specs(model)
+    sums = sum_specs(model)
     count = {"count": FieldSpec(Shared, (), torch.int64, low=1)}
     gives = weight_specs(model, Stacked, "gradient")
     return (
-        _begin_step(model, key, train=True),
+        begin_step(model, key, train=True),
         *(crossing.forward_steps(told, width, key) for told, width in sums),
         Call(lose, Kind.CONTROL, key, count, {"loss": LOSS}),
         *(crossing.backward_steps(told, width, key) for told, width in reversed(sums)),
@@ -242,7 +242,7 @@ def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Ste
     )
 
 
-def _sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
+def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
     """Return, for every stage that has a sum, specs of what its ops are told, and its width."""
     shapes = model.weight_shapes
     found: list[tuple[FieldSpecs, int]] = []
@@ -254,7 +254,7 @@ def _sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
     return found
 
 
-def _with_sums(model: Staged) -> list[dict[str, Shared]]:
+def with_sums(model: Staged) -> list[dict[str, Shared]]:
     """Return what ops are told of every stage that has a sum."""
     numbers = [number for number, stage in enumerate(model.stages) if stage.conv.sums]
     return [{"stage": Shared(torch.tensor(number, dtype=torch.int32))} for number in numbers]

@@ -183,6 +183,34 @@ def pull(
         how.tell(store, _answer(how, asked, served), to)
 
 
+def announce(
+    fed: Federation, ask: Op, listen: Op, *, key: Key, inbox: Mapping[str, Shared] | None = None
+) -> None:
+    """Let owners know which rows will be wanted of them, before any row is there.
+
+    Args:
+        fed: the federation.
+        ask: replies `slot` (k,) int32, as in `pull`.
+        listen: gets `row` (k,) int32, the boundary rows that somebody wants, ascending, each once.
+        key: key of the ops' draws.
+        inbox: what both ops get besides.
+    """
+    how, everyone = (
+        _How(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN),
+        positions_of(fed.ids, None),
+    )
+    asked = _ask(how, ask, None, everyone)
+    row, off = by_owner(torch.unique(asked.target), fed.route.boundary_off, everyone)
+    how.tell(listen, {"row": Ragged(row, off)}, None)
+
+
+def announce_steps(ask: Op, listen: Op, *, key: Key, inbox: FieldSpecs | None = None) -> Steps:
+    """Return the calls of `announce`; the arguments are those of `announce`."""
+    given, what = dict(inbox or {}), Kind.HALO_KEYS
+    asks = Call(ask, what, key, given, {"slot": places(SLOTS)})
+    return asks, Call(listen, what, key, {**given, "row": places(BOUNDARY)})
+
+
 def _check_form(ask: Op | None, form: PullForm) -> None:
     if form.since and ask is None:
         raise ProtocolError("expected clients that ask in a pull of changed rows, got none")

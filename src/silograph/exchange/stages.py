@@ -28,6 +28,7 @@ rows do, `slot` (S,) weights of messages to and from other silos (see `boundary_
 C: clients. r: rows that take part.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,6 +86,21 @@ def begin(
     part = segment_sum(block.split.train[reach.rows].long(), reach.off)
     counts = {"part": Stacked(part), "all": Stacked(block.num_train)}
     return _onward(cfg, block, new, key, 0), counts
+
+
+def begin_inside(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """As `begin`, and do the first stage with a sum over each client's own edges and degrees."""
+    new, counts = begin(cfg, block, state, inbox, key)
+    number = next(n for n, stage in enumerate(cfg.model.staged.stages) if stage.conv.sums)
+    at, params = inputs_of(cfg, block, new, key, number)
+    z = before(params, at)
+    inner = replace(at.reach, degree=block.adj.degree.to(z.dtype)[:, None], operators={})
+    at = replace(at, reach=inner)
+    nothing = z.new_zeros(len(inner.rows), z.shape[1])
+    started = {**new, f"pass/z/{number}": Ragged(z, inner.off)}
+    return finish(cfg, block, started, key, at, params, nothing), counts
 
 
 def contribute(

@@ -16,6 +16,7 @@ DIVERGED = "diverged.txt"
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 3  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round
+VIRTUAL = "virtual_seconds"  # column of runs with a virtual clock
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 
 

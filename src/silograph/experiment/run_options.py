@@ -36,7 +36,8 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row"]
     """what is done to features (row: divide by their sum)"""
     split: str
-    """train/val/test shares in each client; public; full (public, all others train)"""
+    """train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of cross
+    validation; public; full (public, all others train)"""
     partition: (
         str
         | os.PathLike[str]
@@ -70,8 +71,8 @@ class StudyOptions(TypedDict, total=False):
     participation: float | None
     """uniform: share of clients that train in a round (default: 1.0)"""
     selector: str
-    """which clients train in a round: all, uniform (a share of them, see participation) or
-    round_robin (in turn, --option selector.clients=N); or FILE.py:NAME"""
+    """which clients train in a round: all, uniform (a share of them, see participation),
+    round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME"""
     model: Make | str
     """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
     FILE.py:NAME or package.module:NAME"""
@@ -104,8 +105,10 @@ class StudyOptions(TypedDict, total=False):
     fanout: str | None
     """fanout: neighbors drawn of a node, hop by hop: 10,5; 0 is all (default: 10)"""
     neighbors: str | None
-    """what draws the neighbors that a local step sums over: full, fanout or bernoulli (default:
-    fanout if that is given, else full); torch draws what is not compiled"""
+    """what draws the neighbors that a local step sums over: full, fanout, bernoulli, what draws
+    the neighbors that a local step sums over: full, fanout, bernoulli, drop_edge, drop_node,
+    fastgcn, ladies or fedgrains (default: fanout if that is given, else full); torch draws what
+    is not compiled"""
     optimizer: Literal["adam", "sgd"] | None
     """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
     lr: float | None
@@ -124,8 +127,19 @@ class StudyOptions(TypedDict, total=False):
     """stop when this much has been exchanged in all, e.g. 10MB"""
     max_seconds: float | None
     """stop after this many seconds of training"""
+    speeds: str | None
+    """speeds of clients on a virtual clock: equal, lognormal, or numbers of 10^9 operations a
+    second that clients have in turn, such as 1,2,4 (default with links: equal)"""
+    links: str | None
+    """links of clients on a virtual clock, in turn: MB/s:SECONDS of latency for each call, such
+    as 10:0.05,0.5:0.2 (default with speeds: 10:0.05)"""
+    max_virtual_seconds: float | None
+    """stop after this many seconds of the virtual clock"""
     eval_every: int
     """rounds between evaluations"""
+    eval_on_receipt: bool
+    """score the server's model where it arrives to be trained, and send it to the other clients
+    only; scores of a round come one round later"""
     local_bias: bool
     """train a centralized model from the same weights, too, and tell how far logits are from its
     (simulation only)"""
@@ -157,8 +171,8 @@ class TuneOptions(StudyOptions, total=False):
     """Keywords of `tune`."""
 
     method: Method | str
-    """what trains: fedopt, fedavg, fedprox, fedper, scaffold, llcg, label_guided, bns, cagnet,
-    local, centralized or graphsaint"""
+    """what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, llcg,
+    label_guided, bns, cagnet, local, centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector (see silograph parts)"""

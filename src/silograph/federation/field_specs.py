@@ -17,8 +17,11 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Ragged, Shared, Stacked
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
+from silograph.graph.block.pairs import table_rows
+from silograph.graph.graph import label_form
 
 NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"
+TABLE = "table"  # rows of the tables of a client with ratings
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,10 @@ class FieldSpec:
         form: `Shared`, `Stacked` or `Ragged`.
         shape: of the tensor if shared, of a client's slice, or of one row; None is any length.
         dtype: None is the run's floating point dtype.
-        rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS or BOUNDARY of the
-            client; as many as the field `own/NAME` of the same message has; as many as it marks as
-            true, `marked/NAME`; or as many as `inbox/NAME` has, or `state/NAME` of the client.
+        rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS, BOUNDARY or TABLE
+            of the client; as many as the field `own/NAME` of the same message has; as many as it
+            marks as true, `marked/NAME`; or as many as `inbox/NAME` has, or `state/NAME` of the
+            client.
         fewer: whether there may be fewer rows.
         low: least value; None is any.
         high: largest value; None is any.
@@ -76,7 +80,8 @@ class Extent:
     Attributes:
         clients: C.
         dtype: of floating point values in the run.
-        rows: of each client, by NODES, JUDGED, SLOTS and BOUNDARY; what is not known is not there.
+        rows: of each client, by NODES, JUDGED, SLOTS, BOUNDARY and TABLE; what is not known is not
+            there.
     """
 
     clients: int
@@ -93,6 +98,8 @@ def extent_of(block: ClientBlock) -> Extent:
         SLOTS: block.halo.off.diff(),
         BOUNDARY: block.halo.boundary_off.diff(),
     }
+    if label_form(block.y) == "rating":
+        rows[TABLE] = table_rows(block)
     counts = {name: n.tolist() for name, n in rows.items()}
     return Extent(block.num_clients, block.adj.values.dtype, counts)
 

@@ -52,6 +52,22 @@ class _Called(NamedTuple):
     local: Tensor
 
 
+class _Order(NamedTuple):
+    """What a call asks of clients.
+
+    Attributes:
+        op: what they run.
+        key: of its draws.
+        rows: whether replies may be `Ragged`.
+        number: of the round.
+    """
+
+    op: Op
+    key: Key
+    rows: bool
+    number: int
+
+
 class InProcess:
     """Runs ops on blocks of clients in this process.
 
@@ -158,6 +174,7 @@ class InProcess:
         rows = rows or bool(known_of(reduce))
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
+        order = _Order(op, key, rows, envelope.round)
         positions = positions_of(self._ids, to)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
@@ -176,9 +193,7 @@ class InProcess:
             clients, local = len(called.local), called.local
             part = self._carried(envelope, take_all(inbox, called.among), clients)
             with metered(clients) as meter:
-                reply = self._run_block(
-                    called.block, op, part, local, key, rows=rows, number=envelope.round
-                )
+                reply = self._run_block(called.block, order, part, local)
             sizes.append(frame_sizes(op.__name__, reply, clients))
             meters.append(meter)
             reply = self._carried(envelope, reply, clients)
@@ -214,45 +229,34 @@ class InProcess:
         joined = {name: concatenate([part[name] for part in arrived]) for name in arrived[0]}
         return {name: moved(_as_sent(payload[name], f), device) for name, f in joined.items()}
 
-    def _run_block(
-        self,
-        index: int,
-        op: Op,
-        inbox: Payload,
-        local: Tensor,
-        key: Key,
-        *,
-        rows: bool,
-        number: int,
-    ) -> Payload:
-        """Run `op` at the clients `local` (k,) of one block: all, or those with the same state."""
+    def _run_block(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
+        """Run an op at the clients `local` (k,) of one block: all, or those with the same state."""
         groups = self._states[index].groups(local)
         if len(groups) == 1:
-            return self._run(index, op, inbox, local, key, rows=rows, number=number)
+            return self._run(index, order, inbox, local)
         replies = []
         for group in groups:
             place = torch.searchsorted(local, group)
             with work_of(place):
                 part = take_all(inbox, place)
-                replies.append(self._run(index, op, part, group, key, rows=rows, number=number))
+                replies.append(self._run(index, order, part, group))
         return join_in_order(replies, torch.cat(groups).argsort())
 
-    def _run(
-        self,
-        index: int,
-        op: Op,
-        inbox: Payload,
-        local: Tensor,
-        key: Key,
-        *,
-        rows: bool,
-        number: int,
-    ) -> Payload:
-        """Run `op` at the clients `local` (k,) of one block and put their state back."""
+    def _run(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
+        """Run an op at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index].take(local), self._states[index]
         whole = block is self._blocks[index].all
         old = state.all if whole else state.take(local)
-        new, reply = run_op(op, self._cfg, block, old, inbox, key, rows=rows, number=number)
+        new, reply = run_op(
+            order.op,
+            self._cfg,
+            block,
+            old,
+            inbox,
+            order.key,
+            rows=order.rows,
+            number=order.number,
+        )
         if whole:
             state.replace(new)
         else:

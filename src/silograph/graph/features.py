@@ -47,7 +47,7 @@ def with_features(graph: Graph, source: FeatureSource) -> Graph:
     """Return the graph with the features that are asked for; degrees are those of the graph."""
     if source == "given":
         return graph
-    return replace(graph, x=made_features(source, graph.adj.degree))
+    return replace(graph, x=made_features(source, graph.adj.degree), feature_names=())
 
 
 def with_width(schema: Schema, source: FeatureSource, name: str) -> Schema:

@@ -4,8 +4,8 @@ n: nodes. F: features a node. T: label bits of a multi-label task.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from silograph.core.html import html_table
 from silograph.graph.csr import CSR
 
-LabelForm = Literal["multiclass", "multilabel", "node_value"]
+LabelForm = Literal["multiclass", "multilabel", "node_value", "rating"]
 Features = Tensor | CSR
 MISSING = -1  # label of a node (or label bit) that is not known
 
@@ -42,7 +42,8 @@ class Graph:
         x: (n, F), dense float32 or CSR with float32 values.
         y: multi-class (n,) int64 in 0..num_classes-1; multi-label (n, T) int64 of 0 and 1.
             `MISSING` (-1) marks what is not known; such nodes never train or judge. For
-            regression (n, T) float64 targets; NaN marks what is not known.
+            regression (n, T) float64 targets; NaN marks what is not known. For ratings (n,)
+            float64, NaN at users and items; see `silograph.graph.read.ratings`.
         num_classes: number of classes, or T for multi-label and regression.
         node_id: (n,) public keys of the nodes, int64 or strings; they name nodes across silos.
         name: what tables and result folders call this graph.
@@ -50,6 +51,9 @@ class Graph:
         silo: (n,) int64 index into `silo_names`: who holds the node; or None.
         silo_names: names of the silos, empty when `silo` is None.
         class_names: names of the classes, bits or targets, or empty.
+        columns: what is known of nodes besides, (n,) int64 codes or float64 numbers by name, for
+            ways of cutting and splitting; -1 or NaN where nothing is. No model reads them.
+        feature_names: names of the features in their order, or empty.
     """
 
     adj: CSR
@@ -62,17 +66,19 @@ class Graph:
     silo: Tensor | None = None
     silo_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return name and sizes."""
-        what = "targets" if self.task == "node_value" else "classes"
+        what = "targets" if self.has_numbers else "classes"
         return (
             f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, "
             f"features={self.num_features}, {what}={self.num_classes}, task={self.task!r})"
         )
 
     def _repr_html_(self) -> str:
-        what = "targets" if self.task == "node_value" else "classes"
+        what = "targets" if self.has_numbers else "classes"
         silos = {"silos": f"{len(self.silo_names):,}"} if self.silo_names else {}
         rows = {
             "nodes": f"{self.num_nodes:,}",
@@ -84,6 +90,11 @@ class Graph:
             "split": "none" if self.split is None else "train, val and test masks",
         }
         return html_table("graph", ["name", self.name], (rows | silos).items())
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether labels are numbers to predict, and not classes or bits."""
+        return self.y.is_floating_point()
 
     @property
     def num_nodes(self) -> int:
@@ -102,7 +113,7 @@ class Graph:
 
     @property
     def task(self) -> LabelForm:
-        """`multiclass` (one class a node), `multilabel` (T bits) or `node_value` (T numbers)."""
+        """`multiclass` (one class a node), `multilabel`, `node_value` (T numbers) or `rating`."""
         return label_form(self.y)
 
     @property
@@ -120,7 +131,7 @@ class Graph:
 def label_form(y: Tensor) -> LabelForm:
     """Return which form labels (n,) or (n, T) have."""
     if y.is_floating_point():
-        return "node_value"
+        return "rating" if y.dim() == 1 else "node_value"
     return "multiclass" if y.dim() == 1 else "multilabel"
 
 
@@ -168,6 +179,7 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
         node_id=graph.node_id[nodes.numpy()],
         split=split and split.map(lambda mask: mask[nodes]),
         silo=None if graph.silo is None else graph.silo[nodes],
+        columns={name: column[nodes] for name, column in graph.columns.items()},
     )
 
 
@@ -206,6 +218,9 @@ def fingerprint(graph: Graph) -> str:
         parts.append(x.values)
     if graph.split is not None:
         parts += [graph.split.train, graph.split.val, graph.split.test]
+    for name, column in sorted(graph.columns.items()):
+        digest.update(f"{name};".encode())
+        parts.append(column)
     for part in parts:
         digest.update(f"{part.dtype} {tuple(part.shape)};".encode())
         digest.update(part.contiguous().numpy().data)

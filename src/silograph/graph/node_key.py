@@ -24,7 +24,12 @@ def node_words(node_id: np.ndarray) -> Tensor:
 
 def row_keys(client_id: str, node_id: np.ndarray) -> Tensor:
     """Return the counters of a client's rows, (n,) int64: they name client and node together."""
-    return mix_words(node_words(node_id) ^ signed(hash_text(client_id)))
+    return client_words(client_id, node_words(node_id))
+
+
+def client_words(client_id: str, words: Tensor) -> Tensor:
+    """Return the counters of a client's rows from the words (n,) of their keys, (n,) int64."""
+    return mix_words(words ^ signed(hash_text(client_id)))
 
 
 def key_order(node_id: np.ndarray, key: Key) -> Tensor:

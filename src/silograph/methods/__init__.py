@@ -14,7 +14,7 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.scoring import AllSilos, HaloFrom, OwnGraph, personal
+from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
@@ -42,8 +42,11 @@ from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais import PRESETS as FEDAIS_PRESETS
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
+from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
+from silograph.methods.fedpub import FEDPUB
+from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.llcg import LLCG
@@ -67,7 +70,7 @@ from silograph.methods.local_training import (
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
-from silograph.nn.fit import Fitted, Training, stacked_copies
+from silograph.nn.fit import Fitted, Training, TrainingInputs, stacked_copies
 from silograph.nn.loss_term import LossTerm, StepNodes
 from silograph.nn.start import Start
 
@@ -79,8 +82,12 @@ METHODS: dict[str, AnyMethod] = {
         FEDOPT,
         FEDPROX,
         FEDPER,
+        GCFL,
+        GCFLPLUS,
+        FEDPUB,
         SCAFFOLD,
         LLCG,
+        FEDGRAPH,
         LABEL_GUIDED,
         BNS,
         CAGNET,
@@ -98,9 +105,13 @@ __all__ = [
     "COUNT",
     "FEDAIS",
     "FEDAVG",
+    "FEDGRAPH",
     "FEDOPT",
     "FEDPER",
     "FEDPROX",
+    "FEDPUB",
+    "GCFL",
+    "GCFLPLUS",
     "GRAPHSAINT",
     "LABEL_GUIDED",
     "LLCG",
@@ -120,7 +131,7 @@ __all__ = [
     "FieldSpec",
     "Fitted",
     "Gather",
-    "HaloFrom",
+    "HaloSums",
     "Key",
     "Kind",
     "LossTerm",
@@ -150,6 +161,7 @@ __all__ = [
     "StepNodes",
     "Sum",
     "Training",
+    "TrainingInputs",
     "Uncut",
     "WeightedMean",
     "averaging",

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol
 
+import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.control import FIXED, Controller
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.core.payload import State
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
@@ -48,6 +50,9 @@ class MethodConfig(Generic[Options]):
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector is told by client how the round went.
+        limited: whether the selector's number of clients is limited, by a budget say.
+        received: which nodes of their own clients score the model on with which they begin a
+            round, and send the counts with what they train: none, validation nodes, or all.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
     """
@@ -64,11 +69,15 @@ class MethodConfig(Generic[Options]):
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
     observed: bool = False
+    limited: bool = False
+    received: Literal["", "val", "all"] = ""
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def everyone_trains(self) -> bool:
         """Whether all clients train in every round."""
+        if self.limited:
+            return False
         return self.selector == "all" or (self.selector == "uniform" and self.participation == 1)
 
     @property
@@ -106,7 +115,8 @@ class RoundReport:
             A method that sets any sets the same names in every round.
         client_facts: the same by client, (C,) tensors: those of the last round are columns
             `fact_NAME` of the table of clients.
-        trained: what an observed selector learns, (C,): `answered`, `nodes` and `loss`.
+        trained: what is known by client, (C, ...): `answered`, `nodes` and `loss` for an observed
+            selector, and `received/*`, counts of the model with which clients began.
     """
 
     participants: tuple[str, ...]
@@ -264,6 +274,7 @@ class Method(Generic[Options]):
         round: one round, from the number of the round (from 1) and the run's key.
         setting: where it trains.
         evaluate: how its models are scored, and which view picks the round.
+        evaluate_by: the same by the options, where these decide it; None: they do not.
         needs: of the clients' training.
         calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
@@ -281,13 +292,45 @@ class Method(Generic[Options]):
     round: Round[Options]
     setting: Setting = field(default_factory=AtSilos)
     evaluate: Evaluation = field(default_factory=OwnGraph)
+    evaluate_by: Callable[[Options], Evaluation] | None = None
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
     own_weights: OwnWeights[Options] | None = None
     caution: str = ""
 
+    @property
+    def selects(self) -> bool:
+        """Whether clients can be selected for its rounds."""
+        return not (self.evaluate.all_silos or self.setting.uncut)
+
 
 AnyMethod = Method[Any]
+
+
+def own_weights(
+    method: AnyMethod, cfg: MethodConfig[Any], server: Params, states: Sequence[State]
+) -> Params | None:
+    """Return the weights that clients predict with, (C, ...) or the same for all.
+
+    None where they predict with the server's model, and where states are not given.
+
+    Args:
+        method: of the run.
+        cfg: what its ops read.
+        server: the server's weights; none where it has no model.
+        states: of the clients, by block.
+    """
+    if method.own_weights is None or not states:
+        return None
+    tensors = ({name: field.t for name, field in state.items()} for state in states)
+    parts = [method.own_weights(cfg, server, state) for state in tensors]
+    if len(parts) == 1:
+        return parts[0]
+    shapes = cfg.model.weight_shapes
+    return {
+        name: w if tuple(w.shape) == shapes[name] else torch.cat([part[name] for part in parts])
+        for name, w in parts[0].items()
+    }
 
 
 def client_weights(

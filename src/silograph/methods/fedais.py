@@ -48,7 +48,7 @@ from silograph.core.payload import (
     Stacked,
     under,
 )
-from silograph.evaluation.scoring import HaloFrom
+from silograph.evaluation.scoring import HaloSums
 from silograph.exchange.history import (
     history_specs,
     rows_form,
@@ -227,7 +227,7 @@ FEDAIS: Method[FedAISOptions] = Method(
     options=FedAISOptions,
     init=init,
     round=fit_round,
-    evaluate=HaloFrom(),
+    evaluate=HaloSums(),
     needs=Needs(lr=1e-3, score_first=True, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
 )

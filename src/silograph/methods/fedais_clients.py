@@ -50,8 +50,9 @@ from silograph.methods.local_training import (
 )
 from silograph.nn.doors import check_fit, check_places, dtype_of
 from silograph.nn.neighbors import FULL, Fanout, Neighbors
+from silograph.nn.schedule import TrainingInputs
 from silograph.nn.segment import segment_sum
-from silograph.nn.steps import LOSS_FLOPS, Held, rows_for
+from silograph.nn.steps import LOSS_FLOPS, Held, features_for
 from silograph.nn.stored_rows import (
     StoredRows,
     Surroundings,
@@ -129,7 +130,7 @@ def open_round(
     """Take the weights, work out losses and rows with them, draw nodes. In: `weights/*`."""
     weights, model = under("weights", inbox), divisible(cfg.model)
     memory = under("optimizer", state) if cfg.keep_optimizer else None
-    check_fit(cfg.training, block, weights, memory)
+    check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
     small = not cfg.options.share_features
     held = started(model, cfg.training, block, weights, memory, compact=small)
     logits, entered = whole_pass(cfg, block, state, weights, block.x)
@@ -253,7 +254,7 @@ def serve(
     if held and cfg.options.owners == "recompute":
         rows, stored = wanted_rows(block, row), stored_of(cfg, state)
         batch = batch_of_edges(block, around_of(cfg, block), stored, rows, row.off)
-        x, own = rows_for(block, is_compact(held)), weights_of(held)
+        x, own = features_for(block, is_compact(held)), weights_of(held)
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)
         state = with_own(state, block, rows, entered)
@@ -349,7 +350,7 @@ def close_round(
     del inbox, key
     held = fields_under(TRAINED, state)
     with work_for(Kind.EVALUATION):
-        x = rows_for(block, is_compact(held))
+        x = features_for(block, is_compact(held))
         logits, _ = whole_pass(cfg, block, state, weights_of(held), x)
     base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
     reply = dict(named_fields("weights", finished(cfg.training, block, held, base)))

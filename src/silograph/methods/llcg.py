@@ -28,7 +28,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, ServerHolds, ServerState
 from silograph.methods.fedavg import fit_round, init
 from silograph.nn.conv import Params
-from silograph.nn.fit import stacked_copies
+from silograph.nn.fit import TrainingInputs, stacked_copies
 from silograph.nn.neighbors import FULL
 from silograph.nn.optim import SGD, Adam
 
@@ -84,7 +84,7 @@ def corrected(
     own = {name: m[None] for name, m in memory.items()}
     if not own:
         own = optimizer.init(stacked_copies(weights, 1))
-    fitted = cfg.backend.fit(training, held, weights, own, key)
+    fitted = cfg.backend.fit(training, TrainingInputs(held, weights, own, key))
     after = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
     return {n: w.t[0] for n, w in after.items()}, {n: m[0] for n, m in fitted.memory.items()}
 

@@ -12,7 +12,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import remembered
+from silograph.evaluation.evaluate import TABLES, kept, remembered
 from silograph.evaluation.scoring import personal
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
@@ -35,6 +35,7 @@ from silograph.methods.local_training import (
     shared,
     stacked,
     state_specs,
+    told,
     train_from,
 )
 from silograph.nn.conv import Params
@@ -49,7 +50,8 @@ def begin_own(
     own = stacked_copies(under("weights", inbox), block.num_clients)
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
-        said = remembered(cfg.backend.predict(cfg.model, under("weights", inbox), graph), graph)
+        weights, tables = under("weights", inbox), kept(TABLES, new)
+        said = remembered(cfg.backend.predict(cfg.model, weights, graph, tables), graph)
     return {**new, **stacked("weights", own), **said}, reply
 
 
@@ -59,8 +61,7 @@ def train_own(
     """Go on training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
     fitted, new = train_from(cfg, block, state, under("weights", state), key)
-    reply = {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
-    return {**new, **state_of(named_fields("weights", fitted.weights))}, reply
+    return {**new, **state_of(named_fields("weights", fitted.weights))}, told(fitted, block)
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

@@ -6,10 +6,12 @@ edges. The ops and the round here are shared by the methods of this folder.
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate).
 
-State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler, and
-what judging keeps (see `silograph.evaluation.evaluate`). C: clients.
+State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler,
+`tables/*` of models that have tables, which never leave, and what judging keeps (see
+`silograph.evaluation.evaluate`). C: clients.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -28,21 +30,23 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.evaluate import logits_specs, no_logits, remembered
+from silograph.evaluation.evaluate import TABLES, kept, logits_specs, no_logits, remembered
+from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
-from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs
+from silograph.federation.field_specs import COUNT, LOSS, TABLE, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted
+from silograph.nn.fit import Fitted, TrainingInputs
 from silograph.nn.forward import embedded_pass, whole_pass
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
+STEPS = "steps"  # of Adam, one number for all weights
 NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
 
 
@@ -111,9 +115,22 @@ def begin(
     new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
     drawing = cfg.schedule.neighbors.init(local_graph(block, state), cfg.model, key.fold(NEIGHBORS))
     new |= {f"{NEIGHBORS}/{name}": f for name, f in drawing.items()}
+    tables = cfg.model.first_tables(block, key.fold(TABLES))
+    new |= {f"{TABLES}/{name}": f for name, f in tables.items()}
     if cfg.keep_optimizer:
+        new |= _table_moments(cfg, tables)
         new |= stacked("optimizer", cfg.optimizer.init(zero_weights(cfg.model, block)))
     return new, {}
+
+
+def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:
+    """Return what the optimizer keeps of tables before its first step."""
+    ragged = {name: f for name, f in tables.items() if isinstance(f, Ragged)}
+    if not ragged:
+        return {}
+    off = next(iter(ragged.values())).off
+    found = cfg.optimizer.init({name: f.t[None] for name, f in ragged.items()})
+    return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in found.items() if name != STEPS}
 
 
 def train(
@@ -128,9 +145,14 @@ def train(
 
 
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
-    """Return what a client tells of its training: `weights/*`, `nodes` (C,), `loss` (C,)."""
-    reply = named_fields("weights", fitted.weights)
-    return reply | {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss)}
+    """Return what a client tells of its training: `weights/*`, and see `told`."""
+    return named_fields("weights", fitted.weights) | told(fitted, block)
+
+
+def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
+    """Return `nodes` (C,), `loss` (C,), and `received/*` where the start was to be scored."""
+    counts = stacked(RECEIVED, fitted.received)
+    return {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss), **counts}
 
 
 def train_from(
@@ -139,13 +161,18 @@ def train_from(
     """Train from weights (see `silograph.nn.start`); return what came of it, and the new state.
 
     What the trained model says of the judged rows stays in the state, as the client's own view.
+    Where the run asks for it, the start is scored before (`Fitted.received`).
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
-    drawing = {k.partition("/")[2]: f for k, f in state.items() if k.startswith(f"{NEIGHBORS}/")}
-    fitted = cfg.backend.fit(cfg.training, graph, start, memory, key, drawing)
-    new = {**state, **remembered(fitted.logits, graph)}
+    drawing, tables = kept(NEIGHBORS, state), kept(TABLES, state)
+    said, counts = score_received(cfg, graph, start, tables)
+    inputs = TrainingInputs(graph, start, memory, key, drawing, tables)
+    fitted = cfg.backend.fit(cfg.training, inputs)
+    fitted = dataclasses.replace(fitted, received=counts)
+    new = {**state, **said, **remembered(fitted.logits, graph)}
     new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
+    new |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
     if cfg.keep_optimizer:
         new |= stacked("optimizer", fitted.memory)
     return fitted, new
@@ -195,17 +222,17 @@ def local_round(
 ) -> tuple[Payload | None, RoundReport]:
     """Let the selected clients run a training op once; `around`: see `WeightedMean`.
 
-    The op must send `nodes` (C,) and `loss` (C,), and may send more.
+    The op must send `nodes` (C,) and `loss` (C,), and may send more; where the run scores what
+    clients receive it must send `received/*` (see `told`).
 
     Returns:
         The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
         None if nobody could train; and the report.
     """
-    chosen = cfg.selected
-    if chosen is None:
-        chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
+    chosen = selected(fed, cfg, t, key)
     mean = WeightedMean("nodes", around or {})
-    reduce = Gather("nodes", "loss", fold=mean) if cfg.observed else mean
+    asked = tuple(received_specs(cfg))
+    reduce = Gather("nodes", "loss", *asked, fold=mean) if cfg.observed or asked else mean
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
     trained = under("by_client", reply)
     reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
@@ -214,18 +241,62 @@ def local_round(
     return reply, RoundReport(chosen, float(reply["loss"].t), trained=trained)
 
 
+def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str, ...]:
+    """Return who trains in a round."""
+    if cfg.selected is not None:
+        return cfg.selected
+    return tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
+
+
+def report_of(
+    chosen: tuple[str, ...],
+    found: Mapping[str, Tensor],
+    facts: Mapping[str, float],
+    client_facts: Mapping[str, Tensor],
+    *,
+    observed: bool,
+) -> RoundReport:
+    """Return the report of a round whose replies are kept by client.
+
+    Args:
+        chosen: who was called.
+        found: `answered`, `nodes` and `loss` of all clients, (C,).
+        facts: of the round.
+        client_facts: of the clients.
+        observed: see `MethodConfig`.
+    """
+    nodes = found["nodes"] * found["answered"]
+    loss = float((found["loss"] * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
+    told = {name: found[name] for name in ("answered", "nodes", "loss")} if observed else {}
+    return RoundReport(chosen, loss, facts, client_facts, told)
+
+
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
     """Return what local training keeps in a client's state between rounds."""
     specs = dict(logits_specs(cfg.model))
     drawing = cfg.schedule.neighbors.specs(cfg.model)
     specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in drawing.items()}
+    specs |= _table_specs(cfg)
     if cfg.keep_optimizer:
         like = {name: torch.zeros(1, *shape) for name, shape in cfg.model.weight_shapes.items()}
         for name, t in cfg.optimizer.init(like).items():
             # Adam counts its steps in float32 whatever the weights are.
-            dtype = torch.float32 if name == "steps" else None
+            dtype = torch.float32 if name == STEPS else None
             specs[f"optimizer/{name}"] = FieldSpec(Stacked, tuple(t.shape[1:]), dtype)
     return specs
+
+
+def _table_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
+    """Return the tables of a model, with what the optimizer keeps of them if it keeps anything."""
+    widths = dict(cfg.model.table_widths)
+    if cfg.keep_optimizer and widths:
+        like = {name: torch.zeros(1, 1, width) for name, width in widths.items()}
+        moments = cfg.optimizer.init(like)
+        widths |= {name: t.shape[-1] for name, t in moments.items() if name != STEPS}
+    return {
+        f"{TABLES}/{name}": FieldSpec(Ragged, (width,), rows=TABLE)
+        for name, width in widths.items()
+    }
 
 
 def local_steps(
@@ -237,8 +308,9 @@ def local_steps(
     t: int,
     key: Key,
 ) -> Steps:
-    """Return the call of `local_round`; `gives` is what the op sends besides `nodes` and `loss`."""
-    call = Call(op, what, key.fold("train", t), takes, {**gives, "nodes": COUNT, "loss": LOSS})
+    """Return the call of `local_round`; `gives` is what the op sends besides what it must."""
+    told = {**gives, "nodes": COUNT, "loss": LOSS, **received_specs(cfg)}
+    call = Call(op, what, key.fold("train", t), takes, told)
     return call if cfg.everyone_trains else Maybe(call)
 
 

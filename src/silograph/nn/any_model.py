@@ -4,38 +4,26 @@ n: rows. F: features. K: outputs (classes or label bits). C: clients.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
-from silograph.nn.forward import Staged
+from silograph.nn.forward import ModelSizes, Staged
+
+NO_TABLES: Mapping[str, int] = MappingProxyType({})
 
 
-class AnyModel(Protocol):
+class AnyModel(ModelSizes, Protocol):
     """The shape of a model, whose weights are a flat mapping: a value, equal ones are one model.
 
     How it is trained is asked of `silograph.nn.schedule.TrainableModel`.
     """
-
-    def __hash__(self) -> int:
-        """Programs and shapes are worked out once for each model."""
-
-    @property
-    def features(self) -> int:
-        """F."""
-
-    @property
-    def outputs(self) -> int:
-        """K."""
-
-    @property
-    def task(self) -> LabelForm:
-        """What the outputs mean."""
 
     @property
     def noun(self) -> str:
@@ -50,12 +38,8 @@ class AnyModel(Protocol):
         """Whether clients are computed one after the other, in blocks of one."""
 
     @property
-    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every weight, shared form."""
-
-    @property
-    def first_maps(self) -> tuple[str, ...]:
-        """Names of the weights that meet the features, and meet them linearly, where known."""
+    def table_widths(self) -> Mapping[str, int]:
+        """Columns of the tables, rows of its own users and items, that each client keeps."""
 
     @property
     def source(self) -> str | None:
@@ -64,13 +48,19 @@ class AnyModel(Protocol):
     def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
         """Return initial weights, shared form."""
 
-    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
         """Return logits (n, K) from internal edges, nothing dropped.
 
         Args:
             weights: shared by all clients, or with a leading dimension C.
             block: the rows.
+            tables: of the clients, where the model has any.
         """
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """Return the clients' tables before training, by name; none where it has none."""
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values, for files."""

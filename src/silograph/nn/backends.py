@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.key import Key
-from silograph.core.payload import State
+from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
@@ -24,8 +23,7 @@ from silograph.nn.fit import rest as rest_torch
 from silograph.nn.forward import Staged
 from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.schedule import NO_STATE, Fitted, Training
-from silograph.nn.start import Start
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.task.registry import task_of
 
 
@@ -49,15 +47,7 @@ class Backend(Protocol):
     def copies(self, training: Training) -> int:
         """Return how often the weights of a block's clients are in memory at once."""
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`.
 
         Raises:
@@ -68,7 +58,13 @@ class Backend(Protocol):
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
 
-    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def predict(
+        self,
+        model: AnyModel,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        tables: State = NO_STATE,
+    ) -> Tensor:
         """Return logits (n, K) from internal edges, without dropout.
 
         Raises:
@@ -92,20 +88,12 @@ class TorchBackend:
         """Weights, gradients and two moments; and what corrections keep."""
         return 4 + sum(correction.copies for correction in training.corrections)
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train as the model says."""
-        check_fit(training, block, start, memory)
+        check_fit(training, inputs)
         if training.losses and (reason := why_no_embeddings(training.model)) is not None:
             raise ProtocolError(f"expected another model: {reason}")
-        return training.model.fit(training, block, start, memory, key, sampler)
+        return training.model.fit(training, inputs)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps on all rows together."""
@@ -113,11 +101,17 @@ class TorchBackend:
             return start
         return rest_torch(training, start, steps)
 
-    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def predict(
+        self,
+        model: AnyModel,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        tables: State = NO_STATE,
+    ) -> Tensor:
         """Pass once through the model."""
         check_weights(model, weights, block)
         with torch.no_grad():
-            return model.forward(weights, block)
+            return model.forward(weights, block, tables=tables)
 
 
 @dataclass(frozen=True)
@@ -147,18 +141,9 @@ class CompiledBackend:
         del training
         return 1
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
-        """Train one client after the other."""
-        del sampler  # those that are compiled remember nothing
-        check_fit(training, block, start, memory)
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        """Train one client after the other; samplers that are compiled remember nothing."""
+        check_fit(training, inputs)
         reason = _why_not_compiled(training)
         if reason is not None:
             raise ProtocolError(
@@ -166,7 +151,7 @@ class CompiledBackend:
             )
         from silograph.nn import compiled  # numba takes a while to import
 
-        return compiled.fit(_staged(training.model), training, block, start, memory, key)
+        return compiled.fit(_staged(training.model), training, inputs)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps row by row."""
@@ -176,8 +161,15 @@ class CompiledBackend:
 
         return compiled.rest(training, start, steps)
 
-    def predict(self, model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def predict(
+        self,
+        model: AnyModel,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        tables: State = NO_STATE,
+    ) -> Tensor:
         """Pass once through a model that all clients share; torch passes through their own."""
+        del tables  # no compiled model has any
         check_weights(model, weights, block)
         name = next(iter(model.weight_shapes))
         if weights[name].dim() > len(model.weight_shapes[name]):

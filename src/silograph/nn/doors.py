@@ -18,8 +18,8 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Ragged, Stacked, owners, patched_problem
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
-from silograph.nn.fit import Training
 from silograph.nn.optim import Optimizer
+from silograph.nn.schedule import Training, TrainingInputs
 from silograph.nn.start import Start
 from silograph.task.registry import task_of
 
@@ -34,17 +34,13 @@ def dtype_of(block: ClientBlock) -> torch.dtype:
     return adj.values.dtype
 
 
-def check_fit(
-    training: Training,
-    block: ClientBlock,
-    start: Start,
-    memory: Mapping[str, Tensor] | None,
-) -> None:
+def check_fit(training: Training, inputs: TrainingInputs) -> None:
     """Raise `ProtocolError` unless a block can be trained from these weights and this state."""
-    check_start(training.model, start, block)
-    check_labels(training.model, block)
-    if memory is not None:
-        check_memory(training.model, training.optimizer, memory, block)
+    model, block = training.model, inputs.block
+    check_start(model, inputs.start, block)
+    check_labels(model, block)
+    if inputs.memory is not None:
+        check_memory(model, training.optimizer, inputs.memory, block)
 
 
 def check_weights(
@@ -147,7 +143,7 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
             f"expected {model.outputs} {what} as labels, got labels of "
             f"shape {tuple(y.shape)}: the model is for another task"
         )
-    if not task.wide and bool(block.split.train.any()):
+    if task.classes and not task.wide and bool(block.split.train.any()):
         least, most = (int(t) for t in y[block.split.train].aminmax())
         if least < 0 or most >= model.outputs:
             raise ProtocolError(

@@ -13,19 +13,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Ragged, Stacked, State
+from silograph.core.payload import Patched, Ragged, Stacked
 from silograph.core.work import work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.forward import Staged, forward_pass, whole_pass
-from silograph.nn.schedule import NO_STATE
 from silograph.nn.schedule import Fitted as Fitted
 from silograph.nn.schedule import Schedule as Schedule
 from silograph.nn.schedule import Training as Training
-from silograph.nn.start import Start, StartFields, start_fields, starts_compact, used_rows, whole
-from silograph.nn.steps import Held, InTraining, Trainer, own_copy, rows_for
+from silograph.nn.schedule import TrainingInputs as TrainingInputs
+from silograph.nn.start import StartFields, start_fields, starts_compact, used_rows, whole
+from silograph.nn.steps import Held, InTraining, Trainer, features_for, own_copy
 
 
 def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
@@ -33,41 +32,25 @@ def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
     return {k: own_copy(w.expand(clients, *w.shape)) for k, w in weights.items()}
 
 
-def fit(
-    model: Staged,
-    training: Training,
-    block: ClientBlock,
-    start: Start,
-    memory: Mapping[str, Tensor] | None,
-    key: Key,
-    sampler: State = NO_STATE,
-) -> Fitted:
+def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     """Train every client; those without training nodes stay as they are.
 
     With a fresh optimizer and sparse features, weights of features that do not occur at a client
     get no gradient from data: they follow one path from each base, which is worked out once.
-
-    Args:
-        model: what they train.
-        training: how.
-        block: the rows.
-        start: weights, see `silograph.nn.start`.
-        memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
-        key: key of the draws.
-        sampler: what the neighbor sampler remembers.
     """
-    fields = start_fields(model, start, block.num_clients)
+    block, memory = inputs.block, inputs.memory
+    fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
     held = held_start(model, block, fields, compact=compact)
     given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
-    trainer = Trainer(model, training, key, compact=compact, keep=memory is not None)
-    found = trainer.run(block, InTraining(held, given, sampler))
+    trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
+    found = trainer.run(block, InTraining(held, given, inputs.sampler))
     held, given = found.held, found.given
     tensors = {name: f.t for name, f in held.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         dtype = next(iter(tensors.values())).dtype
-        inputs = replace(whole_pass(model, block, dtype), x=rows_for(block, compact))
-        logits = forward_pass(model, tensors, inputs, None)
+        read = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
+        logits = forward_pass(model, tensors, read, None)
     weights = _weights(training, block, fields, held, found.steps)
     kept = {name: f.t for name, f in given.items()}
     return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)

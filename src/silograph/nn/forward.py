@@ -45,11 +45,8 @@ class Stage:
     teleport: float = 0.0
 
 
-class Staged(Protocol):
-    """A model that is a row of stages: silos can exchange rows between their halves.
-
-    A value: equal ones have equal stages. Weights of stage i are named `i.NAME`.
-    """
+class ModelSizes(Protocol):
+    """What models of every kind say of their sizes and weights: a value, equal ones are alike."""
 
     def __hash__(self) -> int:
         """Programs and shapes are worked out once for each model."""
@@ -63,16 +60,8 @@ class Staged(Protocol):
         """K."""
 
     @property
-    def dropout(self) -> float:
-        """Probability with which what enters a stage is dropped in training, if the stage drops."""
-
-    @property
     def task(self) -> LabelForm:
         """What the outputs mean."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages."""
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -80,7 +69,22 @@ class Staged(Protocol):
 
     @property
     def first_maps(self) -> tuple[str, ...]:
-        """Names of the weights that meet the features, and meet them linearly."""
+        """Names of the weights that meet the features, and meet them linearly, where known."""
+
+
+class Staged(ModelSizes, Protocol):
+    """A model that is a row of stages: silos can exchange rows between their halves.
+
+    A value: equal ones have equal stages. Weights of stage i are named `i.NAME`.
+    """
+
+    @property
+    def dropout(self) -> float:
+        """Probability with which what enters a stage is dropped in training, if the stage drops."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +128,14 @@ def forward_pass(
     return _passed(model, weights, inputs, key, None)[0]
 
 
+def rows_of_stage(
+    model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None, number: int
+) -> Rows:
+    """Return what enters the convolution of a stage, (s, I), after dropout; see `forward_pass`."""
+    x = inputs.x if number == 0 else _passed(model, weights, inputs, key, None, until=number)[0]
+    return _dropped(model, number, x, inputs, key)
+
+
 def last_layer(model: Staged) -> int:
     """Return the number of the last stage that has weights."""
     return max(int(name.partition(".")[0]) for name in model.weight_shapes)
@@ -142,23 +154,27 @@ def embedded_pass(
 
 
 def _passed(
-    model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None, at: int | None
+    model: Staged,
+    weights: Mapping[str, Tensor],
+    inputs: Pass,
+    key: Key | None,
+    at: int | None,
+    until: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return logits, and what entered stage `at` of the rows that hear in the last stage."""
+    """Return logits, and what entered stage `at` of the rows that hear in the last stage.
+
+    With `until` the pass ends before that stage, and what enters it stands for the logits.
+    """
     x: Rows = inputs.x
     origin: Tensor | None = None
     entered: Tensor | None = None
-    for number, stage in enumerate(model.stages):
+    for number, stage in enumerate(model.stages[:until]):
         if number == at:
             assert isinstance(x, Tensor)  # only the input can be sparse
             entered = x
         messages, prefix = inputs.messages[number], f"{number}."
         params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        h = x
-        if stage.drop and key is not None and model.dropout > 0:
-            assert isinstance(x, Tensor)  # only the input can be sparse
-            report_rows(messages.sender_off, 2 * x.shape[1] * (1 + gradients(x)))
-            h = dropped(x, model.dropout, inputs.row_key[number], key.fold("dropout", number))
+        h = _dropped(model, number, x, inputs, key)
         if stage.teleport:
             assert isinstance(x, Tensor)  # linear stages come first
             origin = messages.own_of(x if origin is None else origin)
@@ -167,6 +183,15 @@ def _passed(
         x = leave(stage, convolve(stage.conv, params, h, messages), x, origin, messages)
     assert isinstance(x, Tensor)  # at least one stage
     return x, entered
+
+
+def _dropped(model: Staged, number: int, x: Rows, inputs: Pass, key: Key | None) -> Rows:
+    """Return what enters the convolution of a stage, from what enters the stage."""
+    if not model.stages[number].drop or key is None or model.dropout == 0:
+        return x
+    assert isinstance(x, Tensor)  # only the input can be sparse
+    report_rows(inputs.messages[number].sender_off, 2 * x.shape[1] * (1 + gradients(x)))
+    return dropped(x, model.dropout, inputs.row_key[number], key.fold("dropout", number))
 
 
 def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:

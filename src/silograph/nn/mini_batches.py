@@ -152,21 +152,21 @@ def sampled_pass(
             hop_key = key.fold("neighbors", number)
             drawn = neighbors.draw(block, reached, len(draws), hop_key, state)
             draws.append((reached, drawn))
-        reached, heard = _one_stage(block, reached, drawn, len(draws))
+        reached, heard = one_stage(block, reached, drawn, len(draws))
         messages.insert(0, heard)
         keys.insert(0, block.row_key[reached.rows])
-    return Pass(_entering(x, reached), tuple(messages), tuple(keys)), tuple(draws)
+    return Pass(entering(x, reached), tuple(messages), tuple(keys)), tuple(draws)
 
 
-def _entering(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
+def entering(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
     """Return the features of the rows reached."""
     if isinstance(x, Tensor):
         return x[reached.rows]
     return SparseRows(x.csr.select_rows(reached.rows), reached.off)
 
 
-def _one_stage(
-    block: ClientBlock, reached: Reached, drawn: Drawn, hop: int
+def one_stage(
+    block: ClientBlock, reached: Reached, drawn: Drawn, hop: int, more: Tensor | None = None
 ) -> tuple[Reached, Messages]:
     """Return the rows that enter a stage, each client's own first, and the stage's messages.
 
@@ -175,9 +175,10 @@ def _one_stage(
         reached: (r,) rows that leave the stage.
         drawn: edges to them.
         hop: at which the new rows are reached.
+        more: (m,) int64 rows that enter the stage besides, of the same clients.
     """
     rows, neighbor = reached.rows, drawn.neighbor
-    new = _missing(block, rows, neighbor)
+    new = _missing(block, rows, neighbor if more is None else torch.cat([neighbor, more]))
     senders, hops = torch.cat([rows, new]), torch.cat([reached.hops, torch.full_like(new, hop)])
     client = block.client[senders]
     if len(reached.clients) > 1:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
-from silograph.core.payload import State
+from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Conv, Params
 from silograph.nn.conv.gat import GAT
 from silograph.nn.conv.gcn import GCN
@@ -29,8 +30,9 @@ from silograph.nn.conv.mlp import MLP
 from silograph.nn.conv.propagation import Propagation
 from silograph.nn.conv.sage import SAGE
 from silograph.nn.forward import Stage, forward_pass, whole_pass
-from silograph.nn.schedule import NO_STATE, Fitted, Training
-from silograph.nn.start import Start
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
+
+DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Model:
 
     one_by_one = False
     source = None
+    table_widths = NO_TABLES
 
     @property
     def noun(self) -> str:
@@ -106,7 +109,10 @@ class Model:
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every weight, shared form."""
-        with torch.device("meta"):  # nothing is drawn, whatever sizes a file or a server asks for
+        largest = max(stage.inputs * stage.outputs for stage in self.stages)
+        # On the meta device nothing is drawn, whatever sizes a file or a server asks for; but it
+        # imports torch's compiler, which takes longer than drawing a model of usual size.
+        with torch.device("meta" if largest > DRAWN_AT_MOST else "cpu"):
             weights = self.init_weights(Key.of(0), torch.float32)
         return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
@@ -124,7 +130,12 @@ class Model:
         }
 
     def forward(
-        self, weights: Mapping[str, Tensor], block: ClientBlock, key: Key | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        block: ClientBlock,
+        key: Key | None = None,
+        *,
+        tables: State = NO_STATE,
     ) -> Tensor:
         """Return logits (n, K) from internal edges.
 
@@ -132,21 +143,20 @@ class Model:
             weights: shared by all clients, or with a leading dimension C.
             block: the rows.
             key: key of the dropout draws; None turns dropout off.
+            tables: none.
         """
+        del tables
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), key)
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`."""
-        return fit.fit(self, training, block, start, memory, key, sampler)
+        return fit.fit(self, training, inputs)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """There are no tables."""
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""

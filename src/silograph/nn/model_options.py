@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, Count
+from silograph.core.ranges import log
 
 Head = Literal["conv", "linear"]
 RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
@@ -49,6 +50,37 @@ class APPNPOptions:
     hops: Count = field(default=10, metadata={"help": "propagation steps"})
     teleport: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.1, metadata={"help": "share of the prediction kept in a step"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatingGCNOptions:
+    """The default is that of the paper."""
+
+    embedding: Count = field(
+        default=64, metadata={"help": "width of a client's embeddings of users and items"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatingGATOptions:
+    """The defaults are those of the paper."""
+
+    embedding: Count = field(
+        default=64, metadata={"help": "width of a client's embeddings of users and items"}
+    )
+    heads: Count = field(default=2, metadata={"help": "attention heads"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatingBiasesOptions:
+    """See `silograph.nn.rating_biases`; the penalty is not tuned for any data."""
+
+    damping: Annotated[float, Field(gt=0)] = field(
+        default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
+    )
+    terms: Literal["biases", "mean"] = field(
+        default="biases", metadata={"help": "what is added to a silo's mean: biases, or mean alone"}
     )
 
 
@@ -114,7 +146,28 @@ MODEL_KINDS: dict[str, ModelKind] = {
             "Gasteiger et al., Predict then propagate, ICLR 2019",
             APPNPOptions,
         ),
+        ModelKind(
+            "rating_gcn",
+            "ratings: graph convolutions over a client's own embeddings and biases",
+            "Xu et al., FedACS: An adaptive client selection framework for communication-efficient "
+            "federated graph learning, IEEE TMC 2025",
+            RatingGCNOptions,
+        ),
+        ModelKind(
+            "rating_gat",
+            "ratings: attention over a client's own embeddings and biases",
+            "Xu et al., FedACS: An adaptive client selection framework for communication-efficient "
+            "federated graph learning, IEEE TMC 2025",
+            RatingGATOptions,
+        ),
+        ModelKind(
+            "rating_biases",
+            "ratings: a silo's mean and biases of users and items, solved, what others must beat",
+            "Koren et al., Matrix factorization techniques for recommender systems, 2009",
+            RatingBiasesOptions,
+        ),
         ModelKind("mlp", "layers without neighbors", "what a graph must beat", MLPOptions),
     )
 }
+RATING_MODELS = ("rating_gcn", "rating_gat", "rating_biases")
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -223,3 +223,17 @@ def edge_words(
         position, neighbor = position[edge], neighbor[edge]
     hashed = mix_words(block.row_key[rows] ^ signed(key.value))
     return mix_words(hashed[position] ^ block.row_key[neighbor])
+
+
+def uniform_of(words: Tensor) -> Tensor:
+    """Return random words (e,) int64 as draws from [0, 1], float64."""
+    return words.double() * 2.0**-64 + 0.5
+
+
+def weights_of_a_sum(model: AnyModel) -> str | None:
+    """Return why weights of drawn neighbors mean nothing to a model, or None if they do."""
+    if model.staged is None:
+        return f"{model.noun} sees all edges of a client"
+    if any(stage.conv.scales is None for stage in model.staged.stages):
+        return "attention is normalized over the neighbors that were drawn"
+    return None

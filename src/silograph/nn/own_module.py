@@ -22,15 +22,16 @@ from torch.nn.parameter import is_lazy
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Stacked, State
+from silograph.core.payload import NO_STATE, Patched, Stacked, State
 from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
+from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Params
 from silograph.nn.mini_batches import batches
 from silograph.nn.operation_counter import OperationCounter
-from silograph.nn.schedule import NO_STATE, Fitted, Training
-from silograph.nn.start import Start, start_fields, whole
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
+from silograph.nn.start import start_fields, whole
 from silograph.nn.steps import LOSS_FLOPS, own_copy
 from silograph.task.registry import task_of
 
@@ -61,6 +62,7 @@ class ModuleModel:
     staged = None
     one_by_one = True
     first_maps = ()  # nobody knows
+    table_widths = NO_TABLES
 
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -81,8 +83,11 @@ class ModuleModel:
         found = weights_of(build(self, key))
         return {name: w.to(dtype).contiguous() for name, w in found.items()}
 
-    def forward(self, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
         """Return logits (n, K) of one client, nothing dropped; weights shared or (1, ...)."""
+        del tables
         client, shapes = client_of(block), self.weight_shapes
         own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
         with OperationCounter() as tally:
@@ -90,22 +95,18 @@ class ModuleModel:
         report_each(float(tally.flops))
         return out
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client; every step passes all of its nodes and edges.
 
         Raises:
             ConfigError: the module raises, or returns something else than logits.
         """
-        del sampler
-        return _fit(self, training, block, start, memory, key)
+        return _fit(self, training, inputs)
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """There are no tables."""
+        del block, key
+        return NO_STATE
 
     def described(self) -> dict[str, Any]:
         """Return its name and its sizes."""
@@ -247,17 +248,11 @@ def _tensors(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _fit(
-    model: ModuleModel,
-    training: Training,
-    block: ClientBlock,
-    start: Start,
-    memory: Mapping[str, Tensor] | None,
-    key: Key,
-) -> Fitted:
+def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitted:
     optimizer, schedule = training.optimizer, training.schedule
+    block, memory = inputs.block, inputs.memory
     client = client_of(block)
-    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
+    weights = {name: whole(field) for name, field in start_fields(model, inputs.start, 1).items()}
     begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     state = (
         optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}
@@ -266,7 +261,7 @@ def _fit(
     total, steps = torch.zeros(1, dtype=torch.float64, device=client.x.device), 0
     for epoch in range(schedule.epochs if int(block.num_train) else 0):
         total = torch.zeros_like(total)
-        epoch_key = key.fold("epoch", epoch)
+        epoch_key = inputs.key.fold("epoch", epoch)
         for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
             leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
             step_key = epoch_key.fold("batch", number)

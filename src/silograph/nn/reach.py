@@ -108,37 +108,64 @@ def partial_reach(
     Raises:
         ProtocolError: not a weight for each edge.
     """
-    edges = edges_among(block, rows)
-    if inner is not None:
-        if inner.shape != edges.indices.shape:
-            raise ProtocolError(
-                f"expected weights of {edges.nnz} edges among the rows that take part, got shape "
-                f"{tuple(inner.shape)}"
-            )
-        edges = CSR(edges.indptr, edges.indices, inner, edges.num_cols)
     place = _places(rows, len(block.row_key))
-    # Cut out of the transpose, which is there already: no step has to sort its edges.
-    outward = block.halo.adj.transposed
-    open_slots = torch.arange(outward.num_rows, device=rows.device)
-    if heard is not None:
-        open_slots = open_slots[heard]
-    outer = _cut_out(outward, open_slots, place, len(rows))
-    touched = outer.degree > 0
-    slots = open_slots[touched]
-    indptr = torch.cat([outer.indptr[:1], outer.indptr[1:][touched]])
-    first = block.halo.off[:-1][owners(block.halo.off)]
+    outer, slots = _outer(block, place, len(rows), heard)
     return Reach(
         rows=rows,
         off=torch.searchsorted(rows, block.off),
         degree=total_degree(block)[rows],
-        inner=edges,
+        inner=_weighted(edges_among(block, rows), inner),
         own=own,
         cross=cross,
-        outer=CSR(indptr, outer.indices, outer.values, outer.num_cols),
-        slots=(slots - first[slots]).int(),
+        outer=outer,
+        slots=_in_client(block, slots),
         slot_off=torch.searchsorted(slots, block.halo.off),
         place=place,
     )
+
+
+def _weighted(edges: CSR, weights: Tensor | None) -> CSR:
+    """Return edges with other weights (e,), or as they are.
+
+    Raises:
+        ProtocolError: not a weight for each edge.
+    """
+    if weights is None:
+        return edges
+    if weights.shape != edges.indices.shape:
+        raise ProtocolError(
+            f"expected weights of {edges.nnz} edges among the rows that take part, got shape "
+            f"{tuple(weights.shape)}"
+        )
+    return CSR(edges.indptr, edges.indices, weights, edges.num_cols)
+
+
+def _outer(
+    block: ClientBlock, place: Tensor, count: int, heard: Tensor | None
+) -> tuple[CSR, Tensor]:
+    """Return edges from `count` rows to slots (t, r), and which slots of the block these are (t,).
+
+    Args:
+        block: C clients.
+        place: (n,) of every row among those that take part, -1 for none.
+        count: r.
+        heard: (S,) bool, see `partial_reach`.
+    """
+    # Cut out of the transpose, which is there already: no step has to sort its edges.
+    outward = block.halo.adj.transposed
+    slots = torch.arange(outward.num_rows, device=place.device)
+    if heard is not None:
+        slots = slots[heard]
+    outer = _cut_out(outward, slots, place, count)
+    touched = outer.degree > 0
+    indptr = torch.cat([outer.indptr[:1], outer.indptr[1:][touched]])
+    return CSR(indptr, outer.indices, outer.values, outer.num_cols), slots[touched]
+
+
+def _in_client(block: ClientBlock, slots: Tensor) -> Tensor:
+    """Return slots of the block (t,) as each client counts its own, int32."""
+    first = block.halo.off[:-1][owners(block.halo.off)]
+    return (slots - first[slots]).int()
 
 
 def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
@@ -157,14 +184,13 @@ def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
             f"expected weights of {len(block.halo.key)} halo slots, got shape {tuple(weight.shape)}"
         )
     slots = weight.nonzero()[:, 0]
-    first = block.halo.off[:-1][owners(block.halo.off)]
     outer = full.outer.select_rows(slots)
     assert outer.values is not None  # as of `Halo.adj`
     scaled = outer.values * weight[slots][outer.row]
     return replace(
         full,
         outer=outer.with_values(scaled),
-        slots=(slots - first[slots]).int(),
+        slots=_in_client(block, slots),
         slot_off=torch.searchsorted(slots, block.halo.off),
     )
 

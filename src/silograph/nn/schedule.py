@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -18,8 +17,6 @@ from silograph.nn.loss_term import LossTerm
 from silograph.nn.neighbors import FULL, Full, Neighbors
 from silograph.nn.optim import Optimizer
 from silograph.nn.start import Start
-
-NO_STATE: State = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,27 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainingInputs:
+    """What clients train from.
+
+    Attributes:
+        block: their rows, C clients.
+        start: weights, see `silograph.nn.start`.
+        memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
+        key: key of the draws.
+        sampler: what the neighbor sampler remembers of every client.
+        tables: those of the clients, with what the optimizer keeps of them if `memory` is.
+    """
+
+    block: ClientBlock
+    start: Start
+    memory: Mapping[str, Tensor] | None
+    key: Key
+    sampler: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Fitted:
     """What training leaves.
 
@@ -98,6 +116,8 @@ class Fitted:
         logits: (n, K) what each client's model says of its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
         neighbors: what the neighbor sampler remembers of every client.
+        tables: of every client, where the model has any, with what the optimizer keeps of them.
+        received: (C, ...) counts of the model that training started from, where they are asked for.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -106,6 +126,8 @@ class Fitted:
     logits: Tensor
     steps: Tensor
     neighbors: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
+    received: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> Params:
@@ -116,13 +138,5 @@ class Fitted:
 class TrainableModel(AnyModel, Protocol):
     """A model that says how it is trained; a new kind of model is a class with these answers."""
 
-    def fit(
-        self,
-        training: Training,
-        block: ClientBlock,
-        start: Start,
-        memory: Mapping[str, Tensor] | None,
-        key: Key,
-        sampler: State = NO_STATE,
-    ) -> Fitted:
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block in torch; see `silograph.nn.fit.fit`."""

@@ -20,16 +20,13 @@ from torch import Tensor
 
 from silograph.core.payload import Patched, Stacked, from_bases, owners
 from silograph.graph.block.block import Rows, SparseRows
-from silograph.nn.any_model import AnyModel
-from silograph.nn.forward import Staged
+from silograph.nn.forward import ModelSizes
 
 Start = Mapping[str, Tensor | Stacked | Patched]
 StartFields = Mapping[str, Stacked | Patched]
 
 
-def start_fields(
-    model: AnyModel | Staged, start: Start, clients: int
-) -> dict[str, Stacked | Patched]:
+def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Stacked | Patched]:
     """Return every weight as a field, in the model's order; shared tensors are a single base."""
     fields: dict[str, Stacked | Patched] = {}
     for name, shape in model.weight_shapes.items():
@@ -71,7 +68,7 @@ def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
     return torch.cat(bases), torch.stack(which)
 
 
-def starts_compact(model: AnyModel | Staged, fields: StartFields, x: Rows) -> bool:
+def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:
     """Whether the rows of used features say all of the first weights that the bases do not."""
     if not isinstance(x, SparseRows):
         return False

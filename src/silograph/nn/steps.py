@@ -120,7 +120,7 @@ def own_copy(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)
 
 
-def rows_for(block: ClientBlock, compact: bool) -> Rows:
+def features_for(block: ClientBlock, compact: bool) -> Rows:
     """Return features that meet weights in compact form: one row for each used feature."""
     if not compact:
         return block.x
@@ -170,7 +170,7 @@ class Trainer:
         live, epochs = self._live(begun), self.training.schedule.epochs
         dtype = next(iter(live.weights.values())).dtype
         inputs = whole_pass(self.model, block, dtype)
-        inputs = replace(inputs, x=rows_for(block, self.compact))
+        inputs = replace(inputs, x=features_for(block, self.compact))
         train = block.split.train
         targets = _Targets(train, train.nonzero()[:, 0], block.y[train], offsets(block.num_train))
         loss = torch.empty(0)
@@ -227,10 +227,10 @@ class Trainer:
 
     def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
         """Return features for the weights that these clients hold."""
-        x = rows_for(block, self.compact)
+        x = features_for(block, self.compact)
         if not self.compact:
             return x
-        assert isinstance(x, SparseRows)  # see `rows_for`
+        assert isinstance(x, SparseRows)  # see `features_for`
         used = max(len(live.weights[name]) for name in live.off)
         csr = CSR(x.csr.indptr, x.csr.indices, x.csr.values, used)
         return replace(x, csr=csr)

@@ -30,7 +30,6 @@ from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages, convolve
 from silograph.nn.forward import Stage, Staged, dropped, leave
 from silograph.nn.neighbors import Drawn, Neighbors, Reached, edges_of
-from silograph.nn.schedule import NO_STATE
 from silograph.nn.segment import gradients, sparse_product
 from silograph.nn.stage_halves import scales_of
 
@@ -168,7 +167,7 @@ def drawn_batch(
     key: Key,
 ) -> Batch:
     """Return some rows (b,) of a block with edges drawn by key."""
-    first = neighbors.draw(block, _reached(rows, off), 0, key, NO_STATE)
+    first = neighbors.draw(block, _reached(rows, off), 0, key, {})
     later = first
     if around.graph is not block:
         later = drawn_around(around, rows, off, neighbors, key)
@@ -179,7 +178,7 @@ def drawn_around(
     around: Surroundings, rows: Tensor, off: Tensor, neighbors: Neighbors, key: Key
 ) -> Drawn:
     """Return edges drawn for some rows (b,) of a block among own rows and slots, as `Drawn`."""
-    return neighbors.draw(around.graph, _reached(around.place[rows], off), 0, key, NO_STATE)
+    return neighbors.draw(around.graph, _reached(around.place[rows], off), 0, key, {})
 
 
 def _reached(rows: Tensor, off: Tensor) -> Reached:

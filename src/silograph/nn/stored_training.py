@@ -25,7 +25,7 @@ from silograph.nn.fit import held_start, patched, rest
 from silograph.nn.forward import Staged
 from silograph.nn.schedule import Training
 from silograph.nn.start import start_fields, starts_compact
-from silograph.nn.steps import LOSS_FLOPS, Held, own_copy, rows_for
+from silograph.nn.steps import LOSS_FLOPS, Held, features_for, own_copy
 from silograph.nn.stored_rows import Batch, StoredRows, batch_pass
 from silograph.task.registry import task_of
 
@@ -140,7 +140,7 @@ def step_(
     """
     batch, weights = chosen.batch, weights_of(held)
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    x = rows_for(block, is_compact(held))
+    x = features_for(block, is_compact(held))
     with torch.enable_grad():
         logits, entered = batch_pass(model, leaves, block, x, batch, stored, key)
         report_rows(batch.off, LOSS_FLOPS * model.outputs)

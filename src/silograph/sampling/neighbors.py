@@ -30,7 +30,12 @@ from silograph.nn.neighbors import (
     Stateless,
     edge_words,
     edges_of,
+    uniform_of,
+    weights_of_a_sum,
 )
+from silograph.sampling.drops import DropEdge, DropNode, DropOptions
+from silograph.sampling.fedgrains import FedGrains, FedGrainsOptions
+from silograph.sampling.layer_wise import FastGCN, FastGCNOptions, Ladies, LadiesOptions
 from silograph.sampling.options import FanoutOptions
 
 
@@ -117,22 +122,13 @@ class Bernoulli(Stateless):
         del hop, state
         every = edges_of(block, reached.rows)
         words = edge_words(block, reached.rows, key, every)
-        kept = words.double() * 2.0**-64 + 0.5 <= self.keep
+        kept = uniform_of(words) <= self.keep
         position, share = every.position[kept], every.share[kept] / self.keep
         if self.by_degree:
             count = torch.bincount(position, minlength=len(reached.rows))
             degree = block.adj.degree[reached.rows]
             share = degree[position].to(share.dtype) / count[position]
         return Drawn(position, every.neighbor[kept], share)
-
-
-def weights_of_a_sum(model: AnyModel) -> str | None:
-    """Return why weights of drawn neighbors mean nothing to a model, or None if they do."""
-    if model.staged is None:
-        return f"{model.noun} sees all edges of a client"
-    if any(stage.conv.scales is None for stage in model.staged.stages):
-        return "attention is normalized over the neighbors that were drawn"
-    return None
 
 
 def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
@@ -169,6 +165,40 @@ def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
     return Bernoulli(options.keep, options.rescale == "degree")
 
 
+def _drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
+    del depth
+    return DropEdge(options.drop)
+
+
+def _drop_node(options: DropOptions, depth: Depth) -> DropNode:
+    del depth
+    return DropNode(options.drop)
+
+
+def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
+    return FedGrains(
+        k=options.k,
+        hops=depth.hops,
+        alpha=options.alpha,
+        lr=options.lr,
+        learns_z=options.log_z == "learned",
+        log_z_lr=options.log_z_lr,
+        sampled_degrees=options.degrees == "sampled",
+        policy=options.policy,
+        width=options.width,
+    )
+
+
+def _fastgcn(options: FastGCNOptions, depth: Depth) -> FastGCN:
+    del depth
+    return FastGCN(options.size)
+
+
+def _ladies(options: LadiesOptions, depth: Depth) -> Ladies:
+    del depth
+    return Ladies(options.size, options.normalize)
+
+
 NEIGHBORS: dict[str, NeighborSampler] = {
     sampler.name: sampler
     for sampler in (
@@ -194,6 +224,46 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             "sampling, IEEE TPDS 2022",
             options=BernoulliOptions,
             make=_bernoulli,
+        ),
+        NeighborSampler(
+            name="fastgcn",
+            title="so many nodes for a layer, by one distribution for all layers",
+            reference="Chen et al., FastGCN: Fast learning with graph convolutional networks via "
+            "importance sampling, ICLR 2018",
+            options=FastGCNOptions,
+            make=_fastgcn,
+        ),
+        NeighborSampler(
+            name="ladies",
+            title="so many nodes for a layer, among the neighbors of the layer after it",
+            reference="Zou et al., Layer-dependent importance sampling for training deep and "
+            "large graph convolutional networks, NeurIPS 2019",
+            options=LadiesOptions,
+            make=_ladies,
+        ),
+        NeighborSampler(
+            name="drop_edge",
+            title="a drawn share of the edges is left out, and of the degrees",
+            reference="Rong et al., DropEdge: Towards deep graph convolutional networks on node "
+            "classification, ICLR 2020",
+            options=DropOptions,
+            make=_drop_edge,
+        ),
+        NeighborSampler(
+            name="drop_node",
+            title="a drawn share of the nodes sends no messages; the others' count more",
+            reference="Feng et al., Graph random neural networks for semi-supervised learning on "
+            "graphs, NeurIPS 2020",
+            options=DropOptions,
+            make=_drop_node,
+        ),
+        NeighborSampler(
+            name="fedgrains",
+            title="each client's own flow network chooses k nodes a layer and step",
+            reference="Ceyani et al., FedGrAINS: Personalized subgraph federated learning with "
+            "adaptive neighbor sampling, SDM 2025",
+            options=FedGrainsOptions,
+            make=_fedgrains,
         ),
     )
 }

@@ -4,7 +4,7 @@ C: clients of the federation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -12,11 +12,6 @@ from torch import Tensor
 from silograph.core.key import Key
 
 SelectorState = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class NoSelectorOptions:
-    """Options of a selector that has none of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +27,16 @@ class RoundFacts:
         val_loss: (C,) float64 mean loss on validation nodes, NaN of who has none, of the view that
             picks the round; None if the round was not evaluated.
         val_accuracy: (C,) float64, likewise.
+        received: counts of validation nodes by name, (C, ...), of the model with which a client
+            began the round (see `Task.tally`), zeros of who did not answer; for selectors that
+            ask for scores on receipt.
+        score: the run's metric of these counts together, which tells how good the round before
+            was; None without such a selector or node.
+        higher: whether higher scores are better.
+        cost: bytes of the round without evaluation, as a share of the budget; without budget, as
+            a share of what all clients would take in all rounds.
+        seconds: (C,) float64 virtual seconds that each client has taken in the round; None
+            without a virtual clock.
     """
 
     selected: Tensor
@@ -41,6 +46,11 @@ class RoundFacts:
     bytes: Tensor
     val_loss: Tensor | None
     val_accuracy: Tensor | None
+    received: Mapping[str, Tensor] = field(default_factory=dict)
+    score: float | None = None
+    higher: bool = True
+    cost: float = 0.0
+    seconds: Tensor | None = None
 
 
 Begin = Callable[[Sequence[str], Any], SelectorState]
@@ -67,6 +77,7 @@ class Selector:
         init: from ids and options: the state before round 1.
         observe: from options, state, number and facts of a round that is over: the next state,
             with tensors of its own. None: the selector learns nothing.
+        on_receipt: whether selected clients score the model that they receive, before they train.
     """
 
     name: str
@@ -75,3 +86,4 @@ class Selector:
     draw: Draw
     init: Begin = nothing_kept
     observe: Observe | None = None
+    on_receipt: bool = False

@@ -1,18 +1,60 @@
-"""Options of the selectors that have a flag of their own; nothing here needs torch."""
+"""Options of the selectors that have a flag of their own, and those that all have.
+
+Nothing here needs torch.
+"""
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from silograph.core.config import STRICT
+from silograph.core.byte_size import parse_bytes
+from silograph.core.config import MOST, STRICT
+
+LIMITS = ("budget", "least_clients", "least_selections")  # options that any selector may have
+Budget = Annotated[Annotated[int, Field(ge=1, lt=MOST)] | None, BeforeValidator(parse_bytes)]
+Least = Annotated[int, Field(ge=1, lt=MOST)] | None
+
+
+def budget_field() -> Any:
+    """Return the field of what rounds may cost in all."""
+    text = "bytes of all rounds without evaluation, kept before the fact, e.g. 10MB; none: no limit"
+    return field(default=None, metadata={"help": text})
+
+
+def least_clients_field() -> Any:
+    """Return the field of how many clients a round has at least."""
+    return field(default=None, metadata={"help": "least clients in a round; none: 1"})
+
+
+def least_selections_field() -> Any:
+    """Return the field of how often clients are selected in all, at least."""
+    text = "least selections of clients in all rounds together; none: 0"
+    return field(default=None, metadata={"help": text})
+
+
+def clients_field(default: int) -> Any:
+    """Return the field of how many clients a round has."""
+    return field(default=default, metadata={"help": "clients in a round; all, if there are fewer"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class AllOptions:
+    """The help texts are the documentation of the fields."""
+
+    budget: Budget = budget_field()
+    least_clients: Least = least_clients_field()
+    least_selections: Least = least_selections_field()
 
 
 @dataclass(frozen=True, config=STRICT)
 class UniformOptions:
-    """The help text is the documentation of the field."""
+    """The help texts are the documentation of the fields."""
 
     participation: Annotated[float, Field(gt=0, le=1)] = field(
         default=1.0, metadata={"help": "share of clients that train in a round"}
     )
+    budget: Budget = budget_field()
+    least_clients: Least = least_clients_field()
+    least_selections: Least = least_selections_field()

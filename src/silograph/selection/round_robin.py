@@ -4,7 +4,6 @@ State: `next` () int64, the position of the client whose turn it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Annotated
 
 import torch
@@ -14,15 +13,24 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.options import (
+    Budget,
+    Least,
+    budget_field,
+    clients_field,
+    least_clients_field,
+    least_selections_field,
+)
 
 
 @dataclass(frozen=True, config=STRICT)
 class RoundRobinOptions:
-    """The help text is the documentation of the field."""
+    """The help texts are the documentation of the fields."""
 
-    clients: Annotated[int, Field(ge=1)] = field(
-        default=1, metadata={"help": "clients in a round; all, if there are fewer"}
-    )
+    clients: Annotated[int, Field(ge=1)] = clients_field(1)
+    budget: Budget = budget_field()
+    least_clients: Least = least_clients_field()
+    least_selections: Least = least_selections_field()
 
 
 def init(ids: Sequence[str], options: RoundRobinOptions) -> SelectorState:

@@ -29,7 +29,7 @@ from silograph.experiment.resolve.parts import (
 from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result
@@ -282,6 +282,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "bytes": {"total": result.bytes, "by_kind": result.ledger.bytes_by_kind},
         "flops": result.flops,
         "seconds": round(result.seconds, 3),
+        **({} if result.virtual_seconds is None else {VIRTUAL: result.virtual_seconds}),
         "peak_memory_bytes": result.peak_memory_bytes,
         "clients": config.clients,
         "kernels": config.kernels,
@@ -301,6 +302,8 @@ def _views(views: Any) -> dict[str, dict[str, float | None] | None]:
 def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
     """Return the judged rounds as columns, rounded: enough to draw."""
     columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
+    if VIRTUAL in rows[0]:  # then costs other than bytes are what a run is about
+        columns |= {n: n for n in (VIRTUAL, "bytes_evaluation", "flops", "participants")}
     return {name: [_short(row[key]) for row in rows] for name, key in columns.items()}
 
 

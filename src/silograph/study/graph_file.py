@@ -25,6 +25,7 @@ def write_graph(path: Path, graph: Graph) -> None:
         "name": graph.name,
         "silo_names": np.array(graph.silo_names, dtype=np.str_),
         "class_names": np.array(graph.class_names, dtype=np.str_),
+        "feature_names": np.array(graph.feature_names, dtype=np.str_),
     }
     if isinstance(x, Tensor):
         parts["x"] = x.numpy()
@@ -57,6 +58,7 @@ def read_graph(path: str | Path) -> Graph:
         silo=arrays.get("silo"),
         silo_names=tuple(parts["silo_names"].tolist()),
         class_names=tuple(parts["class_names"].tolist()),
+        feature_names=tuple(parts["feature_names"].tolist()),
     )
 
 

@@ -60,6 +60,50 @@ def cross_entropy(logits: NDArray, i: int, best: int, y: int) -> float:
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
+def bits_entropy(logits: NDArray, y: NDArray, i: int) -> float:
+    """Return the loss of row i: the mean over its known bits; 0 if there are none."""
+    known, bits = 0, 0.0
+    for c in range(logits.shape[1]):
+        if y[i, c] >= 0:
+            known += 1
+            v = np.float64(logits[i, c])
+            bits += max(v, 0.0) - v * (y[i, c] == 1) + np.log1p(np.exp(-abs(v)))
+    return float(bits / max(known, 1))
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def add_hit(true: bool, positive: bool, hits: NDArray, part: int, g: int, c: int) -> None:
+    """Count a known label of class or bit c at client g; see `tally`."""
+    hits[part, 0, g, c] += 1
+    hits[part, 1, g, c] += positive and true
+    hits[part, 2, g, c] += positive and not true
+    hits[part, 3, g, c] += true and not positive
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def count_bits(logits: NDArray, y: NDArray, i: int, hits: NDArray, part: int, g: int) -> None:
+    """Count the known bits of row i."""
+    for c in range(logits.shape[1]):
+        if y[i, c] >= 0:
+            add_hit(y[i, c] == 1, logits[i, c] > 0, hits, part, g, c)
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def count_class(best: int, y: int, hits: NDArray, part: int, g: int) -> None:
+    """Count a row of class y, where class `best` was predicted, for every class."""
+    for c in range(hits.shape[3]):
+        add_hit(y == c, best == c, hits, part, g, c)
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def add_known(odds: NDArray, y: NDArray, i: int, multilabel: bool, score: NDArray, g: int) -> None:
+    """Add log-odds of the known labels of row i to the sums of client g."""
+    for c in range(odds.shape[1]):
+        if not multilabel or y[i, c] >= 0:
+            score[0, g, c] += odds[i, c]
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
 def tally(
     logits: NDArray,
     y: NDArray,
@@ -87,33 +131,20 @@ def tally(
         score: (2, C, K) float64: sums of known test scores, and of squared distances from the
             client's mean.
     """
-    classes = logits.shape[1]
-    odds = np.empty((logits.shape[0], classes))
+    odds = np.empty((logits.shape[0], logits.shape[1]))
     for i in range(logits.shape[0]):
         part, g = 0 if val[i] else 1, group[i]
+        nodes[part, g] += 1
+        if multilabel:
+            count_bits(logits, y, i, hits, part, g)
+            loss[part, g] += bits_entropy(logits, y, i)
+        else:
+            best = largest_of(logits, i)
+            count_class(best, y[i, 0], hits, part, g)
+            loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
         if part == 1:  # only test scores are wanted
             odds_of(logits, i, multilabel, clip, odds[i])
-        nodes[part, g] += 1
-        best, known, bits = largest_of(logits, i), 0, 0.0
-        for c in range(classes):
-            if multilabel and y[i, c] < 0:
-                continue
-            true = y[i, c] == 1 if multilabel else y[i, 0] == c
-            positive = logits[i, c] > 0 if multilabel else best == c
-            known += 1
-            if multilabel:
-                v = np.float64(logits[i, c])
-                bits += max(v, 0.0) - v * true + np.log1p(np.exp(-abs(v)))
-            hits[part, 0, g, c] += 1
-            hits[part, 1, g, c] += positive and true
-            hits[part, 2, g, c] += positive and not true
-            hits[part, 3, g, c] += true and not positive
-            if part == 1:
-                score[0, g, c] += odds[i, c]
-        if multilabel:
-            loss[part, g] += bits / max(known, 1)
-        else:
-            loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
+            add_known(odds, y, i, multilabel, score, g)
     spread(odds, y, val, group, multilabel, hits, score)
 
 

@@ -12,6 +12,7 @@ C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import offsets, rows_of
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.pairs import seen_rows
 from silograph.graph.graph import MISSING, LabelForm, label_form
 from silograph.task.loss import node_loss
 
@@ -43,6 +45,7 @@ class JudgedRows:
         groups: C.
         task: what the labels mean.
         compiled: whether counting uses compiled kernels.
+        seen: (j,) bool of ratings, whether user and item train; None: nobody says.
     """
 
     logits: Tensor
@@ -52,6 +55,7 @@ class JudgedRows:
     groups: int
     task: LabelForm
     compiled: bool = False
+    seen: Tensor | None = None
 
     def summed(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return the sum of values (r, ...) of the chosen rows by client, (C, ...)."""
@@ -73,12 +77,14 @@ class Judges:
         y: (j,) or (j, K) labels.
         val: (j,) bool.
         off: (C + 1,) int64 judged rows of each client.
+        seen: (j,) bool of ratings, see `JudgedRows`.
     """
 
     rows: Tensor
     y: Tensor
     val: Tensor
     off: Tensor
+    seen: Tensor | None = None
 
 
 def judges_of(block: ClientBlock) -> Judges:
@@ -89,7 +95,9 @@ def judges_of(block: ClientBlock) -> Judges:
     if "judges" not in block.memo:
         rows = judged_mask(block).nonzero()[:, 0]
         counts = torch.bincount(block.client[rows], minlength=block.num_clients)
-        block.memo["judges"] = Judges(rows, block.y[rows], block.split.val[rows], offsets(counts))
+        seen = seen_rows(block)[rows] if label_form(block.y) == "rating" else None
+        val = block.split.val[rows]
+        block.memo["judges"] = Judges(rows, block.y[rows], val, offsets(counts), seen)
     found = block.memo["judges"]
     assert isinstance(found, Judges)
     return found
@@ -101,7 +109,8 @@ def _judges_at(judges: Judges, off: Tensor, new_off: Tensor, positions: Tensor) 
     chosen = rows_of(judges.off, positions)
     shift = torch.repeat_interleave(new_off[:-1] - off[positions], counts)
     rows = judges.rows[chosen] + shift
-    return Judges(rows, judges.y[chosen], judges.val[chosen], offsets(counts))
+    seen = None if judges.seen is None else judges.seen[chosen]
+    return Judges(rows, judges.y[chosen], judges.val[chosen], offsets(counts), seen)
 
 
 def judged_rows(
@@ -118,7 +127,8 @@ def judged_rows(
     """
     judges = judges_of(block)
     group = group[judges.rows]
-    return JudgedRows(logits, judges.y, judges.val, group, groups, label_form(block.y), compiled)
+    form = label_form(block.y)
+    return JudgedRows(logits, judges.y, judges.val, group, groups, form, compiled, judges.seen)
 
 
 def log_odds(logits: Tensor, task: LabelForm) -> Tensor:
@@ -246,7 +256,7 @@ def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
     return fields | {"score.sum": score[0], "score.square": score[1]}
 
 
-def score_scale(fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def score_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
     known, total = fields["test.known"].double(), fields["score.sum"]
     number = known.sum(0).clamp(min=1)

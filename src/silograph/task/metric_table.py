@@ -6,7 +6,7 @@ Nothing here needs torch, so that pages of finished runs are made without it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from silograph.core.errors import ConfigError, lookup, unknown
+from silograph.core.errors import lookup, unknown
 
 LOSS = "loss"
 
@@ -21,7 +21,8 @@ class Metric:
         says: what it is, as a sentence.
         higher: whether higher values are better; otherwise lower ones are.
         share: whether it lies in 0..1; comparisons show shares in percent.
-        validation: whether validation nodes have it, so that it can pick the best round.
+        validation: whether validation nodes have it in every run; otherwise only where the run
+            picks its round or stops by it, as it takes messages of its own.
     """
 
     name: str
@@ -69,6 +70,8 @@ _ALL = (
     _higher("f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes."),
     _higher("auc", "AUC", "Area under the ROC curve, mean over classes.", validation=False),
     _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets."),
+    _lower("rmse_seen", "RMSE seen", "RMSE of ratings whose user and item train at the client."),
+    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there."),
     _lower("mae", "MAE", "Mean absolute error, over all clients' targets."),
     _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE."),
     _lower(LOSS, "loss", "Mean loss of a node."),
@@ -85,16 +88,6 @@ def metric_of(name: str) -> Metric:
     return lookup(METRICS, name, "metric")
 
 
-def check_picks(name: str) -> None:
-    """Raise `ConfigError` unless validation nodes have a metric of this name."""
-    if not metric_of(name).validation:
-        known = ", ".join(metric.name for metric in _ALL if metric.validation)
-        raise ConfigError(
-            f"expected a metric that validation nodes have, got {name}, which is worked out on "
-            f"test nodes only: choose one of {known}"
-        )
-
-
 def metric_among(name: str, metrics: Iterable[str], what: str) -> Metric:
     """Return a metric of a task.
 
@@ -106,7 +99,7 @@ def metric_among(name: str, metrics: Iterable[str], what: str) -> Metric:
     Raises:
         ConfigError: the task does not have it (names the nearest).
     """
-    known = [each for each in metrics if METRICS[each].validation]
+    known = list(metrics)
     if name not in known:
         raise unknown(what, name, known)
     return METRICS[name]

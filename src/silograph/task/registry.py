@@ -6,8 +6,11 @@ from silograph.graph.graph import LabelForm
 from silograph.task.base import Task
 from silograph.task.node_labels import LABEL_SET, NODE_CLASS
 from silograph.task.node_value import NODE_VALUE
+from silograph.task.rating_value import RATING
 
-TASKS: Mapping[str, Task] = {task.name: task for task in (NODE_CLASS, LABEL_SET, NODE_VALUE)}
+TASKS: Mapping[str, Task] = {
+    task.name: task for task in (NODE_CLASS, LABEL_SET, NODE_VALUE, RATING)
+}
 _BY_LABELS = {task.labels: task for task in TASKS.values()}
 
 

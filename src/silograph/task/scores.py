@@ -29,7 +29,8 @@ class Scores(Mapping[str, float | None]):
     - f1_macro: mean of the classes' F1, classes neither present nor predicted left out.
     - f1_micro: F1 of all decisions together (equals accuracy for multi-class).
     - auc: area under the ROC curve, one class against the rest, mean over classes that have
-      both; from histograms of 256 bins that follow the scores. Test nodes only.
+      both; from histograms of 256 bins that follow the scores. Of validation nodes only where
+      the run picks its round by it.
 
     Every task has loss, the mean loss of a node.
 
@@ -175,7 +176,7 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
 
     Args:
         counts: fields of `silograph.task.counts.tally`, each (C, ...), and
-            `test.histogram` (K, 2, B) of all clients together.
+            `test.histogram` (K, 2, B) of all clients together; perhaps `val.histogram`.
         part: which nodes.
         task: what the labels mean.
     """
@@ -193,7 +194,7 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
             "accuracy_client_mean": _mean(right[busy] / judged[busy]),
             "f1_macro": _mean(f1) if len(f1) else None,
             "f1_micro": 2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
-            "auc": auc_of(counts["test.histogram"]) if part == "test" else None,
+            "auc": auc_of(bins) if (bins := counts.get(f"{part}.histogram")) is not None else None,
             "loss": float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),
         }
     )

@@ -175,7 +175,7 @@ def test_settings_of_a_value_are_searched(make_graph: MakeGraph) -> None:
         ({"options": {"local": {3: 4}}}, "options.[key]: expected a finite number, a bool or"),
         ({"baseline": 3}, "unknown baseline 3; choices: local"),
         ({"metric": 3}, "unknown metric 3"),
-        ({"trackers": []}, "unknown key in options 'trackers'"),
+        ({"trackers": []}, "unknown option 'trackers'"),
     ],
 )
 def test_other_types_are_one_line(

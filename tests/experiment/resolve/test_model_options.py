@@ -76,8 +76,9 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
         ),
         (
             {"head": "linear", "model": "mlp"},
-            "expected an option of the chosen parts (model mlp), got head: model gcn, sage, "
-            "graphconv, gin, gat has it; leave it out, or choose that part",
+            "expected an option of the chosen parts (model mlp), got head: model gcn, "
+            "model sage, model graphconv, model gin and model gat have it; leave it out, or choose "
+            "one of them",
         ),
         (
             {"model": "gat", "hidden": "16,20", "heads": 8},

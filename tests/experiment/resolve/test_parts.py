@@ -22,7 +22,8 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
 from silograph.nn.model import MODELS
-from silograph.nn.model_options import MODEL_KINDS
+from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS
+from silograph.selection.options import LIMITS
 from silograph.study.cells import Cell, digest_of
 
 OPEN = {k: v for k, v in FAST.items() if k != "lr"} | {"method": "fedopt"}
@@ -38,7 +39,7 @@ def test_every_option_has_help_and_its_default_is_written_out(kind: str, name: s
     for option, f in options_of(part).items():
         assert f.metadata["help"]
         assert f"{kind}.{option}" in found
-    assert MODEL_KINDS.keys() == MODELS.keys()
+    assert MODEL_KINDS.keys() == MODELS.keys() | set(RATING_MODELS)
 
 
 def test_flags_of_options_are_declared_by_parts_and_nowhere_else() -> None:
@@ -48,7 +49,8 @@ def test_flags_of_options_are_declared_by_parts_and_nowhere_else() -> None:
         for part, options in parts.items()
         for f in dataclasses.fields(options)
     }
-    assert {(kind, name) for name, kind in FLAT.items()} == declared.keys()
+    flags = declared.keys() - {("selector", name) for name in LIMITS}  # these have no flag
+    assert {(kind, name) for name, kind in FLAT.items()} == flags
     for (kind, _), part in declared.items():
         assert TABLES[kind][part].options is DECLARED[kind][part]
     assert all(HELP.values())

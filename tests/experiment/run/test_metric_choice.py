@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 import silograph as sg
+from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.run.round_scores import Judged, is_better
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.stopping import reason_to_stop
+from silograph.methods import METHODS
 from silograph.study.tune.outcome import Tuned
 from silograph.study.tune.proposals import Trial, propose
 from silograph.study.tune.tune import best_of
@@ -23,9 +26,7 @@ from silograph.task.registry import TASKS
 from silograph.task.scores import Scores
 
 EVERY = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))
-PICKING = pytest.mark.parametrize(
-    "metric", [m for m in METRICS.values() if m.validation], ids=lambda metric: str(metric.name)
-)
+PICKING = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))
 GOOD_AND_BAD = {True: (0.75, 0.25), False: (0.25, 0.75)}  # by whether higher is better
 OWN = "0.6/0.2/0.2"
 
@@ -244,10 +245,9 @@ def test_clients_have_the_metric_where_it_is_one_of_theirs(
     ("options", "text"),
     [
         ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
-        ({"metric": "auc"}, "expected a metric that validation nodes have, got auc, which"),
+        ({"metric": "auc", "eval_on_receipt": "1"}, "another metric than auc with eval_on_receipt"),
         ({"metric": "rmse"}, "unknown metric of node_class 'rmse'; choices: accuracy, "),
         ({"target": "rmse=0.5"}, "unknown metric of the target 'rmse'; choices: accuracy, "),
-        ({"target": "auc=0.5"}, "unknown metric of the target 'auc'"),
         ({"target": "f1_marco=0.5"}, "unknown metric of the target 'f1_marco': did you mean 'f1_m"),
         ({"target": "80"}, "expected a target METRIC=VALUE with a value in 0..1, got '80'"),
         ({"target": "loss=-1"}, "expected a target METRIC=VALUE with a value of 0 or more, got 'l"),
@@ -282,12 +282,62 @@ def test_the_baseline_is_the_best_constant(make_graph: MakeGraph, multilabel: bo
     assert go(graph, rounds=1, split="0.5/0.5/0").baseline is None
 
 
-def test_auc_is_compared_but_picks_nothing(make_graph: MakeGraph) -> None:
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_validation_auc_picks_the_round_and_is_that_of_scikit_learn(
+    make_graph: MakeGraph, multilabel: bool
+) -> None:
+    """With one client the server's view is the uncut one, so the model's logits say all of it."""
+    graph = make_graph(120, multilabel=multilabel)
+    options: dict[str, Any] = {"clients": 1, "partition": "random", "split": "0.4/0.6/0"}
+    result = go(graph, metric="auc", rounds=6, **options)
+    column = [float(row["val_server_auc"] or 0) for row in result.rounds]
+    assert column[result.best_round - 1] == max(column)  # ties: by the loss
+    assert result.cut is not None
+    assert result.model is not None
+    assert result.val.server is not None
+    assert result.val.uncut is not None
+    val = result.cut.split.val
+    odds, y = result.model.logits(graph)[val].double(), graph.y[val]
+    p = odds if multilabel else odds.softmax(dim=1)
+    truth = y == 1 if multilabel else y[:, None] == torch.arange(p.shape[1])
+    known = y >= 0 if multilabel else torch.ones_like(truth)
+    aucs = [roc_auc_score(truth[k, c], p[k, c]) for c, k in enumerate(known.T)]
+    expected = sum(aucs) / len(aucs)
+    assert result.val.server["auc"] == pytest.approx(expected, abs=0.02)  # 256 bins
+    assert result.val.uncut["auc"] == pytest.approx(result.val.server["auc"], abs=1e-9)
+    plain = go(graph, rounds=6, **options)
+    assert "val_server_auc" not in plain.rounds[0]
+    assert [row["test_server_auc"] for row in plain.rounds] == [
+        row["test_server_auc"] for row in result.rounds
+    ]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_silos_are_asked_for_the_auc_of_validation_nodes_as_the_program_says(
+    make_graph: MakeGraph, method: str
+) -> None:
+    setup = setup_of(make_graph(60), METHODS[method], metric="auc", split=OWN, checkpoint_every=0)
+    whole = finish(setup)
+    silos = finish(remote(setup)[0])
+    view = "personalized" if method == "local" else "server"
+    columns = [[row[f"val_{view}_auc"] for row in r.rounds] for r in (whole, silos)]
+    assert columns[0] == columns[1]
+    assert None not in columns[0]
+    assert lines(whole.ledger.records) == lines(silos.ledger.records)
+
+
+def test_a_target_of_another_metric_is_scored_too(make_graph: MakeGraph) -> None:
+    result = go(make_graph(60), target="auc=0.01", rounds=5)
+    assert result.best_round == 1
+    assert "target" in result.stopped or "auc" in result.stopped
+
+
+def test_auc_is_compared_and_picks(make_graph: MakeGraph) -> None:
     small: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 2, "hidden": 4}
     table = sg.compare(
         make_graph(), methods=["fedavg"], seeds=1, metric="auc", processes=0, **small
     )
     (line,) = table.lines
     assert line is not None
-    assert line["metric"] == "accuracy"
+    assert line["metric"] == "auc"
     assert table.rows[0]["server_mean"] == line["test"]["server"]["auc"]

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch_geometric.nn import GCNConv, GINConv
 
 import silograph as sg
+from crossed import crossed
 from runs import FAST, MakeGraph, files_of, go, of, rows_of, run_until, same_bits
 from silograph.cli import run_app
 from silograph.core.errors import CheckpointError, ConfigError, DataError
@@ -114,9 +115,9 @@ def test_a_module_written_as_gcn_is_gcn(
             torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("module", "method"),
-    [*((Dropping, method) for method in ALONE), (Constant, "local"), (Constant, "fedavg")],
+@crossed(
+    {"module": (Dropping, Constant), "method": ALONE},
+    quick=[*((Dropping, name) for name in ALONE), (Constant, "local"), (Constant, "fedavg")],
 )
 def test_grouping_changes_no_bit(
     make_graph: MakeGraph, module: type[nn.Module], method: str

@@ -58,7 +58,7 @@ def test_killed_thirty_times(method: str, tmp_path: Path) -> None:
     kill_and_compare([method], tmp_path, 30, seed=2)
 
 
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_in_every_round(
     make_graph: Callable[..., Graph],
@@ -79,6 +79,30 @@ def test_resumed_in_every_round(
         assert not (out / "result.json").exists()
     sg.resume(out, graph=graph)
     assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_once_from_every_round(
+    make_graph: Callable[..., Graph],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    every: int,
+) -> None:
+    """Runs that die in one round each, and that are resumed once from the checkpoint before it."""
+    graph = make_graph()
+    share = 1.0 if METHODS[method].evaluate.all_silos else 0.6
+    options = {"method": method, "checkpoint_every": every, "participation": share}
+    sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
+    expected = files_of(tmp_path / "whole")
+    for last in range(1, OPTIONS["rounds"] + 1):
+        out = tmp_path / str(last)
+        run_until(monkeypatch, graph, last, out, **OPTIONS | options)
+        assert not (out / "result.json").exists()
+        sg.resume(out, graph=graph)
+        assert files_of(out) == expected
 
 
 def test_result_objects_are_equal_too(

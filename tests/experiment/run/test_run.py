@@ -271,9 +271,9 @@ def test_a_config_and_what_replaces_it(make_graph: MakeGraph) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"roundss": 3}, "unknown key in options 'roundss': did you mean 'rounds'"),
+        ({"roundss": 3}, "unknown option 'roundss': did you mean 'rounds'"),
         ({"method": "fedavgg"}, "unknown method 'fedavgg': did you mean 'fedavg'"),
-        ({"partition": "metes"}, "unknown partition method 'metes': did you mean 'metis'"),
+        ({"partition": "metes"}, "unknown partition 'metes': did you mean 'metis'"),
         ({"model": "gcnn"}, "unknown model 'gcnn': did you mean 'gcn'"),
         (
             {"method": "fedopt", "options": {"server_lrr": 1}},

@@ -19,6 +19,9 @@ from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.graph.graph import Graph
+from silograph.graph.partition.partition import make_partition
+from silograph.graph.partition.split import draw_split
+from silograph.graph.silos.export import write_silos
 from silograph.nn.model import Model
 
 
@@ -46,6 +49,27 @@ def test_save_and_load(
     assert all(torch.equal(w, back.weights[k]) for k, w in model.weights.items())
     assert np.array_equal(back.predict(graph), model.predict(graph))
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_model_of_csv_tables_keeps_the_names_of_their_features(tmp_path: Path) -> None:
+    rows = [f"{i},{i % 2},{i},{-i}" for i in range(8)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,label,size,age", *rows]))
+    edges = [f"{i},{(i + 1) % 8}" for i in range(8)]
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    graph = sg.from_csv(nodes=tmp_path / "nodes.csv", edges=tmp_path / "edges.csv")
+    assert graph.feature_names == ("size", "age")
+    trained(graph, clients=2).save(tmp_path / "model.safetensors")
+    back = sg.load_model(tmp_path / "model.safetensors")
+    assert back.feature_names == ("size", "age")
+    turned = replace(graph, feature_names=("age", "size"))
+    with pytest.raises(DataError, match="the features of the model in nodes, size, age, got age"):
+        back.predict(turned)
+    assert trained(graph, clients=2, features="degree").feature_names == ()
+    cut = make_partition(graph, "random", clients=2, key=Key.of(0))
+    split = draw_split(graph, cut, ratios=(0.2, 0.4, 0.4), key=Key.of(0))
+    silo = sg.read_silo(write_silos(tmp_path / "silos", graph, cut, split, format="csv")[0])
+    assert silo.feature_names == ("size", "age")
+    assert back.predict(silo).shape == (4,)
 
 
 def test_predictions_are_those_of_the_uncut_view(make_graph: Callable[..., Graph]) -> None:

@@ -19,7 +19,7 @@ from silograph.core.payload import Payload, Shared, Stacked, State  # noqa: E402
 from silograph.federation.base import Sum  # noqa: E402
 from silograph.federation.frame import Envelope, decode, encode  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
-from silograph.federation.session.engine import Session  # noqa: E402
+from silograph.federation.session.engine import Limits, Session  # noqa: E402
 from silograph.federation.session.events import Cause, log_event  # noqa: E402
 from silograph.federation.session.hub import Hub, StreamLink  # noqa: E402
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
@@ -160,14 +160,12 @@ def test_a_silo_that_sends_garbage_is_left_out_and_the_run_goes_on(
     with running([fuzzer.run]):
         peers = {peer.name: peer for peer in (peer_of(hub), peer_of(hub))}
         fed = Session(
-            ["good", "bad"],
-            peers,
+            {name: peers[name] for name in ("good", "bad")},
             route,
             OPS,
             FreeCourse(),
             dtype=torch.float32,
-            least=1,
-            seconds=30,
+            limits=Limits(least=1, seconds=30),
             returned=returned,
         )
         fed.call(count, SCALE, what=Kind.CONTROL, key=KEY)

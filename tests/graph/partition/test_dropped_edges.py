@@ -13,7 +13,13 @@ from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.graph.measure.statistics import describe
-from silograph.graph.partition.partition import PARTITIONERS, Partition, make_partition
+from silograph.graph.partition.partition import (
+    DISJOINT,
+    OVERLAPPING,
+    PARTITIONERS,
+    Partition,
+    make_partition,
+)
 
 MakeGraph = Callable[..., Graph]
 Edges = list[set[tuple[int, int]]]
@@ -48,7 +54,7 @@ def internal(graph: Graph, method: str, share: float, seed: int = 0) -> Edges:
     return found
 
 
-@pytest.mark.parametrize("method", PARTITIONERS)
+@pytest.mark.parametrize("method", DISJOINT | OVERLAPPING)
 def test_each_client_loses_its_share_both_directions_together(
     make_graph: MakeGraph, method: str
 ) -> None:
@@ -63,7 +69,7 @@ def test_each_client_loses_its_share_both_directions_together(
     assert internal(graph, method, 1.0) == [set() for _ in whole]
 
 
-@pytest.mark.parametrize("method", PARTITIONERS)
+@pytest.mark.parametrize("method", DISJOINT | OVERLAPPING)
 def test_cross_client_edges_stay(make_graph: MakeGraph, method: str) -> None:
     graph = with_silos(make_graph(60))
     before, after = (block_of(graph, method, share).halo for share in (0, 0.5))

@@ -174,6 +174,17 @@ def test_louvain_packs_communities_evenly_and_splits_those_above_the_fair_share(
     assert [len(part) for part in split.nodes] == [5] * 12
 
 
+def test_louvain_keeps_communities_whole_where_it_is_asked_to() -> None:
+    graph = cliques(count=6, size=10)
+    kept = make_partition(graph, "louvain", clients=4, key=Key.of(0), halve=False)
+    assert describe(graph, kept).edges_cut <= 6  # cliques stay whole, though 10 * 2 > 60 / 4
+    assert sorted(len(part) for part in kept.nodes) == [10, 10, 20, 20]
+    halved = make_partition(graph, "louvain", clients=4, key=Key.of(0))
+    assert max(len(part) for part in halved.nodes) <= 20
+    more = make_partition(graph, "louvain", clients=7, key=Key.of(0), halve=False)
+    assert sorted(len(part) for part in more.nodes) == [5, 5, *[10] * 5]
+
+
 def spread(graph: Graph, clients: int, alpha: float) -> Partition:
     return make_partition(graph, "dirichlet", clients=clients, key=Key.of(0), alpha=alpha)
 
@@ -300,7 +311,7 @@ def test_refusals_say_what_was_expected(
 
 def test_refusals_that_lie_in_the_graph() -> None:
     graph, key = sample(30, 60, seed=1), Key.of(0)
-    with pytest.raises(ConfigError, match="unknown partition method 'metiss': did you mean 'met"):
+    with pytest.raises(ConfigError, match="unknown partition 'metiss': did you mean 'met"):
         make_partition(graph, "metiss", clients=2, key=key)
     bits = replace(graph, y=torch.ones(30, 3, dtype=torch.int64))
     with pytest.raises(PartitionError, match="got a multi-label graph: use 'metis'"):

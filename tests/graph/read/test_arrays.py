@@ -348,3 +348,8 @@ def test_networkx_graphs_that_cannot_be_used() -> None:
         from_networkx({})  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"got x of shape \(0, 1\): the graph is empty"):
         from_networkx(nx.Graph())
+
+
+def test_names_of_features_are_one_a_column() -> None:
+    with pytest.raises(DataError, match="expected 2 feature_names, one a column, got 1"):
+        from_arrays(edge_index=[[0], [1]], x=np.eye(2), y=[0, 1], feature_names=["a"])

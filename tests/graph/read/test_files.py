@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
@@ -140,7 +141,7 @@ CODES = {key: value for key, value in GOOD.items() if key != "x"} | {
     "attribute_names": np.array(["gender", "year"]),
 }
 NPZ_WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (GOOD, {"ratings": np.ones(3)}, "for node classification, got ratings and trust of users"),
+    (GOOD, {"ratings": np.ones(3)}, "expected both ratings and trust of users, got one"),
     (GOOD, {"y": None}, r"expected keys edge_index, y and x \(or x_data.*got keys class_names"),
     (SPARSE, {"x_shape": None}, "expected keys edge_index, y and x"),
     (GOOD, {"y": np.array([{}, 1])}, r"expected 'y' to be an array .* \(ValueError\): damaged"),
@@ -392,6 +393,15 @@ def test_no_feature_of_the_colleges_tells_the_gender() -> None:
 
 
 @pytest.mark.parametrize("name", ["ciao", "epinions"])
-def test_recommendation_files_are_refused(name: str) -> None:
-    with pytest.raises(DataError, match="for node classification, got ratings and trust of users"):
-        load_npz(real(name))
+def test_recommendation_files_are_rating_graphs(name: str) -> None:
+    graph = load_npz(real(name))
+    assert isinstance(graph.x, torch.Tensor)
+    users, items = graph.x.sum(dim=0).int().tolist()
+    found = users, items, int(graph.labeled.sum())
+    assert (
+        found
+        == {
+            "ciao": (7_317, 104_957, 281_867),
+            "epinions": (18_088, 261_649, 756_345),
+        }[name]
+    )

@@ -135,6 +135,23 @@ def with_scores(scores: dict[str, list[float | None]], **asked: Any) -> Comparis
     return replace(table, lines=tuple(lines), asked=replace(table.asked, **asked))
 
 
+def test_splits_that_overlap_are_corrected_unless_another_test_is_asked_for() -> None:
+    """A split of .2/.4/.4 has .4 / .6 test nodes for each that trains or validates."""
+    scores: dict[str, list[float | None]] = {"fedavg": [0.5, 0.5, 0.5], "local": [0.6, 0.7, 0.9]}
+    table = with_scores(scores, baseline="fedavg")
+    d = np.array([0.1, 0.2, 0.4])
+    t = d.mean() / (d.std(ddof=1) * np.sqrt(1 / 3 + 0.4 / 0.6))
+    assert table.rows[1]["p"] == pytest.approx(2 * stats.t.sf(t, 2), rel=1e-9)
+    assert any("corrected for splits that overlap" in note for note in table.notes)
+    plain = with_scores(scores, baseline="fedavg", test="t")
+    assert plain.rows[1]["p"] == pytest.approx(stats.ttest_1samp(d, 0).pvalue, rel=1e-9)
+    assert any("p-values are too small; --test resampled" in note for note in plain.notes)
+    one = replace(table, cells=tuple(
+        replace(cell, config=replace(cell.config, split_seed=0)) for cell in table.cells
+    ))  # fmt: skip
+    assert one.rows[1]["p"] == plain.rows[1]["p"]
+
+
 def told(table: Comparison) -> list[dict[str, Any]]:
     return [line for line in table.lines if line is not None]
 
@@ -145,7 +162,7 @@ def test_the_paired_test_is_that_of_scipy() -> None:
         "fedopt": [0.80, 0.79, 0.83],
         "local": [0.60, 0.75, 0.50],
     }
-    table = with_scores(scores, baseline="fedavg")
+    table = with_scores(scores, baseline="fedavg", test="t")
     rows = {row["method"]: row for row in table.rows}
     assert rows["fedavg"]["difference"] is None
     values = {m: np.array(found, dtype=np.float64) for m, found in scores.items()}
@@ -399,7 +416,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a seed": ({"seed": 1}, "expected seeds for several runs, got seed=1: give seeds=[...]"),
     "what varies as a list": ({"over": ["clients"]}, "expected over as a dict, got ['clients']"),
     "options as text": ({"options": "a=1"}, "expected options as a dict, got 'a=1'"),
-    "a field": ({"rouns": 3}, "unknown key in options 'rouns': did you mean 'rounds'"),
+    "a field": ({"rouns": 3}, "unknown option 'rouns': did you mean 'rounds'"),
 }
 
 

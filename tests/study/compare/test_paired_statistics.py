@@ -7,7 +7,14 @@ import pytest
 from scipy import stats
 
 from silograph.core.errors import ConfigError
-from silograph.study.compare.paired_statistics import Paired, half_width, holm, paired, power_of
+from silograph.study.compare.paired_statistics import (
+    Paired,
+    half_width,
+    holm,
+    overlap_of,
+    paired,
+    power_of,
+)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
@@ -42,6 +49,32 @@ def test_wilcoxon_is_the_enumeration_of_signs(differences: list[float]) -> None:
     share = np.mean([abs(ranks @ np.array(signs)) >= observed - 1e-9 for signs in flips])
     found = paired(differences, [0.0] * len(differences), "wilcoxon")
     assert found.p == pytest.approx(share, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_the_corrected_test_is_the_formula_of_its_paper(n: int) -> None:
+    """Nadeau and Bengio: t = mean / (s sqrt(1/n + n_test/n_train)) with n - 1 degrees."""
+    ours = np.random.default_rng(n).normal(size=n)
+    spread = ours.std(ddof=1) * np.sqrt(1 / n + 0.5)
+    found = paired(ours.tolist(), [0.0] * n, "resampled", 0.5)
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(ours.mean()) / spread, n - 1), rel=1e-10)
+    half = stats.t.ppf(0.975, n - 1) * spread
+    assert (found.low, found.high) == pytest.approx((ours.mean() - half, ours.mean() + half))
+
+
+def test_without_overlap_the_correction_is_student_s_test() -> None:
+    assert paired([1.0, 2.0, 4.0], [0.0] * 3, "resampled") == paired([1.0, 2.0, 4.0], [0.0] * 3)
+
+
+def test_splits_overlap_where_every_seed_draws_its_own() -> None:
+    assert overlap_of("0.2/0.4/0.4", None) == pytest.approx(0.4 / 0.6)
+    assert overlap_of("0.2/0.4/0.4", 3) is None
+    assert overlap_of("public", None) is overlap_of("full", None) is None
+    assert overlap_of("0/0/1", None) is None
+
+
+def test_a_wider_interval_needs_a_larger_difference() -> None:
+    assert "4.30 standard deviations" in power_of(3, "resampled", 2 / 3)
 
 
 def test_wilcoxon_ranks_differences_of_equal_size_alike() -> None:
@@ -91,5 +124,5 @@ def test_what_few_seeds_can_show_is_true() -> None:
 
 
 def test_another_test_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected test t or wilcoxon, got 'z'"):
+    with pytest.raises(ConfigError, match="expected test t, resampled or wilcoxon, got 'z'"):
         paired([1.0], [0.0], "z")  # type: ignore[arg-type]

@@ -9,10 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silograph.experiment.result_files import VIRTUAL
+
 BOX = 1000
 MOST_POINTS = 400  # of a curve
 LEVELS = 12  # of a heat map
-AXES = {"round": "rounds", "bytes": "bytes", "seconds": "seconds"}
+AXES = {
+    "round": "rounds",
+    "bytes": "bytes",
+    "seconds": "seconds",
+    VIRTUAL: "virtual seconds",  # of runs with a virtual clock
+}
+Axis = Mapping[str, "Values"]
 Values = Sequence[float | None]
 
 
@@ -139,30 +147,7 @@ def curves(
     if not lines:
         return None
     y = Scale(*spread([v for line in lines for v in line.ys if v is not None], 0.04))
-    panels = []
-    for unit, label in AXES.items():
-        values = [v for line in lines for v in axes[line.axis][unit] if v is not None]
-        x = Scale(*spread(values))
-        panels.append(
-            {
-                "unit": unit,
-                "label": "MB, all messages" if unit == "bytes" else label,
-                "low": x.low,
-                "high": x.high,
-                "ticks": x.marks(unit),
-                "best": None if best is None else round(100 * x.share(best[unit]), 2),
-                "paths": [
-                    {
-                        "look": line.look,
-                        "d": path_of(axes[line.axis][unit], line.ys, x, y),
-                        "dots": dots_of(axes[line.axis][unit], line.ys, x, y)
-                        if sum(v is not None for v in line.ys) <= 3
-                        else "",
-                    }
-                    for line in lines
-                ],
-            }
-        )
+    panels = [_panel(unit, lines, axes, y, best) for unit in units_of(axes)]
     data = {
         "series": [
             {
@@ -175,6 +160,36 @@ def curves(
         ]
     }
     return {"key": key, "y": y, "ticks": y.marks(), "panels": panels, "lines": lines, "data": data}
+
+
+def units_of(axes: Sequence[Axis]) -> list[str]:
+    """Return the units that all axes have."""
+    return [unit for unit in AXES if all(unit in axis for axis in axes)]
+
+
+def _panel(
+    unit: str,
+    lines: Sequence[Curve],
+    axes: Sequence[Mapping[str, Values]],
+    y: Scale,
+    best: Mapping[str, float] | None,
+) -> dict[str, Any]:
+    """Return the curves of a figure over one of its x axes."""
+    x = Scale(*spread([v for line in lines for v in axes[line.axis][unit] if v is not None]))
+    paths = []
+    for line in lines:
+        xs, few = axes[line.axis][unit], sum(v is not None for v in line.ys) <= 3
+        dots = dots_of(xs, line.ys, x, y) if few else ""
+        paths.append({"look": line.look, "d": path_of(xs, line.ys, x, y), "dots": dots})
+    return {
+        "unit": unit,
+        "label": "MB, all messages" if unit == "bytes" else AXES[unit],
+        "low": x.low,
+        "high": x.high,
+        "ticks": x.marks(unit),
+        "best": None if best is None else round(100 * x.share(best[unit]), 2),
+        "paths": paths,
+    }
 
 
 def short(value: float | None) -> float | None:

@@ -11,9 +11,17 @@ from silograph.evaluation.views import means_of
 from silograph.experiment.report.clients import client_figure
 from silograph.experiment.report.config_table import commands, settings
 from silograph.experiment.report.cut import cut_figures
-from silograph.experiment.report.figures import AXES, Curve, curves, size_text, thinned
+from silograph.experiment.report.figures import (
+    AXES,
+    Axis,
+    Curve,
+    curves,
+    size_text,
+    thinned,
+    units_of,
+)
 from silograph.experiment.report.reading import VIEWS, RunRecord
-from silograph.experiment.result_files import FACT, Row
+from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.task.metric_table import LOSS, METRICS
 
 MOST_ROWS = 200  # of the table of rounds
@@ -77,6 +85,7 @@ def run_page(run: RunRecord) -> str:
             figures=figures,
             figure_data={figure["key"]: figure["data"] for figure in figures},
             axes=[axis_of(kept_rows(run))],
+            units=named_units([axis_of(kept_rows(run))]),
             traffic=traffic(run),
             clients=client_figure(run),
             cut=cut_figures(run),
@@ -116,9 +125,15 @@ def kept_rows(run: RunRecord) -> list[Row]:
     return [run.rows[i] for i in thinned(len(run.rows), place)]
 
 
+def named_units(axes: Sequence[Axis]) -> dict[str, str]:
+    """Return what curves of a page can stand against, with the words for it."""
+    return {unit: AXES[unit] for unit in units_of(axes)}
+
+
 def axis_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     """Return the x values of a run's curves."""
-    return {unit: [row[unit] for row in rows] for unit in AXES}
+    columns = rows[0].keys() if rows else AXES.keys() - {VIRTUAL}
+    return {unit: [row[unit] for row in rows] for unit in AXES if unit in columns}
 
 
 def learning(run: RunRecord) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from silograph.experiment.report.config_table import (
     used_values,
 )
 from silograph.experiment.report.figures import MOST_POINTS, Curve, curves, thinned
-from silograph.experiment.report.page import axis_of, environment, headed
+from silograph.experiment.report.page import axis_of, environment, headed, named_units
 from silograph.experiment.report.reading import VIEWS, RunRecord
 
 COLORS = 8  # of the style sheet
@@ -57,6 +57,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             figures=figures,
             figure_data={figure["key"]: figure["data"] for figure in figures},
             axes=[axis_of(rows) for rows in kept(runs)],
+            units=named_units([axis_of(rows) for rows in kept(runs)]),
         )
     )
 

@@ -10,7 +10,7 @@ from silograph.graph.partition.options import (
     MetisOverlappingOptions,
     SharesOptions,
 )
-from silograph.nn.model_options import MODEL_KINDS
+from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS
 from silograph.sampling.options import FanoutOptions
 from silograph.selection.options import UniformOptions
 
@@ -21,7 +21,7 @@ DECLARED: dict[str, dict[str, type]] = {
         "metis_overlapping": MetisOverlappingOptions,
         "shares": SharesOptions,
     },
-    "model": {name: kind.options for name, kind in MODEL_KINDS.items()},
+    "model": {n: kind.options for n, kind in MODEL_KINDS.items() if n not in RATING_MODELS},
     "neighbors": {"fanout": FanoutOptions},
     "selector": {"uniform": UniformOptions},
 }

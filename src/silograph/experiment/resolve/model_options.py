@@ -12,8 +12,18 @@ from silograph.core.widths import LAYERS, hidden_widths, num_layers, shortest
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
 from silograph.nn.model import Model
-from silograph.nn.model_options import MODULE, APPNPOptions, GATOptions, LayerOptions, ModelKind
+from silograph.nn.model_options import (
+    MODULE,
+    RATING_MODELS,
+    APPNPOptions,
+    GATOptions,
+    LayerOptions,
+    ModelKind,
+    RatingGATOptions,
+)
 from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.nn.rating_biases import RatingBiases
+from silograph.nn.rating_model import RatingConv, RatingModel
 from silograph.nn.schedule import TrainableModel
 from silograph.sampling.neighbors import Depth
 from silograph.task.registry import task_of
@@ -26,6 +36,9 @@ def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
     """Raise `ConfigError` for options that do not go with the model, or with each other."""
     if kind is MODULE:
         refuse_options(config)
+        return
+    if kind.name in RATING_MODELS:
+        _check_rating_model(config, kind, options)
         return
     layers, hidden = num_layers(config.hidden, config.layers), shortest(config.hidden)
     if options.residual and layers < 3:
@@ -45,6 +58,26 @@ def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
         )
     if isinstance(options, GATOptions) and layers > 1:
         check_heads(hidden_widths(hidden, layers), options.heads)
+
+
+def _check_rating_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
+    """Raise `ConfigError` for options that do not go with a model of ratings."""
+    hidden = shortest(config.hidden)
+    if not isinstance(hidden, int):
+        raise ConfigError(
+            f"expected one width for all layers of {kind.name}, got hidden={hidden}: the last "
+            "layer is as wide as the others"
+        )
+    if isinstance(options, RatingGATOptions):
+        check_heads([hidden], options.heads)
+    wanted = {"fanout": None, "neighbors": "full", "collect": 0, "local_bias": False}
+    for name, value in {**wanted, "features": "given"}.items():
+        got = getattr(config, name)
+        if got not in (None, value):
+            raise ConfigError(
+                f"expected no {name} with {kind.name}, whose clients know all edges of their "
+                f"ratings and nothing of others, got {name}={got}: leave it out"
+            )
 
 
 def check_heads(hidden: Sequence[int], heads: int) -> None:
@@ -92,6 +125,21 @@ def own_module(config: RunConfig) -> Make | None:
     return imported(config.model, cast("type[Make]", Callable))
 
 
+def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableModel:
+    if schema.task != "rating":
+        raise ConfigError(
+            f"expected ratings of users and items for model {config.model}, got data with labels "
+            f"of nodes ({schema.task}): see sg.ratings"
+        )
+    if config.model == "rating_biases":
+        return RatingBiases(**asdict(options))
+    hidden = shortest(config.hidden)
+    assert isinstance(hidden, int)  # see `check_model`
+    layers = num_layers(config.hidden, config.layers)
+    conv = cast("RatingConv", config.model)
+    return RatingModel(conv, hidden, layers, dropout=config.dropout, **asdict(options))
+
+
 def make_model(
     config: RunConfig,
     options: Any,
@@ -118,6 +166,13 @@ def make_model(
         model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
         check(model, dtype, device)
         return model
+    if config.model in RATING_MODELS:
+        return _rating_model(config, options, schema)
+    if schema.task == "rating":
+        raise ConfigError(
+            f"expected a model for ratings of users and items, got {config.model}, which predicts "
+            f"labels of nodes: use {' or '.join(RATING_MODELS)}"
+        )
     hidden = shortest(config.hidden)
     return Model(
         conv=config.model,

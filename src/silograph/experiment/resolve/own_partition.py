@@ -165,8 +165,10 @@ def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | Cut
         _check_as_given(config, data.partition)
     elif config.partition.startswith(GIVEN):
         check_given_partition(data, config.partition)
+        _check_number(config, len(data.silo_names))
     elif is_partition_file(config.partition):
-        return read_partition(data, Path(config.partition).expanduser())
+        data = read_partition(data, Path(config.partition).expanduser())
+        _check_number(config, len(data.silo_names))
     return data
 
 
@@ -180,10 +182,15 @@ def _check_as_given(config: RunConfig, partition: Partition) -> None:
                 f"expected a partition that is used as it is, got {name}={getattr(config, name)}: "
                 "leave it out, or cut the graph that is meant"
             )
-    if config.clients not in (None, len(partition.ids)):
+    _check_number(config, len(partition.ids))
+
+
+def _check_number(config: RunConfig, clients: int) -> None:
+    """Raise `ConfigError` for another number of clients than that of the user's partition."""
+    if config.clients not in (None, clients):
         raise ConfigError(
-            f"expected {len(partition.ids)} clients, as the partition has, got {config.clients}: "
-            "leave the number out"
+            f"expected {clients} clients, as the partition has, got {config.clients}: leave the "
+            "number out"
         )
 
 

@@ -5,7 +5,7 @@ range that tuning tries. A user gives one as NAME, if one chosen part alone has 
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.graph.partition.own import check_no_path
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -98,7 +99,10 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
-    return Parts(**made)
+    part, options = made["method"].part, made["method"].options
+    if part.evaluate_by is not None:
+        part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
+    return Parts(**made | {"method": Chosen(part, options)})
 
 
 def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, Any]:
@@ -108,17 +112,26 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
         neighbors = "full" if config.fanout is None else "fanout"
     # A partition of the user's own goes with the data, as that of silos does.
     partition = "silo" if names_clients(config.partition) else config.partition
+    if partition not in PARTITIONERS and not is_spec(partition):
+        check_no_path(partition)
     return {
         "method": find_method(config, method),
-        "partition": _named(partition, PARTITIONERS, Partitioner, "partition method"),
+        "partition": _named(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
         "model": MODULE if is_spec(config.model) else lookup(MODEL_KINDS, config.model, "model"),
         "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler"),
         "selector": _named(config.selector, SELECTORS, Selector, "selector"),
     }
 
 
-def _named(name: str, table: Mapping[str, P], kind: type[P], what: str) -> P:
-    return imported(name, kind) if is_spec(name) else lookup(table, name, what)
+def _named(
+    name: str, table: Mapping[str, P], kind: type[P], what: str, besides: Sequence[str] = ()
+) -> P:
+    """Return a part by name; `besides` is what else the config can say there."""
+    if is_spec(name):
+        return imported(name, kind)
+    if name not in table:
+        raise unknown(what, name, [*table, *besides])
+    return table[name]
 
 
 def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
@@ -203,7 +216,10 @@ def place_of(
         if own in options_of(parts[kind]):
             return kind, own
         raise _undeclared(own, {kind: parts[kind]}, shown or name)
+    method = parts.get("method")
+    unused = {"selector"} if isinstance(method, Method) and not method.selects else set()
     having = [each for each, part in parts.items() if name in options_of(part)]
+    having = [each for each in having if each not in unused] or having
     if len(having) > 1:
         full = " or ".join(f"{each}.{name}" for each in having)
         raise ConfigError(
@@ -218,10 +234,12 @@ def place_of(
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
     """Return the error for an option that the chosen parts do not have."""
     chosen = ", ".join(f"{kind} {part.name}" for kind, part in parts.items())
-    if owners := owners_of(own):
+    if owners := owners_of(own, parts):
+        several = len(owners) > 1
         return ConfigError(
-            f"expected an option of the chosen parts ({chosen}), got {shown}: {owners} has it; "
-            "leave it out, or choose that part"
+            f"expected an option of the chosen parts ({chosen}), got {shown}: "
+            f"{listed(owners)} {'have' if several else 'has'} it; leave it out, or choose "
+            f"{'one of them' if several else 'that part'}"
         )
     known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
     if not known:
@@ -230,13 +248,24 @@ def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigE
     return unknown(f"option of the chosen parts ({chosen})", shown, [*short])
 
 
-def owners_of(name: str) -> str:
-    """Return which of silograph's parts have an option, in words; empty for none."""
-    found = {
-        kind: [part.name for part in table.values() if name in options_of(part)]
-        for kind, table in TABLES.items()
-    }
-    return " or ".join(f"{kind} {', '.join(names)}" for kind, names in found.items() if names)
+def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
+    """Return which of silograph's parts of these kinds have an option, each with its kind."""
+    return [
+        f"{kind} {part.name}"
+        for kind in kinds
+        for part in TABLES[kind].values()
+        if name in options_of(part)
+    ]
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a list for people.
+
+    >>> listed(["model gcn", "model sage", "model gin"])
+    'model gcn, model sage and model gin'
+    """
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def given_options(config: RunConfig, parts: Parts) -> dict[str, Scalar]:

@@ -1,14 +1,16 @@
 """`resolve`: from what is asked of a run to all that it does, every default written out."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from silograph.core.client_speeds import DEFAULT_LINKS, EQUAL, parse_links, parse_speeds
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.widths import num_layers, shortest
+from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.client_data import check_uncut
 from silograph.experiment.resolve.cutting import (
     DEFAULT_CLIENTS,
@@ -35,6 +37,7 @@ from silograph.nn.fit import Schedule, Training
 from silograph.nn.neighbors import Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
+from silograph.selection.options import LIMITS
 from silograph.selection.uniform import ALL, UNIFORM
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -100,10 +103,12 @@ def resolve(
     parts = choose(asked) if parts is None else parts
     overlapping = parts.partition.part.overlapping
     overlapping |= isinstance(data, CutGraph) and data.overlapping
+    schema = schema_in(asked, data)
+    overlapping |= schema.task == "rating"
     check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_uncut(asked, data)
-    schema, where = schema_in(asked, data), device_of(device or asked.device)
+    where = device_of(device or asked.device)
     parts = completed(parts, schema)
     known = known_values(asked, parts)
     metric = metric_of_run(asked, schema)
@@ -128,6 +133,8 @@ def resolve(
         keep_optimizer=config.keep_optimizer,
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=asked.selector,
+        limited=is_limited(selector.options),
+        received=received_in(asked, parts),
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
@@ -154,8 +161,41 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
         "local_epochs": asked.local_epochs or needs.local_epochs,
         "keep_optimizer": keep,
+        **clock_values(asked),
         **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
+
+
+def received_in(asked: RunConfig, parts: Parts) -> Literal["", "val", "all"]:
+    """Return which nodes clients score the model on that they receive; see `MethodConfig`."""
+    if asked.eval_on_receipt:
+        return "all"
+    return "val" if parts.selector.part.on_receipt else ""
+
+
+def check_received(method: Method) -> None:
+    """Raise `ConfigError` unless clients train from the model that rounds are scored by."""
+    scored_alone = isinstance(method.evaluate, OwnGraph) and method.evaluate.view == "server"
+    if not scored_alone or method.setting.uncut or method.own_weights is not None:
+        raise ConfigError(
+            f"expected a method whose clients train from the server's model, on their own graphs, "
+            f"for eval_on_receipt, got {method.name}: leave eval_on_receipt out"
+        )
+
+
+def clock_values(asked: RunConfig) -> dict[str, str | None]:
+    """Return speeds and links of the virtual clock; None where nothing asks for one."""
+    if asked.speeds is None and asked.links is None and asked.max_virtual_seconds is None:
+        return {"speeds": None, "links": None}
+    return {"speeds": asked.speeds or EQUAL, "links": asked.links or DEFAULT_LINKS}
+
+
+def check_clock(asked: RunConfig) -> None:
+    """Raise `ConfigError` where speeds or links of clients are not such."""
+    if asked.speeds is not None:
+        parse_speeds(asked.speeds)
+    if asked.links is not None:
+        parse_links(asked.links)
 
 
 def spelled_out(asked: RunConfig, parts: Parts) -> RunConfig:
@@ -206,19 +246,20 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
         overlapping: whether several clients may hold a node.
     """
     method, selector = parts.method.part, parts.selector.part
-    setting, all_silos = method.setting, method.evaluate.all_silos
+    setting = method.setting
     crosses = method.evaluate.crosses
     if config.collect and (crosses or setting.uncut):
         raise ConfigError(
             f"expected a method that trains on each client's own graph for collect, got "
             f"{method.name}, which has all neighbors already: leave collect out"
         )
-    if overlapping and crosses and not setting.uncut:
+    if overlapping and not method.evaluate.copies and not setting.uncut:
         raise ConfigError(
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
-    if (all_silos or setting.uncut) and selector is not UNIFORM:
+    limited = is_limited(parts.selector.options)
+    if not method.selects and (selector is not UNIFORM or limited):
         raise ConfigError(
             f"expected a method that trains locally for selector {selector.name}, got "
             f"{method.name}, in which all clients train in every round: leave selector out"
@@ -228,7 +269,10 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
             "local_bias out"
         )
+    if config.eval_on_receipt:
+        check_received(method)
     check_features(config)
+    check_clock(config)
     check_metric(config)
 
 
@@ -249,8 +293,18 @@ def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: Any
 
 
 def draws_at_the_server(parts: Parts) -> bool:
-    """Whether the run draws clients before a round; `all` and `uniform` need nothing from it."""
-    return parts.selector.part is not ALL and parts.selector.part is not UNIFORM
+    """Whether the run draws clients before a round.
+
+    `all` and `uniform` need nothing from it, unless the number of clients is limited.
+    """
+    selector = parts.selector
+    return selector.part not in (ALL, UNIFORM) or is_limited(selector.options)
+
+
+def is_limited(options: Any) -> bool:
+    """Whether options of a selector limit the clients of rounds; a user's may not have them."""
+    found = {f.name: getattr(options, f.name) for f in fields(options)}
+    return any(found.get(name) is not None for name in LIMITS)
 
 
 def make_optimizer(config: RunConfig, name: str, lr: float) -> Optimizer:

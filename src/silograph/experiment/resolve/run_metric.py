@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.graph import Schema
-from silograph.task.metric_table import METRICS, check_picks, metric_among
+from silograph.task.metric_table import METRICS, metric_among, metric_of
 from silograph.task.registry import task_of
 
 
@@ -67,8 +68,25 @@ def _number(text: str) -> float | None:
 def check_metric(config: RunConfig) -> None:
     """Raise `ConfigError` where metric or target cannot be those of any task."""
     if config.metric is not None:
-        check_picks(config.metric)
+        metric_of(config.metric)
     parse_target(config.target, config.metric)
+    check_on_receipt(config)
+
+
+def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
+    """Whether validation nodes are scored by what they are not in every run: the AUC."""
+    target = parse_target(config.target, config.metric)
+    names = [config.metric, target and target.metric]
+    return any(not METRICS[name].validation for name in names if name)
+
+
+def check_on_receipt(config: RunConfig) -> None:
+    """Raise `ConfigError` for scores on receipt, by which no AUC of validation nodes comes."""
+    if config.eval_on_receipt and scores_extra(config):
+        raise ConfigError(
+            "expected another metric than auc with eval_on_receipt, got auc: validation nodes are "
+            "then not scored by it; leave eval_on_receipt out"
+        )
 
 
 def metric_of_run(config: RunConfig, schema: Schema) -> str:

@@ -4,9 +4,10 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.evaluation.evaluate import own_steps
+from silograph.evaluation.evaluate import own_steps, received_steps, validation_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
+from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
@@ -53,7 +54,7 @@ def program_of(
         state |= collected_specs(schema.num_features)
 
     if scores_are_kept(method):
-        setup = (*setup, _scoring_steps(method, method_config, 0, key))
+        setup = (*setup, _scoring_steps(config, method, method_config, 0, key))
 
     def round_steps(t: int) -> Steps:
         trained = calls.round(method_config, t, key)
@@ -76,21 +77,47 @@ def _evaluation_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round, if it is to be scored."""
-    scored = _scoring_steps(method, method_config, t, key)
+    if config.eval_on_receipt:
+        return _delayed_steps(config, method, method_config, t, key)
+    scored = _scoring_steps(config, method, method_config, t, key)
     if t % config.eval_every == 0 or t == config.rounds:
         return scored
     # A limit that ends the run before its first evaluation has that round scored.
     return Maybe(scored) if t < config.eval_every else ()
 
 
-def _scoring_steps(method: Method, method_config: MethodConfig, t: int, key: Key) -> Steps:
+def _delayed_steps(
+    config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
+) -> Steps:
+    """Return the calls that score the round before on receipt, and this one where the run ends."""
+    model, every = method_config.model, config.eval_every
+    before: Steps = ()
+    if t > 1 and (t - 1) % every == 0:
+        judging = key.fold("judge server", t - 1)
+        before = received_steps(model, judging, everyone=method_config.everyone_trains)
+    server = method.evaluate.steps(model, key.fold("judge server", t))
+    own = own_steps(model, key.fold("judge own", t))
+    if t == config.rounds:
+        return before, own, server
+    if t % every == 0:
+        return before, own, Maybe(server)
+    return before, Maybe((server, own)) if t < every else ()
+
+
+def _scoring_steps(
+    config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
+) -> Steps:
     """Return the calls that score a round."""
     model = method_config.model
     judging = key.fold("judge server", t)
+    own, extra = key.fold("judge own", t), scores_extra(config)
     server: Steps = ()
     if method.calls is not None and method.calls.scores_server(method_config):
         server = method.evaluate.steps(model, judging)
-    return server, own_steps(model, key.fold("judge own", t))
+        server = (server, validation_steps(model, "server", judging)) if extra else server
+    if extra:
+        return server, own_steps(model, own), validation_steps(model, "own", own)
+    return server, own_steps(model, own)
 
 
 def beyond_weights(
@@ -99,7 +126,7 @@ def beyond_weights(
     """Return what a silo must allow by name: whatever sends rows of single nodes."""
     calls, key, names = method.calls, training_key(config), []
     assert calls is not None  # it has a program
-    scored = _scoring_steps(method, method_config, 1, key)
+    scored = _scoring_steps(config, method, method_config, 1, key)
     steps = calls.setup(method_config, key), calls.round(method_config, 1, key), scored
     if any(call.rows for call in calls_of(steps)):
         names.append(config.method)

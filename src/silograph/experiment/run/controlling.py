@@ -29,9 +29,11 @@ class Controlling:
     knobs: tuple[Knob, ...]
     setup: Setup
 
-    def begin(self, state: ServerState, scores: Judged | None) -> ServerState:
-        """Return the server's first state with that of the controller."""
-        found, standing = self.controller, self._standing(0, scores)
+    def begin(
+        self, state: ServerState, scores: Judged | None, virtual: float | None
+    ) -> ServerState:
+        """Return the server's first state with that of the controller; `virtual`: see `propose`."""
+        found, standing = self.controller, self._standing(0, scores, state, virtual)
         if found.needs_scores and scores is None:
             raise ConfigError(
                 f"expected a method that scores the first weights for controller {found.name}, got "
@@ -40,13 +42,14 @@ class Controlling:
         return with_part(state, CONTROLLER, found.init(found.options, self.knobs, standing))
 
     def propose(
-        self, state: ServerState, scores: Judged | None, t: int, key: Key
+        self, state: ServerState, scores: Judged | None, virtual: float | None, t: int, key: Key
     ) -> Mapping[str, Tensor]:
         """Return the knobs of a round.
 
         Args:
             state: the server's before the round.
             scores: the last ones, None where they are not kept.
+            virtual: seconds of the virtual clock so far, None without one.
             t: number of the round.
             key: of the run.
 
@@ -54,7 +57,7 @@ class Controlling:
             TrainingError: the controller has left one out, or set one to what it may not be.
         """
         found, known = self.controller, part_of(state, CONTROLLER)
-        standing = self._standing(t - 1, scores)
+        standing = self._standing(t - 1, scores, state, virtual)
         values = found.propose(found.options, self.knobs, known, standing, key.fold("control", t))
         who = f"controller {found.name} in round {t}"
         for knob in self.knobs:
@@ -69,6 +72,8 @@ class Controlling:
         report: RoundReport,
         scores: Judged | None,
         values: Mapping[str, Tensor],
+        virtual: float | None,
+        seconds: float,
     ) -> ServerState:
         """Return the server's state after a round, with what the controller has learned.
 
@@ -79,17 +84,21 @@ class Controlling:
             report: of the round, as the method has returned it.
             scores: the last ones, None where they are not kept.
             values: the knobs of the round.
+            virtual: seconds of the virtual clock so far, None without one.
+            seconds: that the round took, measured.
         """
         found, known = self.controller, part_of(before, CONTROLLER)
         if found.observe is not None:
-            facts = dict(report.facts)
+            facts = {**report.facts, "seconds": seconds}
             if report.train_loss is not None:
                 facts["train_loss"] = report.train_loss
-            standing = self._standing(t, scores)
+            standing = self._standing(t, scores, after, virtual)
             known = found.observe(found.options, self.knobs, known, standing, facts, values)
         return with_part(after, CONTROLLER, known)
 
-    def _standing(self, t: int, scores: Judged | None) -> RunStanding:
+    def _standing(
+        self, t: int, scores: Judged | None, state: ServerState, virtual: float | None
+    ) -> RunStanding:
         setup, ledger = self.setup, self.setup.federation.ledger
         most, loss, score = setup.config.max_bytes, None, None
         if scores is not None:
@@ -104,6 +113,8 @@ class Controlling:
             scored=None if scores is None else scores.round,
             val_loss=loss,
             val_score=score,
+            virtual_seconds=virtual,
+            weights=state.weights or {},
             rounds_left=setup.config.rounds - t,
         )
 

@@ -1,65 +1,50 @@
 """The round loop: from a snapshot to a result, with checkpoints on the way."""
 
 import math
-import resource
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from silograph.core.errors import TrainingError
-from silograph.core.key import Key
 from silograph.core.payload import Shared, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.collect import collect
-from silograph.experiment.advice import advice_of
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.resolve import DTYPES, draws_at_the_server
+from silograph.experiment.resolve.resolve import draws_at_the_server
 from silograph.experiment.resolve.run_program import scores_are_kept, training_key
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.controlling import controlling, with_knobs
-from silograph.experiment.run.local_bias import local_bias
-from silograph.experiment.run.own_models import own_weights
+from silograph.experiment.run.delayed_scores import (
+    Pending,
+    begin,
+    complete,
+    counts_on_receipt,
+)
+from silograph.experiment.run.divergence import check_loss, diverged
+from silograph.experiment.run.make_result import make_result
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import (
+    Counts,
     Judged,
-    baseline_scores,
     is_better,
     judge,
     progress_of,
     row_of,
-    run_metric,
-    scores_by_class,
-    scores_by_client,
-    task_in,
-    uncut_counts,
-    views_of,
 )
 from silograph.experiment.run.selecting import Selection
 from silograph.experiment.run.server_parts import without_parts
-from silograph.experiment.run.setup import Setup, versions
+from silograph.experiment.run.setup import Setup, first_weights, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
-from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.base import AwayError
-from silograph.methods.base import RoundReport, ServerState, client_weights
-from silograph.nn.conv import Params
-from silograph.task.scores import Part, Scores
-
-
-def first_weights(setup: Setup) -> Params:
-    """Return the initial weights."""
-    config = setup.config
-    key = Key.of(config.init_seed).fold("init")
-    weights = setup.method_config.model.init_weights(key, DTYPES[config.dtype])
-    return {name: w.to(setup.device) for name, w in weights.items()}
+from silograph.federation.virtual_clock import records_of_last_round
+from silograph.methods.base import RoundReport, ServerState, own_weights
 
 
 def first_snapshot(setup: Setup) -> Snapshot:
@@ -86,10 +71,18 @@ def _set_up(setup: Setup) -> Snapshot:
     scores = None
     if scores_are_kept(setup.method):
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    control = controlling(setup)
+    control, virtual = controlling(setup), virtual_seconds(setup, None, 0)
     if control is not None:
-        state = control.begin(state, scores)
-    return Snapshot(round=0, state=state, best=None, seconds=0.0, stopped=None, scores=scores)
+        state = control.begin(state, scores, virtual)
+    return Snapshot(
+        round=0,
+        state=state,
+        best=None,
+        seconds=0.0,
+        stopped=None,
+        scores=scores,
+        virtual_seconds=virtual,
+    )
 
 
 def _selection(setup: Setup) -> Selection | None:
@@ -118,7 +111,7 @@ def train(
         rows: the table of rounds so far; grows.
         trackers: told of every judged round, unless the run is complete already.
     """
-    config, fed = setup.config, setup.federation
+    config = setup.config
     began = time.monotonic() - snapshot.seconds
     metric = progress_of(setup, rows[-1]) if rows else ""
     complete = folder is not None and folder.is_complete
@@ -128,22 +121,20 @@ def train(
         trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
-        snapshot, row = _whole_round(setup, snapshot, began, committed)
-        if row is not None:
+        snapshot, found = _whole_round(setup, snapshot, began, committed)
+        for row in found:
             rows.append(row)
             metric = progress_of(setup, row)
             if folder is not None:
                 folder.add_round(row)
             trackers.round(row)
         if folder is not None and _is_due(config, snapshot):
-            folder.add_records(fed.ledger)
-            apart = best_apart(snapshot)
-            if apart is not None and snapshot.best is not None:
-                folder.checkpoints.keep_best(snapshot.best.round, apart)
-            folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
+            _write_checkpoint(setup, snapshot, folder)
         display.update(snapshot.round, metric)
     handed = _hand_over(setup, snapshot)
-    result = _result(setup, snapshot, rows, folder, display, handed)
+    result = make_result(
+        setup, snapshot, rows, path, handed, lambda line: display.update(snapshot.round, line)
+    )
     if folder is not None:
         folder.finish(result, setup)
         add_report(folder.path)
@@ -167,9 +158,18 @@ def _is_due(config: ResolvedConfig, snapshot: Snapshot) -> bool:
     return bool(every) and (over or snapshot.round % every == 0)
 
 
+def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) -> None:
+    """Write the ledger so far, the best model where it stays apart, and the snapshot."""
+    folder.add_records(setup.federation.ledger)
+    apart = best_apart(snapshot)
+    if apart is not None and snapshot.best is not None:
+        folder.checkpoints.keep_best(snapshot.best.round, apart)
+    folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
+
+
 def _whole_round(
     setup: Setup, before: Snapshot, began: float, committed: Sequence[int]
-) -> tuple[Snapshot, Row | None]:
+) -> tuple[Snapshot, list[Row]]:
     """Run one round, and again where clients were away that came back; see `_round`.
 
     Args:
@@ -180,27 +180,28 @@ def _whole_round(
     """
     while True:
         try:
-            after, row = _round(setup, before, began)
+            after, rows = _round(setup, before, began)
             best = () if after.best is None else (after.best.round,)  # silos get it in the end
             setup.federation.keep(after.round, sorted({*committed, *best}))
         except AwayError as away:
             setup.federation.rejoin(away)
         else:
-            return after, row
+            return after, rows
 
 
-def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row | None]:
-    """Run one round; return the run after it, and its row if it was judged."""
+def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list[Row]]:
+    """Run one round; return the run after it, and the rows of rounds that were scored in it."""
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t = before.round + 1
-    judged = t % config.eval_every == 0 or t == config.rounds
     fed.start_round(t)
     selection, cfg = _selection(setup), setup.method_config
     if selection is not None:
         cfg = selection.choose(before.state, t, key)
     control = controlling(setup)
     if control is not None:
-        cfg = replace(cfg, knobs=control.propose(before.state, before.scores, t, key))
+        known = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    since = time.monotonic()
     state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.held is not None:
@@ -208,38 +209,138 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, Row 
     own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
-    best, row, scores, last, counts = before.best, None, None, before.scores, None
-    if judged:
-        now = judge_finite(setup, state, t)
-        last = None if last is None else replace(now, weights=None)
-        best = _with_own(setup, now) if is_better(setup, now, best) else best
-        view = setup.method.evaluate.view
-        scores = now.val[view]
-        counts = now.server if view == "server" else now.personalized
-        row = row_of(setup, now, report, time.monotonic() - began)
+    took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
+    done = _Trained(t, state, report, began, virtual)
+    scored = (_scored_late if config.eval_on_receipt else _scored_now)(setup, before, done)
+    now = scored.latest
+    last = before.scores
+    if last is not None and now is not None:
+        last = replace(now, weights=None)
     if selection is not None:
+        counts = None if now is None else _counts_that_decide(setup, now)
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
-        state = control.observe(before.state, state, t, own, last, cfg.knobs)
+        state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)
     seconds = time.monotonic() - began
     stopped = reason_to_stop(
         config,
-        t=t,
-        best_round=t if best is None else best.round,
-        validation=scores,
+        t=t if now is None else now.round,
+        best_round=t if scored.best is None else scored.best.round,
+        validation=None if now is None else now.val[setup.method.evaluate.view],
         total_bytes=fed.ledger.bytes,
         seconds=seconds,
+        virtual_seconds=done.virtual,
     )
-    if stopped is not None and best is None:  # a limit before the first evaluation: judge now
-        best = _with_own(setup, judge_finite(setup, state, t))
-        row = row_of(setup, best, report, time.monotonic() - began)
+    if stopped is None and selection is not None:
+        stopped = selection.reason_to_stop(state, t + 1)
+    if stopped is not None or t == config.rounds:
+        scored = _scored_at_last(setup, done, scored)
     facts = checked_facts(report, len(fed.ids), t)
-    return Snapshot(t, state, best, seconds, stopped, last, facts), row
+    after = Snapshot(
+        t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending
+    )
+    return after, scored.rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """A round before it is scored: its number, the server's state, its report, and what it took."""
+
+    t: int
+    state: ServerState
+    report: RoundReport
+    began: float
+    virtual: float | None
+
+    def row(self, setup: Setup, now: Judged) -> Row:
+        """Return its row, once it is scored."""
+        return row_of(setup, now, self.report, time.monotonic() - self.began, self.virtual)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """What scoring in a round has come to.
+
+    Attributes:
+        best: the best round so far.
+        latest: the round that was scored, None if none was.
+        rows: of rounds that were scored.
+        pending: this round, where the next one completes its scores.
+    """
+
+    best: Judged | None
+    latest: Judged | None
+    rows: list[Row]
+    pending: Pending | None = None
+
+
+def _scored_now(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
+    """Score a round at once, if it is to be scored."""
+    if not _is_judged(setup, done.t):
+        return _Scored(before.best, None, [])
+    now, best = judge_finite(setup, done.state, done.t), before.best
+    best = _with_own(setup, now) if is_better(setup, now, best) else best
+    return _Scored(best, now, [done.row(setup, now)])
+
+
+def _scored_late(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
+    """Complete the scores of the round before, and begin those of this one."""
+    best, latest, rows = before.best, None, []
+    if before.pending is not None:
+        weights, t = before.state.weights, before.round
+        assert weights is not None  # see `check_received`
+        counts = counts_on_receipt(setup, t, weights, done.report)
+        latest, row = complete(setup, before.pending, counts, weights)
+        best = latest if is_better(setup, latest, best) else best
+        rows.append(row)
+    pending = None
+    if _is_judged(setup, done.t):
+        seconds = time.monotonic() - done.began
+        pending = begin(setup, done.t, done.report, seconds, done.virtual)
+    return _Scored(best, latest, rows, pending)
+
+
+def _scored_at_last(setup: Setup, done: _Trained, scored: _Scored) -> _Scored:
+    """Score the last round, where that is still to be done."""
+    weights, best = done.state.weights, scored.best
+    if scored.pending is not None:
+        assert weights is not None  # see `check_received`
+        key = training_key(setup.config).fold("judge server", done.t)
+        counts = setup.method.evaluate.counts(
+            setup.federation, setup.method_config.model, weights, key
+        )
+        now, row = complete(setup, scored.pending, counts, weights)
+        best = now if is_better(setup, now, best) else best
+        return _Scored(best, scored.latest, [*scored.rows, row])
+    if best is None:  # a limit before the first evaluation
+        best = _with_own(setup, judge_finite(setup, done.state, done.t))
+        return _Scored(best, scored.latest, [done.row(setup, best)])
+    return scored
+
+
+def _is_judged(setup: Setup, t: int) -> bool:
+    """Whether a round is to be scored."""
+    return t % setup.config.eval_every == 0 or t == setup.config.rounds
+
+
+def _counts_that_decide(setup: Setup, now: Judged) -> Counts | None:
+    """Return the counts of the view that picks the round."""
+    return now.server if setup.method.evaluate.view == "server" else now.personalized
 
 
 def _with_own(setup: Setup, best: Judged) -> Judged:
     """Return a round that was just judged, with the clients' own models."""
-    return replace(best, own=own_weights(setup, best.weights, setup.federation.states()))
+    method, cfg, states = setup.method, setup.method_config, setup.federation.states()
+    return replace(best, own=own_weights(method, cfg, best.weights or {}, states))
+
+
+def virtual_seconds(setup: Setup, before: Snapshot | None, t: int) -> float | None:
+    """Return the virtual seconds up to the end of a round, the ledger's last; None: no clock."""
+    clock = clock_of(setup.config, setup.federation.ids)
+    if clock is None:
+        return None
+    passed = 0.0 if before is None else before.virtual_seconds or 0.0
+    return passed + clock.seconds(records_of_last_round(setup.federation.ledger, t))
 
 
 def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:
@@ -253,121 +354,9 @@ def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Ten
     return {name: fact.cpu() for name, fact in report.client_facts.items()}
 
 
-def diverged(what: str, loss: float, t: int) -> TrainingError:
-    """Return the error for a loss that is NaN or infinite."""
-    return TrainingError(
-        f"expected a finite {what} loss, got {loss} in round {t}: training diverged; lower --lr, "
-        "or the server's learning rate"
-    )
-
-
-def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
-    """Raise `TrainingError` where a judged model's loss is NaN or infinite."""
-    for judged in scores:
-        if judged is not None and judged.loss is not None and not math.isfinite(judged.loss):
-            raise diverged({"val": "validation", "test": "test"}[part], judged.loss, t)
-
-
 def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
     """Judge a round; raise `TrainingError` where training diverged."""
     now = judge(setup, state, t, training_key(setup.config))
     check_loss(now.val.values(), "val", t)
     check_loss(now.test.values(), "test", t)
     return now
-
-
-def peak_memory_bytes() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    with suppress(OSError, StopIteration):  # Linux; ru_maxrss begins with the parent's peak
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        peak = next(line for line in lines if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) * 1024  # "VmHWM:   123456 kB"
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return own if sys.platform == "darwin" else own * 1024
-
-
-def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
-    """Return the clients' own models of the best round, if they have any."""
-    if best.own is None:
-        return {}
-    shape, names = setup.method_config.model, setup.schema.class_names
-    shapes, config = shape.weight_shapes, setup.config
-    return {
-        client: TrainedModel(
-            shape,
-            client_weights(shapes, best.own, number),
-            names,
-            config.normalize,
-            features=config.features,
-        )
-        for number, client in enumerate(setup.federation.ids)
-    }
-
-
-def _result(
-    setup: Setup,
-    snapshot: Snapshot,
-    rows: list[Row],
-    folder: ResultFolder | None,
-    display: Progress,
-    handed_over_bytes: int,
-) -> Result:
-    best, config = snapshot.best, setup.config
-    assert best is not None  # a run ends after a judged round
-    path = None if folder is None else str(folder.path)
-    shape, ledger = setup.method_config.model, setup.federation.ledger
-    model = None
-    if best.weights is not None:
-        names, normalize = setup.schema.class_names, config.normalize
-        model = TrainedModel(shape, best.weights, names, normalize, features=config.features)
-    uncut = None
-    if best.weights is not None and setup.simulated is not None:
-        uncut = uncut_counts(setup, best.weights)
-    val, test = views_of(setup, best, uncut)
-    bias, last = None, snapshot.state.weights
-    if config.local_bias and last is not None:
-        bias = local_bias(
-            setup,
-            first_weights(setup),
-            last,
-            snapshot.round,
-            training_key(setup.config),
-            lambda line: display.update(snapshot.round, line),
-        )
-    check_loss([val.uncut], "val", best.round)
-    check_loss([test.uncut], "test", best.round)
-    return Result(
-        config=replace(config, out=path),
-        method=setup.method,
-        held=setup.method.setting.held(setup.method_config.options),
-        test=test,
-        val=val,
-        baseline=None if setup.simulated is None else baseline_scores(setup),
-        constant=task_in(setup).constant,
-        metrics=task_in(setup).metrics,
-        client_scores=scores_by_client(setup, best, uncut),
-        class_scores=scores_by_class(setup, best),
-        client_facts=snapshot.client_facts,
-        judged_without=best.away,
-        best_round=best.round,
-        rounds=tuple(rows),
-        stopped=snapshot.stopped or f"all {config.rounds} rounds",
-        advice=advice_of(
-            rows,
-            setup.method.evaluate.view,
-            run_metric(setup),
-            best.round,
-            rounds=config.rounds,
-            patience=config.patience,
-        ),
-        model=model,
-        client_models=_own_models(setup, best),
-        local_bias=bias,
-        ledger=ledger,
-        handed_over_bytes=handed_over_bytes,
-        partition_hash=setup.partition_hash,
-        cut=setup.simulated,
-        seconds=snapshot.seconds,
-        peak_memory_bytes=peak_memory_bytes(),
-        result_dir=path,
-    )

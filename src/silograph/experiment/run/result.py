@@ -19,7 +19,7 @@ from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import Cut
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.experiment.terminal_table import console_to, table_of
 from silograph.federation.ledger import Ledger
@@ -73,6 +73,7 @@ class Result:
         cut: the graph as it was used, with the client and the part of every node; None where
             silos held it.
         seconds: wall-clock seconds of the rounds, evaluation included.
+        virtual_seconds: of the virtual clock; None without one.
         peak_memory_bytes: the process's peak resident memory in bytes.
         result_dir: the result folder, or None.
     """
@@ -101,6 +102,7 @@ class Result:
     partition_hash: str
     cut: Cut | None
     seconds: float
+    virtual_seconds: float | None
     peak_memory_bytes: int
     result_dir: str | None
 
@@ -166,6 +168,7 @@ class Result:
             },
             "flops": self.flops,
             "seconds": round(self.seconds, 3),
+            **({} if self.virtual_seconds is None else {VIRTUAL: self.virtual_seconds}),
             "peak_memory_bytes": self.peak_memory_bytes,
             "result_dir": self.result_dir,
         }
@@ -250,6 +253,9 @@ class Result:
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
         yield f"bytes: {size_text(self.bytes)} ({parts})"
         yield f"work: {self.flops / 1e9:,.2f} GFLOP at the clients"
+        if self.virtual_seconds is not None:
+            shown = f"speeds {self.config.speeds}, links {self.config.links}"
+            yield f"virtual time: {self.virtual_seconds:,.1f} s ({shown})"
         if self.local_bias is not None:
             mean = "mean distance of logits to a centralized model's"
             yield f"local bias: {self.local_bias:.4g}, {mean}"

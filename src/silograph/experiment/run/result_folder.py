@@ -342,7 +342,7 @@ def _dataset(setup: Setup) -> dict[str, Any]:
 
 def _class_names(graph: Graph) -> Sequence[str]:
     """Return names of the classes that label counts are of; none where labels are numbers."""
-    if graph.task == "node_value":
+    if graph.has_numbers:
         return ()
     return graph.class_names or [str(k) for k in range(graph.num_classes)]
 

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.evaluate import counts_here, counts_of, own_counts
-from silograph.experiment.result_files import FACT, Row
+from silograph.evaluation.evaluate import (
+    VAL_HISTOGRAM,
+    counts_here,
+    counts_of,
+    own_counts,
+    with_validation,
+)
+from silograph.experiment.resolve.run_metric import scores_extra
+from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
@@ -95,7 +102,12 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
         judging = key.fold("judge server", t)
         model = setup.method_config.model
         server = setup.method.evaluate.counts(fed, model, state.weights, judging)
-    own = own_counts(fed, key.fold("judge own", t))
+        if scores_extra(setup.config):
+            server = with_validation(fed, server, "server", judging)
+    judging = key.fold("judge own", t)
+    own = own_counts(fed, judging)
+    if scores_extra(setup.config):
+        own = with_validation(fed, own, "own", judging)
     return judged(setup, t, server, own, state.weights, fed.away)
 
 
@@ -126,23 +138,27 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
     if counts is None or others is None:
         return None
     both = (counts["val.nodes"] > 0) & (others["val.nodes"] > 0)
-    kept = {n: t[both] for n, t in counts.items() if n.startswith("val.")}
+    # Histograms are of all clients together: rounds without some of them compare by the loss.
+    mine = (n for n in counts if n.startswith("val.") and n != VAL_HISTOGRAM)
+    kept = {n: counts[n][both] for n in mine}
     return task_in(setup).scores(kept, "val")
 
 
-def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) -> Row:
-    """Return the round's row of the table; bytes and flops are totals so far."""
+def row_of(
+    setup: Setup,
+    judged: Judged,
+    report: RoundReport,
+    seconds: float,
+    virtual_seconds: float | None = None,
+) -> Row:
+    """Return the round's row of the table; bytes, flops and seconds are totals so far."""
     ledger, away = setup.federation.ledger, setup.federation.away
     row: Row = {
         "round": judged.round,
         "participants": sum(name not in away for name in report.participants),
         "train_loss": report.train_loss,
     }
-    for part, views in (("val", judged.val), ("test", judged.test)):
-        for view, scores in views.items():
-            for name in columns_of(setup):
-                if part == "test" or METRICS[name].validation:
-                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    row |= _score_columns(setup, judged, tuple(judged.val))
     facts: Row = {
         f"{FACT}{name}": float(value) if math.isfinite(value) else None
         for name, value in report.facts.items()
@@ -152,8 +168,25 @@ def row_of(setup: Setup, judged: Judged, report: RoundReport, seconds: float) ->
         "bytes_evaluation": ledger.bytes_by_kind.get("evaluation", 0),
         "flops": ledger.flops,
         "seconds": round(seconds, 3),
+        **({} if virtual_seconds is None else {VIRTUAL: virtual_seconds}),
         **facts,
     }
+
+
+def server_columns(setup: Setup, judged: Judged) -> Row:
+    """Return the scores of the server's model in a row of the table."""
+    return _score_columns(setup, judged, ("server",))
+
+
+def _score_columns(setup: Setup, judged: Judged, kept: tuple[str, ...]) -> Row:
+    row: Row = {}
+    for part, views in (("val", judged.val), ("test", judged.test)):
+        for view in kept:
+            scores = views[view]
+            for name in columns_of(setup):
+                if part == "test" or METRICS[name].validation or name == run_metric(setup).name:
+                    row[f"{part}_{view}_{name}"] = None if scores is None else scores[name]
+    return row
 
 
 def progress_of(setup: Setup, row: Row) -> str:
@@ -173,7 +206,15 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     split = block.split.map(lambda mask: mask & held)
     judged = replace(block, split=split)
     cfg = setup.method_config
-    return counts_here(cfg.backend, cfg.model, weights, judged, owner, len(partition.ids))
+    return counts_here(
+        cfg.backend,
+        cfg.model,
+        weights,
+        judged,
+        owner,
+        len(partition.ids),
+        validation=scores_extra(setup.config),
+    )
 
 
 def baseline_scores(setup: Setup) -> Scores | None:

@@ -108,14 +108,18 @@ def run(
     if asked.out is not None:  # after loading, whose errors name a path as it was given
         asked = with_absolute_paths(asked, in_memory=source.kind == "memory")
     with torch_threads(asked.threads):
-        setup = prepare(asked, data, parts, make)
-        start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
-        if asked.out is None:
-            return go_on(setup, None, progress, start, [], watched)
-        with closing(ResultFolder.create(asked.out, setup, asked, source)) as folder:
-            return _ending(
-                folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True
-            )
+        return _begun(prepare(asked, data, parts, make), asked, source, progress, watched)
+
+
+def _begun(
+    setup: Setup, asked: RunConfig, source: Source, progress: str | Progress, watched: Watched
+) -> Result:
+    """Train from the first round on, with a result folder where one was asked for."""
+    start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
+    if asked.out is None:
+        return go_on(setup, None, progress, start, [], watched)
+    with closing(ResultFolder.create(asked.out, setup, asked, source)) as folder:
+        return _ending(folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True)
 
 
 def _data_of(

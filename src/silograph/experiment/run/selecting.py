@@ -1,6 +1,7 @@
 """Selection in a run: clients are drawn before a round, and the round is observed after it.
 
-The selector's state is part of the server's memory, under `selector/`, and so of checkpoints.
+The selector's state is part of the server's memory, under `selector/`, and so of checkpoints; so is
+the number of selections so far, under `selected/`, where it is limited.
 """
 
 from dataclasses import dataclass, replace
@@ -9,16 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ConfigError, ProtocolError, TrainingError
 from silograph.core.key import Key
-from silograph.experiment.run.round_scores import Counts
-from silograph.experiment.run.server_parts import SELECTOR, part_of, with_part
+from silograph.core.payload import Stacked, under
+from silograph.evaluation.on_receipt import RECEIVED
+from silograph.experiment.report.figures import size_text
+from silograph.experiment.resolve.resolve import DTYPES, is_limited
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.run.clock import clock_of
+from silograph.experiment.run.round_scores import Counts, run_metric, task_in
+from silograph.experiment.run.server_parts import SELECTED, SELECTOR, part_of, with_part
 from silograph.experiment.run.setup import Setup
 from silograph.federation.base import positions_of
-from silograph.federation.ledger import Ledger
+from silograph.federation.expected_bytes import bytes_of_steps
+from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.selection.base import RoundFacts, Selector
-from silograph.task.scores import client_accuracy
+from silograph.selection.limits import SelectionLimits, resized
+from silograph.task.registry import task_of
+
+COUNT = "selections"  # of clients that trained, in all rounds so far, () int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +47,17 @@ class Selection:
     setup: Setup
 
     def begin(self, state: ServerState) -> ServerState:
-        """Return the server's first state with that of the selector."""
-        return with_part(
-            state, SELECTOR, self.selector.init(self.setup.federation.ids, self.options)
-        )
+        """Return the server's first state with that of the selector.
+
+        Raises:
+            ConfigError: the limits of the selector cannot be met.
+        """
+        known = self.selector.init(self.setup.federation.ids, self.options)
+        state = with_part(state, SELECTOR, known)
+        if is_limited(self.options):
+            state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
+            self._check_limits(state)
+        return state
 
     def choose(self, state: ServerState, t: int, key: Key) -> MethodConfig:
         """Return what the method's round reads, with the clients that are selected.
@@ -47,7 +65,18 @@ class Selection:
         Raises:
             ProtocolError: the selector chose nobody, unknown clients, or changed their order.
         """
-        cfg, ids = self.setup.method_config, self.setup.federation.ids
+        chosen = self._drawn(state, t, key)
+        if is_limited(self.options):
+            number = self._limits(state, t).number(len(chosen))
+            assert number is not None  # else the run had ended: see `reason_to_stop`
+            ids = self.setup.federation.ids
+            chosen = resized(chosen, ids, number, key.fold("select", t, "limits"))
+        observed = self.selector.observe is not None
+        cfg = self.setup.method_config
+        return replace(cfg, selected=tuple(chosen), observed=observed or cfg.limited)
+
+    def _drawn(self, state: ServerState, t: int, key: Key) -> list[str]:
+        ids = self.setup.federation.ids
         chosen = self.selector.draw(
             ids, self.options, part_of(state, SELECTOR), t, key.fold("select", t)
         )
@@ -55,8 +84,104 @@ class Selection:
             positions_of(ids, chosen)
         except ProtocolError as error:
             raise ProtocolError(f"selector {self.selector.name} in round {t}: {error}") from None
-        observed = self.selector.observe is not None
-        return replace(cfg, selected=tuple(chosen), observed=observed)
+        return list(chosen)
+
+    def reason_to_stop(self, state: ServerState, t: int) -> str | None:
+        """Return why round t is not started, or None: the budget does not pay for it."""
+        if self._budget is None or t > self.setup.config.rounds:
+            return None
+        wanted = len(self._drawn(state, t, training_key(self.setup.config)))
+        if self._limits(state, t).number(wanted) is not None:
+            return None
+        wanted, least = max(wanted, self._least), self._budget - self._spent()
+        return (
+            f"selector.budget: a round of {wanted} clients takes "
+            f"{size_text(wanted * self._each(t))}, {size_text(least)} of "
+            f"{size_text(self._budget)} are left"
+        )
+
+    @property
+    def _budget(self) -> int | None:
+        budget: int | None = getattr(self.options, "budget", None)
+        return budget
+
+    @property
+    def _least(self) -> int:
+        return getattr(self.options, "least_clients", None) or 1
+
+    @property
+    def _needed(self) -> int:
+        return getattr(self.options, "least_selections", None) or 0
+
+    def _spent(self) -> int:
+        """Return the bytes so far, evaluation apart."""
+        ledger = self.setup.federation.ledger
+        return ledger.bytes - ledger.bytes_by_kind.get("evaluation", 0)
+
+    def _each(self, t: int) -> int:
+        """Return the bytes of a round at one client, evaluation apart.
+
+        Raises:
+            ConfigError: nobody knows before the round.
+        """
+        setup, calls = self.setup, self.setup.method.calls
+        found = None
+        if calls is not None:
+            steps = calls.round(setup.method_config, t, training_key(setup.config))
+            found = bytes_of_steps(steps, DTYPES[setup.config.dtype])
+        if found is None:
+            raise ConfigError(
+                f"expected a method whose messages are of a known size for selector.budget, got "
+                f"{setup.method.name}: leave the budget out, or use max_bytes"
+            )
+        return found
+
+    def _limits(self, state: ServerState, t: int) -> SelectionLimits:
+        """Return what limits the rounds from t on."""
+        affordable = None
+        if self._budget is not None:
+            affordable = max(0, self._budget - self._spent()) // self._each(t)
+        return SelectionLimits(
+            clients=len(self.setup.federation.ids),
+            least=self._least,
+            affordable=affordable,
+            lacking=self._needed - int(part_of(state, SELECTED)[COUNT]),
+            rounds=self.setup.config.rounds - t + 1,
+        )
+
+    def _check_limits(self, state: ServerState) -> None:
+        """Raise `ConfigError` where the limits cannot be met from round 1 on."""
+        found, name = self._limits(state, 1), self.selector.name
+        if found.least > found.clients:
+            raise ConfigError(
+                f"expected selector.least_clients of at most {found.clients} clients, got "
+                f"{found.least}"
+            )
+        cost = "" if self._budget is None else self._figures(found)
+        if found.affordable is not None and found.affordable < found.least:
+            raise ConfigError(
+                f"expected a selector.budget that pays for a round of {found.least}, got {cost}"
+            )
+        if not found.can_be_met:
+            raise ConfigError(
+                f"expected selector.least_selections that {found.rounds} rounds of "
+                f"{found.least} to {found.clients} clients can have, got {found.lacking}{cost}"
+            )
+        wanted = len(self._drawn(state, 1, training_key(self.setup.config)))
+        if found.number(wanted) is None:
+            raise ConfigError(
+                f"expected a selector.budget that pays for the first round of {name}, of {wanted} "
+                f"clients, got {cost}"
+            )
+
+    def _figures(self, found: SelectionLimits) -> str:
+        """Return what a client costs and what the budget pays for, in words."""
+        assert self._budget is not None  # only then is it asked for
+        return (
+            f" {size_text(self._budget)}: {size_text(self._spent())} are spent before round 1 and "
+            f"a client takes {size_text(self._each(1))} in a round, so {found.affordable} "
+            "selections in all"
+        )
 
     def observe(
         self,
@@ -79,11 +204,17 @@ class Selection:
         if self.selector.observe is not None:
             facts = self._facts(report, counts, t)
             known = self.selector.observe(self.options, known, t, facts)
-        return with_part(after, SELECTOR, known)
+        after = with_part(after, SELECTOR, known)
+        if not is_limited(self.options):
+            return after
+        answered = report.trained.get("answered", torch.zeros(0, dtype=torch.bool))
+        total = part_of(before, SELECTED)[COUNT] + answered.sum()
+        return with_part(after, SELECTED, {COUNT: total})
 
     def _facts(self, report: RoundReport, counts: Counts | None, t: int) -> RoundFacts:
-        ids, ledger = self.setup.federation.ids, self.setup.federation.ledger
-        clients = len(ids)
+        setup = self.setup
+        ids, ledger = setup.federation.ids, setup.federation.ledger
+        clients, records = len(ids), records_of_last_round(ledger, t)
         selected = torch.zeros(clients, dtype=torch.bool)
         selected[positions_of(ids, report.participants)] = True
         trained = report.trained
@@ -91,27 +222,59 @@ class Selection:
         loss = trained.get("loss", torch.zeros(clients)).cpu().double()
         val_loss = val_accuracy = None
         if counts is not None:
-            found = client_accuracy(counts, "val", self.setup.schema.task)
-            values = [float("nan") if value is None else value for value in found]
-            val_accuracy = torch.tensor(values, dtype=torch.float64)
+            found = task_of(setup.schema.task).client_scores(counts, "val").get("accuracy")
+            if found is not None:  # numbers have none
+                values = [float("nan") if value is None else value for value in found]
+                val_accuracy = torch.tensor(values, dtype=torch.float64)
             val_loss = (counts["val.loss"] / counts["val.nodes"]).cpu().double()
+        sizes, training = torch.zeros(2, clients, dtype=torch.int64)
+        for record in records:
+            places, each = (torch.from_numpy(a.copy()) for a in (record.clients, record.bytes))
+            sizes[places] += each
+            training[places] += each * (record.what != "evaluation")
+        clock = clock_of(setup.config, ids)
+        received = self._received(report)
         return RoundFacts(
             selected=selected,
             answered=trained.get("answered", torch.zeros(clients, dtype=torch.bool)),
             nodes=nodes,
             train_loss=torch.where(nodes > 0, loss, torch.nan),
-            bytes=_bytes_of(ledger, clients, t),
+            bytes=sizes,
             val_loss=val_loss,
             val_accuracy=val_accuracy,
+            received=received,
+            score=self._score(received),
+            higher=run_metric(setup).higher,
+            cost=self._cost(training),
+            seconds=None if clock is None else torch.from_numpy(clock.by_client(records)),
         )
 
+    def _received(self, report: RoundReport) -> dict[str, Tensor]:
+        """Return the counts of the model that clients received, on the CPU.
 
-def _bytes_of(ledger: Ledger, clients: int, t: int) -> Tensor:
-    """Return the bytes of every client in a round, which is the ledger's last."""
-    sizes = torch.zeros(clients, dtype=torch.int64)
-    number = len(ledger)
-    while number and ledger.since(number - 1)[0].round == t:
-        number -= 1
-        record = ledger.since(number)[0]
-        sizes[torch.from_numpy(record.clients.copy())] += torch.from_numpy(record.bytes.copy())
-    return sizes
+        Raises:
+            TrainingError: the selector needs them, and the method's clients do not send them.
+        """
+        fields = {name: Stacked(t) for name, t in report.trained.items()}
+        received = {name: t.cpu() for name, t in under(RECEIVED, fields).items()}
+        if self.selector.on_receipt and not received:
+            raise TrainingError(
+                f"expected a method whose clients score what they receive for selector "
+                f"{self.selector.name}, got {self.setup.method.name}: its round must go through "
+                "local_round, and its op send what `told` returns"
+            )
+        return received
+
+    def _score(self, received: Counts) -> float | None:
+        """Return the run's metric of counts of validation nodes, None without any."""
+        if not received or not int(received["val.nodes"].sum()):
+            return None
+        scores = task_in(self.setup).scores(received, "val")
+        return None if scores is None else scores[run_metric(self.setup).name]
+
+    def _cost(self, training: Tensor) -> float:
+        """Return the share of bytes (C,) of a round in the budget; see `RoundFacts.cost`."""
+        total, called = int(training.sum()), int((training > 0).sum())
+        if self._budget is not None:
+            return total / self._budget
+        return called / (len(training) * self.setup.config.rounds)

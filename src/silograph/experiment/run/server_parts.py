@@ -7,12 +7,13 @@ from torch import Tensor
 from silograph.core.payload import named
 from silograph.methods.base import ServerState
 
-SELECTOR, CONTROLLER = "selector/", "controller/"
+SELECTOR, CONTROLLER, SELECTED = "selector/", "controller/", "selected/"
+PARTS = SELECTOR, CONTROLLER, SELECTED
 
 
 def without_parts(state: ServerState) -> ServerState:
     """Return the server's state as the method knows it."""
-    kept = {n: t for n, t in state.memory.items() if not n.startswith((SELECTOR, CONTROLLER))}
+    kept = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
     return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
 
 

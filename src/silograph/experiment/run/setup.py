@@ -24,6 +24,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
+from silograph.nn.conv import Params
 from silograph.nn.own_module import Make
 
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
@@ -136,3 +137,11 @@ def prepare(
         held = held_block(cut, share, key).to(found.device, dtype)
     schema = schema_of(cut.graph)
     return Setup(config, found.parts, schema, method_config, federation, found.device, cut, held)
+
+
+def first_weights(setup: Setup) -> Params:
+    """Return the initial weights."""
+    config = setup.config
+    key = Key.of(config.init_seed).fold("init")
+    weights = setup.method_config.model.init_weights(key, DTYPES[config.dtype])
+    return {name: w.to(setup.device) for name, w in weights.items()}

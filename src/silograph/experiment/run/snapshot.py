@@ -7,6 +7,7 @@ there is no random state to save.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -16,12 +17,12 @@ from silograph.core.payload import State, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.user_code import digest
-from silograph.experiment.run.own_models import own_weights
+from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.graph.graph import fingerprint
-from silograph.methods.base import ServerState
+from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
@@ -43,6 +44,8 @@ class Snapshot:
         scores: of the last round that was scored, from round 0 on, without its weights; None where
             nothing in the run decides by them (`scores_are_kept`).
         client_facts: what the method reports of each client in this round, (C,).
+        virtual_seconds: of the virtual clock so far, None without one.
+        pending: what is known of this round where its server's model is scored in the next one.
     """
 
     round: int
@@ -52,6 +55,8 @@ class Snapshot:
     stopped: str | None
     scores: Judged | None = None
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
+    virtual_seconds: float | None = None
+    pending: Pending | None = None
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -146,6 +151,9 @@ def to_checkpoint(
     last = snapshot.scores
     if last is not None:
         groups |= {"scores/personalized": last.personalized, "scores/server": last.server}
+    pending = snapshot.pending
+    if pending is not None:
+        groups["pending"] = pending.judged.personalized
     if snapshot.client_facts:
         groups["facts"] = snapshot.client_facts
     tensors: dict[str, Tensor] = {}
@@ -153,7 +161,7 @@ def to_checkpoint(
         tensors |= named(prefix, group or {})
     for number, block in enumerate(setup.federation.states()):
         tensors |= named(f"client/{number}", state_tensors(block))
-    facts = {
+    facts: dict[str, Any] = {
         "run": run,
         "sizes": dict(sizes),
         "groups": [prefix for prefix, group in groups.items() if group is not None],
@@ -163,6 +171,10 @@ def to_checkpoint(
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
+    if pending is not None:
+        facts |= {"pending_row": dict(pending.row), "pending_away": list(pending.judged.away)}
+    if snapshot.virtual_seconds is not None:
+        facts["virtual_seconds"] = snapshot.virtual_seconds
     if last is not None:
         facts |= {"scores_round": last.round, "scores_away": list(last.away)}
     return Checkpoint(snapshot.round, tensors, facts)
@@ -213,7 +225,13 @@ def from_checkpoint(
         if "scores_round" in facts:
             own, away = _below("scores/personalized", parts), tuple(facts["scores_away"])
             scores = judged(setup, facts["scores_round"], group("scores/server"), own, None, away)
+        pending = None
+        if "pending_row" in facts:
+            own, away = _below("pending", parts), tuple(facts["pending_away"])
+            half = judged(setup, checkpoint.round, None, own, None, away)
+            pending = Pending(half, dict(facts["pending_row"]))
         seconds, stopped = facts["seconds"], facts["stopped"]
+        virtual = facts.get("virtual_seconds")
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
@@ -221,10 +239,12 @@ def from_checkpoint(
     if best is not None:
         kept: Params | None = _below(OWN, apart_here)
         if best.round == checkpoint.round:
-            kept = own_weights(setup, best.weights, states)
+            kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
         best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
-    return Snapshot(checkpoint.round, state, best, seconds, stopped, scores, facts), states
+    return Snapshot(
+        checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending
+    ), states
 
 
 def _below(prefix: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ def reason_to_stop(
     validation: Scores | None,
     total_bytes: int,
     seconds: float,
+    virtual_seconds: float | None = None,
 ) -> str | None:
     """Return why the run stops after round t, or None.
 
@@ -25,6 +26,7 @@ def reason_to_stop(
         validation: scores of round t, None if it was not judged.
         total_bytes: all bytes of the ledger.
         seconds: of training so far.
+        virtual_seconds: of the virtual clock so far, None without one.
     """
     target = parse_target(config.target, config.metric)
     if target is not None and validation is not None:
@@ -39,4 +41,7 @@ def reason_to_stop(
         return f"max_bytes: {total_bytes} bytes exchanged, limit {config.max_bytes}"
     if config.max_seconds is not None and seconds >= config.max_seconds:
         return f"max_seconds: {seconds:.1f} seconds of training, limit {config.max_seconds:g}"
+    limit = config.max_virtual_seconds
+    if limit is not None and virtual_seconds is not None and virtual_seconds >= limit:
+        return f"max_virtual_seconds: {virtual_seconds:.1f} virtual seconds, limit {limit:g}"
     return None

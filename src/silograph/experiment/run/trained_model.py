@@ -28,6 +28,8 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
+from silograph.nn.rating_biases import RatingBiases
+from silograph.nn.rating_model import RatingModel
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
@@ -64,11 +66,17 @@ class TrainedModel:
         Raises:
             DataError: no graph or silo, or its features or classes are not those of the model.
         """
+        if self.shape.task == "rating":
+            raise DataError(
+                f"expected a model whose weights say all, got {self.shape.noun}: what it knows of "
+                "users and items stays with the clients"
+            )
         if isinstance(graph, Silo):
             graph = self._graph_of(graph)
         elif isinstance(graph, Graph):
             _check_names("classes", self.class_names, graph.class_names, graph.name)
             graph = with_features(graph, self.features)
+            _check_names("features", self.feature_names, graph.feature_names, graph.name)
         else:
             raise DataError(
                 f"expected a Graph or a Silo, got {type(graph).__name__}: see sg.load and "
@@ -155,6 +163,14 @@ def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str)
             and 0 <= shape.hops <= MOST_HOPS
             and 0 <= shape.teleport <= 1
         )
+    if isinstance(shape, RatingModel):
+        given = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
+        sizes = [*given, shape.heads, shape.embedding]
+        usable = (
+            all(1 <= size <= largest for size in sizes)
+            and 1 <= shape.layers <= len(found)
+            and (isinstance(shape.hidden, int) or len(given) == shape.layers)
+        )
     if not usable:
         raise DataError(f"expected weights of {shape} in {path}, got {found}")
 
@@ -182,6 +198,11 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
     Raises:
         DataError: it is a module, and the class was not given.
     """
+    if told.get("task") == "rating":
+        given = {name: value for name, value in told.items() if name != "task"}
+        if "embedding" in told:
+            return TypeAdapter(RatingModel).validate_python(given)
+        return TypeAdapter(RatingBiases).validate_python(given)
     if "module" not in told:
         return TypeAdapter(Model).validate_python(told)
     if make is None:

@@ -61,55 +61,78 @@ def take_part(silo: Attaching) -> str:
     Raises:
         ConfigError: the server refused the silo, or could not be reached for too long.
     """
-    worker: Responder | None = None
-    token = NO_TOKEN
+    last = _Attempt(None, NO_TOKEN, attached=False, reason="")
     pause, since = SHORTEST_PAUSE, time.monotonic()
     while True:
-        attached = False
-        with _channel(silo) as channel:
-            stream = _Stream(channel)
-            try:
-                found = stream.greet(silo)
-                if worker is None or found != token:
-                    if worker is not None and worker.has_agreed:
-                        raise ConfigError(
-                            f"expected the run that this silo has agreed to at {silo.server}, got "
-                            "another one: start the silo again to take part in that"
-                        )
-                    worker, token = silo.make_worker(found), found
-                worker.attach()
-                silo.report(Event(What.ATTACHED, silo.name, address=silo.server))
-                attached = True
-                stream.answer(worker, silo)
-                reason = "the server ended the stream"
-            except grpc.RpcError as error:
-                reason = _reason(error)
-                if any(text in reason for text in UNTRUSTED):
-                    raise ConfigError(
-                        f"expected {silo.server} to have a certificate that --ca vouches for, got: "
-                        f"{reason}"
-                    ) from None
-                if not attached:
-                    reason += _hint(reason, secure=silo.roots is not None)
-            except ProtocolError as error:  # of a stream that cannot be trusted any more
-                reason = str(error)
-            finally:
-                stream.close()
+        last = _attempt(silo, last.worker, last.token)
+        worker = last.worker
         if worker is not None and worker.ended is not None:
             return worker.ended
         stopped = worker is not None and worker.stopped
         if stopped and not silo.waits:
             return INTERRUPTED
-        if attached:  # patience is for the time without a stream
+        if last.attached:  # patience is for the time without a stream
             pause, since = SHORTEST_PAUSE, time.monotonic()
         if time.monotonic() - since > silo.patience:
             raise ConfigError(
-                f"expected a server at {silo.server} within {silo.patience:g} s, got: {reason}"
+                f"expected a server at {silo.server} within {silo.patience:g} s, got: {last.reason}"
             )
         if pause == SHORTEST_PAUSE:
-            silo.report(_alone(silo, None if stopped else reason))
+            silo.report(_alone(silo, None if stopped else last.reason))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """One stream to the server that is over.
+
+    Attributes:
+        worker: of the run, None before there was one.
+        token: of the run.
+        attached: whether the silo was attached.
+        reason: why the stream ended.
+    """
+
+    worker: Responder | None
+    token: bytes
+    attached: bool
+    reason: str
+
+
+def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attempt:
+    """Attach and answer until the stream ends; raise `ConfigError` where no other one can help."""
+    attached = False
+    with _channel(silo) as channel:
+        stream = _Stream(channel)
+        try:
+            found = stream.greet(silo)
+            if worker is None or found != token:
+                if worker is not None and worker.has_agreed:
+                    raise ConfigError(
+                        f"expected the run that this silo has agreed to at {silo.server}, got "
+                        "another one: start the silo again to take part in that"
+                    )
+                worker, token = silo.make_worker(found), found
+            worker.attach()
+            silo.report(Event(What.ATTACHED, silo.name, address=silo.server))
+            attached = True
+            stream.answer(worker, silo)
+            reason = "the server ended the stream"
+        except grpc.RpcError as error:
+            reason = _reason(error)
+            if any(text in reason for text in UNTRUSTED):
+                raise ConfigError(
+                    f"expected {silo.server} to have a certificate that --ca vouches for, got: "
+                    f"{reason}"
+                ) from None
+            if not attached:
+                reason += _hint(reason, secure=silo.roots is not None)
+        except ProtocolError as error:  # of a stream that cannot be trusted any more
+            reason = str(error)
+        finally:
+            stream.close()
+    return _Attempt(worker, token, attached, reason)
 
 
 def _alone(silo: Attaching, reason: str | None) -> Event:

@@ -12,6 +12,7 @@ that cannot go on without silos waits for them, and is done again.
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,53 +43,60 @@ WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "Na
 Returned = Callable[[], Mapping[str, Peer]]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How many silos a session needs, and how long it waits for them.
+
+    Attributes:
+        least: silos without which a call fails.
+        seconds: how long a silo may take over its answers of a round, those of others not counted;
+            None is as long as the stream is there.
+        patience: seconds for which a round that cannot go on waits for silos to attach again.
+    """
+
+    least: int
+    seconds: float | None = None
+    patience: float = 0.0
+
+
 class Session:
     """A federation of silos.
 
     Args:
-        ids: the silos' names, in the order of every sum.
-        peers: the silos, all of them attached and ready for calls.
+        peers: the silos by name in the order of every sum, all attached and ready for calls.
         route: who answers for each halo slot.
         ops: by qualified name.
         course: what the run does, call by call; silos know it, too, and replies are held to it.
         dtype: of floating point values in the run.
-        least: silos without which a call fails.
-        seconds: how long a silo may take over its answers of a round, those of others not counted;
-            None is as long as the stream is there.
+        limits: how many silos a call needs, and how long it waits for them.
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
-        patience: seconds for which a round that cannot go on waits for silos to attach again.
     """
 
     def __init__(
         self,
-        ids: Sequence[str],
         peers: Mapping[str, Peer],
         route: Route,
         ops: Mapping[str, Op],
         course: Course,
         *,
         dtype: torch.dtype,
-        least: int,
-        seconds: float | None = None,
+        limits: Limits,
         compiled: bool = False,
         returned: Returned = dict,
         report: EventCallback = log_event,
-        patience: float = 0.0,
     ) -> None:
-        self._ids = tuple(ids)
+        self._ids = tuple(peers)
         self._peers = dict(peers)
         self._route = route
         self._ops = ops
         self._course = course
         self._extents = [extent_at_server(route, c, dtype) for c in range(len(self._ids))]
-        self._least = least
-        self._seconds = seconds
+        self._limits = limits
         self._compiled = compiled
         self._returned = returned
         self._report = report
-        self._patience = patience
         self._account = Account(len(self._ids))
         self._round = 0
         self._begun = 0  # records before this round
@@ -141,12 +149,12 @@ class Session:
         """Have the silos write down their state of a round; see `Federation.keep`."""
         numbers = dict.fromkeys(self._peers, number)
         self._drop_all(Type.KEEP, self._tell(Type.KEEP, numbers, committed=committed))
-        if len(self._peers) < self._least:
+        if len(self._peers) < self._limits.least:
             raise self._lacking(
-                f"expected at least {self._least} silos to write round {number} down, got "
+                f"expected at least {self._limits.least} silos to write round {number} down, got "
                 f"{len(self._peers)}; ",
                 [name for name in self._ids if name not in self._peers],
-                self._least - len(self._peers),
+                self._limits.least - len(self._peers),
             )
         self._seen |= dict.fromkeys(self._peers, number)
 
@@ -160,7 +168,7 @@ class Session:
             peer.send(Type.RESULT, frame)
         for peer in self._peers.values():
             try:
-                peer.answer(Type.DONE, self._seconds)
+                peer.answer(Type.DONE, self._limits.seconds)
             except LostError as error:
                 self._report(Event(What.WITHOUT, peer.name, reason=str(error)))
         return len(frame) * len(self._peers)
@@ -182,14 +190,14 @@ class Session:
             ProtocolError: they do not come back, or without the state that they had.
         """
         self._tries += 1
-        if not self._patience or self._tries > TRIES:
+        if not self._limits.patience or self._tries > TRIES:
             raise away
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._limits.patience
         for name in away.names:
-            self._report(Event(What.WAITING, name, self._round, seconds=self._patience))
+            self._report(Event(What.WAITING, name, self._round, seconds=self._limits.patience))
         while not self._are_back(away):
             if time.monotonic() > until:
-                raise ProtocolError(f"{away}; not back within {self._patience:g} s")
+                raise ProtocolError(f"{away}; not back within {self._limits.patience:g} s")
             time.sleep(PAUSE)
         self._account = Account(len(self._ids), self.ledger.records[: self._begun])
         self._course.go_to(self._round - 1)
@@ -233,18 +241,7 @@ class Session:
         self._course.go_on(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
-        asked: list[tuple[int, Peer]] = []
-        sizes = []
-        for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
-            peer = self._peers.get(self._ids[int(positions[place])])
-            if peer is not None:
-                self._asks(peer, op.__name__, len(frame))
-                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
-                self._called[peer.name] = self._round
-                asked.append((place, peer))
-                sizes.append(len(frame))
-        places = torch.tensor([place for place, _ in asked], dtype=torch.int64)
-        self._account.down(envelope, positions[places], np.array(sizes, dtype=np.int64))
+        asked = self._send(envelope, name, inbox, positions, key, rows=rows)
 
         def read(place: int, body: bytes) -> Answer:
             answer = read_answer(place, body, envelope, reduce, rows=rows)
@@ -267,6 +264,31 @@ class Session:
         for answer in answers:
             reduction.add(answer.reply, positions[answer.place : answer.place + 1])
         return reduction.result()
+
+    def _send(
+        self,
+        envelope: Envelope,
+        name: str,
+        inbox: Payload,
+        positions: Tensor,
+        key: Key,
+        *,
+        rows: bool,
+    ) -> list[tuple[int, Peer]]:
+        """Send a call to those of `positions` that are there; return them with their places."""
+        asked: list[tuple[int, Peer]] = []
+        sizes = []
+        for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
+            peer = self._peers.get(self._ids[int(positions[place])])
+            if peer is not None:
+                self._asks(peer, envelope.op, len(frame))
+                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
+                self._called[peer.name] = self._round
+                asked.append((place, peer))
+                sizes.append(len(frame))
+        places = torch.tensor([place for place, _ in asked], dtype=torch.int64)
+        self._account.down(envelope, positions[places], np.array(sizes, dtype=np.int64))
+        return asked
 
     def _hear(
         self,
@@ -291,13 +313,14 @@ class Session:
 
     def _answer(self, peer: Peer, kind: Type) -> bytes:
         """Return a silo's answer; raise `LostError` where there is none in time."""
-        left = None if self._seconds is None else self._seconds - self._spent[peer.name]
+        seconds = self._limits.seconds
+        left = None if seconds is None else seconds - self._spent[peer.name]
         try:
             body = peer.answer(kind, left)
         except LostError as error:
             if error.cause is not Cause.LATE:
                 raise
-            line = f"expected its answers of a round within {self._seconds:g} s, got too few"
+            line = f"expected its answers of a round within {seconds:g} s, got too few"
             raise LostError(line, Cause.LATE) from None
         self._spent[peer.name] += peer.took
         return body
@@ -315,7 +338,7 @@ class Session:
                 names,
                 len(names),
             )
-        least = min(self._least, len(positions))
+        least = min(self._limits.least, len(positions))
         if len(places) < least:
             raise self._lacking(
                 f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; ",
@@ -347,7 +370,7 @@ class Session:
         """Take a silo in again, with its state of the last round that it saw whole."""
         number = self._seen[name]
         try:
-            peer.ask(Type.LOAD, {"round": number}, self._seconds)
+            peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
         except LostError as error:
             self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
             if error.cause is not Cause.GONE:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,11 @@ class Outcome:
     round: int
     weights: Payload
     state: State | None
+
+
+def run_name(token: bytes) -> str:
+    """Return what names a run to people, of its token; see `Outcome`."""
+    return blake2b(token, digest_size=16).hexdigest()
 
 
 def keep_nothing(outcome: Outcome) -> None:

@@ -8,7 +8,6 @@ and tells the server one line where it refuses; the rest is for its own log.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
 
 from silograph.core.errors import (
@@ -27,7 +26,7 @@ from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
 from silograph.federation.program import BLANK, Call, Steps
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import Holder, Outcome, Prepared
+from silograph.federation.session.holder import Holder, Outcome, Prepared, run_name
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -237,7 +236,7 @@ class Responder:
             state = self._state_of(at, number)
         except AbsentError:  # it did not take part in that round
             state = None
-        at.keep(Outcome(blake2b(self._token, digest_size=16).hexdigest(), number, arrived, state))
+        at.keep(Outcome(run_name(self._token), number, arrived, state))
         self._is_over, self._is_kept = True, True
 
     def _load(self, number: int) -> None:

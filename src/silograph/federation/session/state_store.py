@@ -5,6 +5,7 @@ nothing until it is written.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -26,6 +27,12 @@ from silograph.federation.session.own_folder import make_private
 
 KEPT = 2
 AGREED = "agreed.json"
+
+
+def runs_left(folder: Path) -> list[bytes]:
+    """Return the tokens of the runs whose states are in a silo's folder: they are not over."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return [bytes.fromhex(name) for name in names if re.fullmatch("(?:[0-9a-f]{2})+", name)]
 
 
 class StateStore:

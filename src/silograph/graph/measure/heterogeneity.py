@@ -91,7 +91,7 @@ def edge_homophily(graph: Graph) -> float:
     "Multi-label node classification on graph-structured data", TMLR 2023); two empty sets agree.
     NaN where there is no such edge, or where labels are numbers.
     """
-    if graph.task == "node_value":
+    if graph.has_numbers:
         return math.nan
     known = graph.labeled
     row, col = graph.edge_index

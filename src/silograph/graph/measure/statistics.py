@@ -218,7 +218,7 @@ def _covered(nodes: Tensor, edges: HeldEdges, inside: Tensor, num_nodes: int) ->
 def _labels(graph: Graph, nodes: Tensor, client: Tensor, clients: int) -> Tensor:
     """Return the label counts of every client, (C, K) int64; (C, 0) where labels are numbers."""
     y = graph.y[nodes]
-    if graph.task == "node_value":
+    if graph.has_numbers:
         return torch.zeros(clients, 0, dtype=torch.int64)
     if graph.task == "multilabel":
         counts = torch.zeros(clients, graph.num_classes, dtype=torch.int64)

@@ -17,7 +17,7 @@ from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import key_order
-from silograph.graph.partition.options import NoPartitionOptions
+from silograph.graph.partition.options import LouvainOptions, NoPartitionOptions
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -45,13 +45,17 @@ def metis(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) ->
     return scattered(fill_empty(part, clients), order)
 
 
-def louvain(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) -> Tensor:
+def louvain(graph: Graph, clients: int, key: Key, options: LouvainOptions) -> Tensor:
     """Find communities, then pack them: the largest left goes to the smallest client.
 
     V. Blondel et al.: "Fast unfolding of communities in large networks", J. Stat. Mech., 2008.
     As in the Louvain splits of FederatedScope-GNN (Wang et al., KDD 2022) and OpenFGL (Li et
     al., VLDB 2025), a community above a client's fair share is split. They cut it by node
     number; here METIS halves it, so that its halves stay connected where they can.
+
+    Halving can decide most of the cut. Amazon Photo with 100 clients has .605 of its edges cut and
+    59 to 100 nodes a client; with `halve` false, which halves only until there is a community for
+    each client, .107 and 1 to 1,594. Cora with 100 clients: .301 and .118.
     """
     from sknetwork.clustering import Louvain
 
@@ -60,7 +64,8 @@ def louvain(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) 
     # The drawn order already shuffles; Louvain draws nothing of its own.
     label = Louvain().fit_predict(adjacency) if adjacency.nnz else np.arange(len(order))
     members = np.split(np.argsort(label, kind="stable"), np.cumsum(np.bincount(label))[:-1])
-    communities = _halve_largest(adjacency, members, clients, key)
+    fair = -(-len(order) // clients) if options.halve else len(order)
+    communities = _halve_largest(adjacency, members, clients, fair, key)
     part = np.empty(len(order), np.int64)
     loads = [(0, client) for client in range(clients)]
     for community in sorted(communities, key=lambda nodes: (-len(nodes), nodes[0])):
@@ -81,7 +86,7 @@ def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) ->
     if clients != silos:
         raise PartitionError(
             f"expected {silos} clients, one for each silo, got {clients}: "
-            "leave the number out or use another method"
+            "leave the number out, or use another partition"
         )
     outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
     if outside:
@@ -126,13 +131,12 @@ def metis_parts(adjacency: "sp.csr_matrix", parts: int, key: Key) -> np.ndarray:
 
 
 def _halve_largest(
-    adjacency: "sp.csr_matrix", members: list[np.ndarray], clients: int, key: Key
+    adjacency: "sp.csr_matrix", members: list[np.ndarray], clients: int, most: int, key: Key
 ) -> list[np.ndarray]:
-    """Halve the largest group until there is one a client and none is above the fair share."""
-    fair = -(-adjacency.shape[0] // clients)
+    """Halve the largest group until there is one a client and none has more than `most` nodes."""
     heap = [(-len(nodes), int(nodes[0]), nodes) for nodes in members]  # no two first nodes agree
     heapq.heapify(heap)
-    while len(heap) < clients or -heap[0][0] > fair:
+    while len(heap) < clients or -heap[0][0] > most:
         nodes = heapq.heappop(heap)[2]
         half = fill_empty(metis_parts(adjacency[nodes][:, nodes], 2, key), 2)
         for side in (nodes[half == 0], nodes[half == 1]):

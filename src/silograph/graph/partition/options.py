@@ -4,19 +4,35 @@ Nothing here needs torch, so that the command line knows them at once.
 """
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, Count
 
+Spread = Literal["average", "skewed", "extreme"]
 FAVORED = 2  # classes that `class_biased` favors where there are more
 
 
 @dataclass(frozen=True, config=STRICT)
 class NoPartitionOptions:
     """Options of a cut that has none of its own."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class CategoryOptions:
+    """See `silograph.graph.partition.categories.category`."""
+
+    column: str = field(
+        default="category", metadata={"help": "column of the ratings whose values are dealt"}
+    )
+    spread: Spread = field(
+        default="average",
+        metadata={
+            "help": "how unequal the numbers of values at clients are: average, skewed or extreme"
+        },
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -41,6 +57,19 @@ class ClassBiasedOptions:
     )
     favor: Annotated[float, Field(ge=1)] = field(
         default=10.0, metadata={"help": "how many times as likely they are"}
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class LouvainOptions:
+    """See `louvain`."""
+
+    halve: bool = field(
+        default=True,
+        metadata={
+            "help": "halve communities above a client's fair share, so that clients are of near "
+            "equal size; false keeps them whole, and clients may differ much"
+        },
     )
 
 

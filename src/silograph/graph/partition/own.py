@@ -3,6 +3,7 @@
 n: nodes of the graph.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError, PartitionError
+from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition
 from silograph.graph.read.tables import read_csv
@@ -23,6 +24,15 @@ NODE, CLIENT = "node", "client"  # columns of a file
 def is_partition_file(partition: str) -> bool:
     """Whether a partition is the path of a CSV file."""
     return partition.lower().endswith(".csv")
+
+
+def check_no_path(partition: str) -> None:
+    """Raise `ConfigError` for what can only be meant as a file, and does not end as one does."""
+    if "/" in partition or os.sep in partition or os.path.exists(partition):
+        raise ConfigError(
+            f"expected a partition by name, or a file of clients whose name ends in .csv, got "
+            f"{partition!r}: name the file FILE.csv"
+        )
 
 
 def assigned(graph: Graph, clients: Any, what: str = "partition") -> Graph:

@@ -24,13 +24,16 @@ from silograph.core.errors import PartitionError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.graph import Graph
-from silograph.graph.node_key import row_keys
+from silograph.graph.node_key import client_words, node_words
+from silograph.graph.partition.categories import category, with_ends
 from silograph.graph.partition.disjoint import louvain, metis, random, silo
 from silograph.graph.partition.held_edges import HeldEdges, dropped_edges
 from silograph.graph.partition.label_skew import class_biased, dirichlet, with_favored
 from silograph.graph.partition.options import (
+    CategoryOptions,
     ClassBiasedOptions,
     DirichletOptions,
+    LouvainOptions,
     MetisOverlappingOptions,
     NoPartitionOptions,
     SharesOptions,
@@ -59,6 +62,7 @@ class Partitioner:
         cut: cuts, with checked options.
         overlapping: whether several clients may hold a node.
         complete: writes out defaults that depend on the number of classes.
+        of_ratings: whether it cuts rating graphs only.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Partitioner:
     cut: CutNodes
     overlapping: bool = False
     complete: Callable[[Any, int], Any] = _as_they_are
+    of_ratings: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +89,8 @@ class Partition:
             holds; None where it is the first that holds it.
         dropped: (e,) bool over the stored edges of the clients' nodes, in the order of
             `held_edges`: internal edges that their client has lost; None where none is.
+        apart: whether clients know nothing of edges to nodes of others: there are no cross-client
+            edges, as in rating graphs, where these would be ratings of other silos.
 
     Raises:
         PartitionError: a client has no nodes, or ids, nodes or owners break the rules above.
@@ -95,6 +102,7 @@ class Partition:
     method: str
     chosen_owner: Tensor | None = None
     dropped: Tensor | None = None
+    apart: bool = False
 
     def __post_init__(self) -> None:
         """Check what every user of a partition relies on."""
@@ -147,6 +155,8 @@ class Partition:
             digest.update(b"owner" + self.chosen_owner.numpy().astype("<i8").tobytes())
         if self.dropped is not None:
             digest.update(b"dropped" + np.packbits(self.dropped.numpy()).tobytes())
+        if self.apart:
+            digest.update(b"apart")
         return digest.hexdigest()
 
     @cached_property
@@ -183,6 +193,8 @@ class Partition:
 
     def external(self, edges: HeldEdges) -> Tensor:
         """Return which of them are cross-client: the other end is held by others, (e,) bool."""
+        if self.apart:
+            return torch.zeros_like(edges.inside)
         return ~edges.inside & (self.owner[edges.neighbor] >= 0)
 
 
@@ -227,7 +239,7 @@ def make_partition(
         PartitionError: the method cannot cut this graph into so many clients.
     """
     own = method if isinstance(method, Partitioner) else None
-    partitioner = own or lookup(PARTITIONERS, str(method), "partition method")
+    partitioner = own or lookup(PARTITIONERS, str(method), "partition")
     method = partitioner.name
     chosen: object = checked(partitioner.options, options, f"options of {method}")
     if not 0 <= drop_edges <= 1:
@@ -247,8 +259,12 @@ def make_partition(
         ids = client_ids(clients)
     key = key.fold("partition")
     nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
-    cut = Partition(ids, nodes, graph.num_nodes, method)
-    if partitioner.overlapping:
+    rated = graph.task == "rating"
+    if rated:
+        nodes = with_ends(graph, nodes)
+        _keep_edges(drop_edges)
+    cut = Partition(ids, nodes, graph.num_nodes, method, apart=rated)
+    if partitioner.overlapping or rated:
         cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
     if drop_edges:
         row_key = row_keys_of(graph, cut)
@@ -258,10 +274,20 @@ def make_partition(
     return cut
 
 
+def _keep_edges(drop_edges: float) -> None:
+    """Raise `PartitionError` where edges of a rating graph would be lost."""
+    if drop_edges:
+        raise PartitionError(
+            f"expected no drop_edges for a rating graph, got {drop_edges}: a rating without its "
+            "user or item is none; leave it out"
+        )
+
+
 def row_keys_of(graph: Graph, partition: Partition) -> Tensor:
     """Return the counters of all clients' rows, (sum of n_c,) int64."""
+    words = node_words(graph.node_id)  # once, however many clients hold a node
     parts = zip(partition.ids, partition.nodes, strict=True)
-    return torch.cat([row_keys(name, graph.node_id[part.numpy()]) for name, part in parts])
+    return torch.cat([client_words(name, words[part]) for name, part in parts])
 
 
 def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:
@@ -301,9 +327,9 @@ PARTITIONERS: dict[str, Partitioner] = {
         ),
         Partitioner(
             "louvain",
-            "communities, packed into clients of near equal size",
+            "communities, packed into clients; those above a fair share are halved",
             "Blondel et al., Fast unfolding of communities in large networks, J. Stat. Mech. 2008",
-            NoPartitionOptions,
+            LouvainOptions,
             _disjoint(louvain),
         ),
         Partitioner(
@@ -325,6 +351,14 @@ PARTITIONERS: dict[str, Partitioner] = {
             "silo", "the silos that came with the data", "", NoPartitionOptions, _disjoint(silo)
         ),
         Partitioner(
+            "category",
+            "whole values of a column of ratings, such as categories, at each client",
+            "",
+            CategoryOptions,
+            category,
+            of_ratings=True,
+        ),
+        Partitioner(
             "metis_overlapping",
             "several clients, each with a share of a part of METIS",
             "Baek et al., Personalized subgraph federated learning, ICML 2023",
@@ -344,4 +378,8 @@ PARTITIONERS: dict[str, Partitioner] = {
     )
 }
 OVERLAPPING = {name: part for name, part in PARTITIONERS.items() if part.overlapping}
-DISJOINT = {name: part for name, part in PARTITIONERS.items() if not part.overlapping}
+DISJOINT = {
+    name: part
+    for name, part in PARTITIONERS.items()
+    if not part.overlapping and not part.of_ratings
+}

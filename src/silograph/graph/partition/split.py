@@ -20,11 +20,17 @@ from silograph.graph.graph import Graph, Split
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.partition import Partition
 
+TIMED = "time:"  # begins a split in the order of time
 TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
 
 
 def make_split(
-    graph: Graph, partition: Partition, *, ratios: tuple[float, float, float], key: Key
+    graph: Graph,
+    partition: Partition,
+    *,
+    ratios: tuple[float, float, float],
+    key: Key,
+    timed: bool = False,
 ) -> Split:
     """Split the labeled nodes of every client, in an order drawn from the nodes' public keys.
 
@@ -37,15 +43,19 @@ def make_split(
         partition: its cut.
         ratios: shares of training, validation and test nodes; their sum may be below 1.
         key: the split is a function of it, of `graph.node_id` and of the cut.
+        timed: whether nodes are taken in the order of the graph's column `time`, those of one time
+            in the drawn order: the earliest ones train, the latest ones test.
 
     Returns:
         Masks (n,) bool.
 
     Raises:
         ConfigError: a ratio is negative, training's is 0, or they sum to more than 1.
-        DataError: no client gets a training node.
+        DataError: no client gets a training node, or times are not known.
     """
-    return _trainable(graph, partition, draw_split(graph, partition, ratios=ratios, key=key))
+    return _trainable(
+        graph, partition, draw_split(graph, partition, ratios=ratios, key=key, timed=timed)
+    )
 
 
 def _trainable(graph: Graph, partition: Partition, split: Split) -> Split:
@@ -60,11 +70,16 @@ def _trainable(graph: Graph, partition: Partition, split: Split) -> Split:
 
 
 def draw_split(
-    graph: Graph, partition: Partition, *, ratios: tuple[float, float, float], key: Key
+    graph: Graph,
+    partition: Partition,
+    *,
+    ratios: tuple[float, float, float],
+    key: Key,
+    timed: bool = False,
 ) -> Split:
     """Return the split of `make_split`, which may have no training node."""
     _check_ratios(ratios)
-    nodes, owner, size, place = _ranked(graph, partition, key)
+    nodes, owner, size, place = _ranked(graph, partition, key, timed=timed)
     # Halves round up; the tolerance keeps sums such as .6 + .3 from falling short of one.
     ends = [torch.floor(t * size.double() + 0.5 + TOLERANCE)[owner] for t in np.cumsum(ratios)]
     roles = [place < ends[0]]
@@ -93,13 +108,18 @@ def drawn_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split
     """Return the split of ratios or a fold, see `choose_split`, which may have no training node."""
     fold = parse_fold(how)
     if fold is None:
-        return draw_split(graph, partition, ratios=parse_ratios(how), key=key)
+        ratios, timed = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
+        return draw_split(graph, partition, ratios=ratios, key=key, timed=timed)
     return fold_split(graph, partition, fold=fold[0], folds=fold[1], key=key)
 
 
-def _ranked(graph: Graph, partition: Partition, key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _ranked(
+    graph: Graph, partition: Partition, key: Key, *, timed: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the labeled nodes by owner in the order drawn, owners, their counts, and places."""
     order = key_order(graph.node_id, key.fold("split"))
+    if timed:
+        order = order[torch.argsort(_times(graph)[order], stable=True)]
     eligible = (graph.labeled & (partition.owner >= 0))[order]
     nodes = order[eligible]
     owner = partition.owner[nodes]
@@ -108,6 +128,17 @@ def _ranked(graph: Graph, partition: Partition, key: Key) -> tuple[Tensor, Tenso
     size = torch.bincount(owner, minlength=len(partition.ids))
     place = torch.arange(len(nodes)) - (size.cumsum(0) - size)[owner]
     return nodes, owner, size, place
+
+
+def _times(graph: Graph) -> Tensor:
+    """Return the time of every node, (n,) float64; raise `DataError` where none is known."""
+    time = graph.columns.get("time")
+    if time is None or bool(torch.isnan(time.double()[graph.labeled]).any()):
+        raise DataError(
+            f"expected a time for every labeled node of {graph.name!r} for a split in the order of "
+            "time, got none: leave `time:` out"
+        )
+    return time.double()
 
 
 def public_split(graph: Graph) -> Split:
@@ -141,6 +172,8 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
     """Return the split that `how` names.
 
     `public`, `full`, ratios such as `0.2/0.4/0.4`, or a fold of cross validation: `fold=1/5`.
+
+    Ratios behind `time:` are taken in the order of time; see `make_split`.
 
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.

@@ -33,6 +33,7 @@ def from_arrays(
     silo: "ArrayInput | None" = None,
     silo_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    feature_names: Sequence[str] = (),
     task: LabelForm | None = None,
     name: str = "graph",
 ) -> Graph:
@@ -61,16 +62,20 @@ def from_arrays(
         silo: (n,) who holds the node: numbers or words; with `silo_names`, indices into them.
         silo_names: (S,) names of the silos; by default the sorted values of `silo`.
         class_names: names of the classes (or of the T label bits or targets).
+        feature_names: (F,) names of the features, which a model keeps.
         task: multiclass, multilabel or node_value; None finds out by `y`.
         name: what tables and result folders call this graph.
 
     Raises:
         DataError: an argument cannot be used; the line says what was expected and what came.
     """
-    _check_names(class_names=class_names, silo_names=silo_names)
+    _check_names(class_names=class_names, silo_names=silo_names, feature_names=feature_names)
     given = array_of(y, "y")
     features = _no_features(given) if x is None else features_of(x)
-    n = features.num_rows if isinstance(features, CSR) else len(features)
+    shape = (features.num_rows, features.num_cols) if isinstance(features, CSR) else features.shape
+    n, columns = shape
+    if feature_names and len(feature_names) != columns:
+        raise DataError(f"expected {columns} feature_names, one a column, got {len(feature_names)}")
     read = targets if is_regression(given, task) else numbered_labels
     labels, count, names = read(given, n, num_classes, tuple(class_names))
     check_form(labels, task)
@@ -86,6 +91,7 @@ def from_arrays(
         silo=home,
         silo_names=homes,
         class_names=names,
+        feature_names=tuple(feature_names),
     )
 
 

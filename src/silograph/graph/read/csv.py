@@ -64,8 +64,10 @@ def from_csv(
     silo = "silo" if silo is None and "silo" in table.header else silo
     special = {id, *labels, silo, "split"}
     place = _places(table, id)
+    features = [column for column in table.header if column not in special]
     arrays: dict[str, Any] = {
-        "x": _numbers(table, [column for column in table.header if column not in special]),
+        "x": _numbers(table, features),
+        "feature_names": features,
         "y": _labels(table, labels, values=bool(values)),
         "task": "node_value" if values else None,
         "node_id": _keys(list(place)),

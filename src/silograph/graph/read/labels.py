@@ -62,8 +62,9 @@ def is_regression(y: np.ndarray, task: LabelForm | None) -> bool:
     Raises:
         DataError: a task that does not exist, or integers for regression.
     """
-    if task is not None and task not in get_args(LabelForm):
-        known = ", ".join(get_args(LabelForm))
+    known_forms = [form for form in get_args(LabelForm) if form != "rating"]  # see sg.ratings
+    if task is not None and task not in known_forms:
+        known = ", ".join(known_forms)
         raise DataError(f"expected task {known}, or None to find out by y, got {task!r}")
     if task == "node_value" and y.dtype.kind in "biu":
         raise DataError(

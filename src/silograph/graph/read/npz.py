@@ -15,6 +15,7 @@ from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
 from silograph.graph.read.edge_values import UNUSED, differing, report_unused
+from silograph.graph.read.ratings import of_archive
 from silograph.graph.read.tables import Arrays, read_arrays
 
 _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
@@ -28,6 +29,8 @@ _READ = {
     *("edge_index", "y", *_SPARSE_Y, "task", "unlabelled", "x", *_SPARSE, *_ATTRIBUTES),
     *("node_id", "silo", *_NAMES, *_NUMBERS, *_MASK, *_MASKS),
 }
+_RATINGS = {"ratings", "trust"}
+_OF_RATINGS = {*_RATINGS, "rating_category", "rating_time"}
 _EXPECTED = f"edge_index, y and x (or {', '.join(_SPARSE)}, and so for y)"
 MOST_BITS = 2**16  # labels are held dense: a wrong shape must not take all memory
 # y was made from this attribute, so it must not be a feature as well.
@@ -53,12 +56,17 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
         silo, silo_names, node_id, class_names, num_classes: as in `from_arrays`.
         num_nodes: compared with the rows of the features.
 
+    Or ratings (R, 3) and trust (T, 2), perhaps rating_category and rating_time (R,): a rating
+    graph, see `silograph.graph.read.ratings.of_archive`.
+
     Raises:
         DataError: names the file, which is absent, damaged, not such an archive, or holds
             Python objects.
     """
     path = Path(path)
     parts = _read(path)
+    if parts.keys() >= _RATINGS:
+        return of_archive(path, parts, path.stem)
     names = {key: _names(path, parts[key], key) for key in _NAMES if key in parts}
     counts = {key: _whole(path, parts[key], key) for key in _NUMBERS if key in parts}
     num_nodes = counts.pop("num_nodes", None)
@@ -89,16 +97,18 @@ def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
 def _read(path: Path) -> Arrays:
     def choose(keys: set[str]) -> set[str]:
         _check_keys(path, keys)
-        return keys & (_READ | {*UNUSED})
+        return keys & (_OF_RATINGS if keys >= _RATINGS else _READ | {*UNUSED})
 
     return read_arrays(path, _EXPECTED, choose)
 
 
 def _check_keys(path: Path, keys: set[str]) -> None:
-    if keys & {"ratings", "trust"}:
+    if keys >= _RATINGS:
+        return
+    if keys & _RATINGS:
         raise DataError(
-            f"{path}: expected a graph for node classification, got ratings and trust of users: "
-            "recommendation data holds no node labels"
+            f"{path}: expected both ratings and trust of users, got one of them: trust may be "
+            "empty, of shape (0, 2)"
         )
     whole = "x" in keys or keys.issuperset(_SPARSE) or keys.issuperset(_ATTRIBUTES)
     features = whole or not keys & {*_SPARSE, *_ATTRIBUTES}

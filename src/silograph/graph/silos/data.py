@@ -97,6 +97,7 @@ class Silo:
             name=self.name,
             split=self.split,
             class_names=self.class_names,
+            feature_names=self.feature_names,
         )
 
     @property
@@ -279,6 +280,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
         silo=holder,
         silo_names=silos.ids,
         class_names=first.class_names,
+        feature_names=first.feature_names,
     )
     nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
     partition = Partition(silos.ids, nodes, n, "silo")

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,21 @@ from silograph.graph.block.halo import connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
 from silograph.graph.partition.partition import Partition
+from silograph.graph.rating_pairs import pairs_among
 from silograph.graph.read.arrays import PARTS
+from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import FORMATS, pyarrow
 from silograph.graph.silos.read import FEDERATION
-from silograph.graph.silos.spec import CROSS, EDGES, FEATURES, NODES, SECRET, SPEC
+from silograph.graph.silos.spec import (
+    CROSS,
+    EDGES,
+    FEATURES,
+    NODES,
+    RATINGS,
+    SECRET,
+    SPEC,
+    TRUST,
+)
 
 Columns = Mapping[str, np.ndarray]
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -68,7 +79,7 @@ def write_silos(
         try:
             for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
                 (making / name).mkdir()
-                _write(making / name, columns, format)
+                _write(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
                 _text(making / name / SPEC, _spec(graph, silo))
                 if secret is not None:
@@ -109,6 +120,12 @@ def _folders(ids: tuple[str, ...]) -> list[str]:
 
 def _spec(graph: Graph, name: str) -> str:
     """Return the text of a silo.toml."""
+    if graph.task == "rating":
+        low, high = float(graph.y.nan_to_num(torch.inf).min()), float(graph.y.nan_to_num().max())
+        return (
+            f'name = {toml_value(name)}\ntask = "rating"\n'
+            f"scale = [{min(low, SCALE[0])}, {max(high, SCALE[1])}]\n"
+        )
     names = ", ".join(toml_value(label) for label in graph.class_names)
     integer = np.issubdtype(graph.node_id.dtype, np.integer)
     return (
@@ -123,7 +140,10 @@ def _spec(graph: Graph, name: str) -> str:
 
 def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[str, Columns]]:
     """Yield the columns of every silo's tables."""
-    if graph.task == "node_value":
+    if graph.task == "rating":
+        yield from _rating_tables(graph, partition, split)
+        return
+    if graph.has_numbers:
         raise DataError(
             "expected classes or label bits to write as silos' folders, got numbers to predict: a "
             "regression runs in simulation only"
@@ -163,6 +183,36 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
         }
 
 
+def _rating_tables(
+    graph: Graph, partition: Partition, split: Split
+) -> Iterator[dict[str, Columns]]:
+    """Yield the columns of every silo's tables of ratings and trust."""
+    assert isinstance(graph.x, Tensor)  # the kinds of nodes
+    pairs = pairs_among(graph.x, graph.adj)
+    name = np.array([key[len("u:") :] for key in graph.node_id.tolist()])
+    user = graph.x[:, 0] > 0
+    row, column = graph.edge_index
+    trusting = user[row] & user[column] & (row < column)
+    row, column = row[trusting], column[trusting]
+    for held in partition.nodes:
+        here = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        here[held] = True
+        mine = here[pairs.row]
+        rows, both = pairs.row[mine], here[row] & here[column]
+        yield {
+            RATINGS: {
+                "user": name[pairs.user[mine].numpy()],
+                "item": name[pairs.item[mine].numpy()],
+                "rating": graph.y[rows].numpy(),
+                "split": _parts(split, rows),
+            },
+            TRUST: {
+                "truster": name[row[both].numpy()],
+                "trustee": name[column[both].numpy()],
+            },
+        }
+
+
 def _labels(graph: Graph, nodes: Tensor) -> dict[str, np.ndarray]:
     """Return one column of labels, or one for each label bit."""
     y = graph.y[nodes].numpy()
@@ -196,23 +246,26 @@ def _features(graph: Graph, nodes: Tensor) -> dict[str, np.ndarray]:
     }
 
 
-def _as_table(features: Columns) -> Columns:
+def _as_table(features: Columns, names: Sequence[str]) -> Columns:
     """Return features as the columns of a table with keys."""
     id = features["id"]
     if "x" in features:
-        return {"id": id, **{f"f{i}": column for i, column in enumerate(features["x"].T)}}
+        plain = "id" in names or any(name != name.strip() for name in names)
+        if not names or plain:
+            names = [f"f{i}" for i in range(features["x"].shape[1])]
+        return {"id": id, **dict(zip(names, features["x"].T, strict=True))}
     row = np.repeat(np.arange(len(id)), np.diff(features["x_indptr"]))
     return {"id": id[row], "feature": features["x_indices"], "value": features["x_data"]}
 
 
-def _write(folder: Path, tables: Mapping[str, Columns], format: str) -> None:
+def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequence[str]) -> None:
     for stem, columns in tables.items():
         file = folder / f"{stem}.{format}"
         if format == "npz":
             kept = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
             np.savez(file, allow_pickle=False, **kept)
             continue
-        table = _as_table(columns) if stem == FEATURES else columns
+        table = _as_table(columns, names) if stem == FEATURES else columns
         if format == "csv":
             _text(file, _csv(table))
         else:

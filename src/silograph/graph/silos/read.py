@@ -7,6 +7,11 @@ features        id and one column a feature; sparse: id, feature, value; absent 
 edges           source, target: internal edges
 cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there
 
+A silo with `task = "rating"` has two tables in place of these:
+
+ratings         user, item, rating; perhaps split, and others that are not used
+trust           truster, trustee: users of the silo; may be absent
+
 A table is a .csv, .npz or .parquet file.
 """
 
@@ -23,6 +28,7 @@ from silograph.core.errors import DataError, unknown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.ratings import ratings
 from silograph.graph.read.tables import FORMATS, Table, read_table
 from silograph.graph.silos.data import CrossEdges, Silo, Silos
 from silograph.graph.silos.features import read_features
@@ -32,7 +38,9 @@ from silograph.graph.silos.spec import (
     FEATURES,
     IN_TOML,
     NODES,
+    RATINGS,
     SPEC,
+    TRUST,
     SiloSpec,
     only,
     read_spec,
@@ -54,7 +62,10 @@ def is_silos(path: Path) -> bool:
 
 def silos_files(path: Path) -> list[Path]:
     """Return the files that `read_silos` may read, ascending; silos may keep others there."""
-    names = [SPEC, *(f"{s}{e}" for s in (NODES, FEATURES, EDGES, CROSS) for e in FORMATS)]
+    names = [
+        SPEC,
+        *(f"{s}{e}" for s in (NODES, FEATURES, EDGES, CROSS, RATINGS, TRUST) for e in FORMATS),
+    ]
     found = [path / FEDERATION, *(file for name in names for file in path.glob(f"*/{name}"))]
     return sorted(file for file in found if file.is_file())
 
@@ -116,6 +127,8 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     if not path.is_dir():
         raise DataError(f"expected the folder of a silo, got {path}: no such folder")
     spec = read_spec(path / SPEC)
+    if spec.task == "rating":
+        return _rating_silo(path, spec)
     nodes = read_table(_file(path, NODES))
     label = ["label"]
     if spec.task == "multilabel":
@@ -137,6 +150,27 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         split=masks,
         adj=_internal(read_table(_file(path, EDGES)), spec, place),
         cross=_cross(read_table(_file(path, CROSS)), spec, place),
+    )
+
+
+def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
+    """Return a silo of its tables of ratings and, if it has one, of trust."""
+    trust = _file(path, TRUST) if _files(path, TRUST) else None
+    graph = ratings(
+        _file(path, RATINGS), trust=trust, scale=spec.scale, repeated="refuse", unrated="drop"
+    )
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Silo(
+        name=spec.name,
+        node_id=graph.node_id,
+        x=graph.x,
+        y=graph.y,
+        num_classes=1,
+        class_names=(),
+        feature_names=(),
+        split=graph.split,
+        adj=graph.adj,
+        cross=CrossEdges(nothing, nothing, (), np.array([], dtype=np.str_)),
     )
 
 

@@ -19,6 +19,8 @@ COLUMNS = (
     *("id", "label", "split", "feature", "value"),
     *("source", "target", "own", "silo", "remote"),
 )
+RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
+OF_RATINGS = {"features": 2, "classes": 1}  # whether a node is a user or an item; one number
 IN_TOML = f"say so under [columns] of {SPEC}"
 
 
@@ -31,19 +33,22 @@ class SiloSpec:
         features: number of features of a node; 0: there is no table of features.
         classes: the label set: names in their order, or how many numbers from 0.
         task: `multiclass`, or `multilabel` with a column of 0 and 1 for each of the classes:
-            label_0, label_1, ...
+            label_0, label_1, ...; or `rating`, with tables of ratings and trust in place of nodes
+            and edges.
         keys: `text`, or `integer` for keys that count as numbers in random draws.
         sparse: whether features are given, and held, as the entries that are not 0.
         columns: what a table calls a column that has another name here.
+        scale: least and largest rating.
     """
 
     name: Annotated[str, Field(min_length=1)]
     features: Annotated[int, Field(ge=0, lt=2**31)]
     classes: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
-    task: Literal["multiclass", "multilabel"] = "multiclass"
+    task: Literal["multiclass", "multilabel", "rating"] = "multiclass"
     keys: Literal["text", "integer"] = "text"
     sparse: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    scale: tuple[float, float] = (1.0, 5.0)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -83,6 +88,8 @@ def read_spec(path: Path) -> SiloSpec:
         DataError: names the file, and the key.
     """
     values = read_toml(path)
+    if values.get("task") == "rating":
+        values = {**OF_RATINGS, **values}
     for name in ("name", "features", "classes"):
         if name not in values:
             raise DataError(
@@ -93,6 +100,12 @@ def read_spec(path: Path) -> SiloSpec:
         spec = checked(SiloSpec, values, SPEC)
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from None
+    told = {name: getattr(spec, name) for name in OF_RATINGS}
+    if spec.task == "rating" and (told != OF_RATINGS or spec.columns or spec.sparse):
+        raise DataError(
+            f"{path}: expected name, task and perhaps scale of a silo with ratings, got more: drop "
+            "it, its tables have columns of these names"
+        )
     for name in spec.columns:
         if name not in COLUMNS and not name.startswith("label_"):
             raise DataError(f"{path}: {unknown('column under [columns]', name, COLUMNS)}")

@@ -147,19 +147,20 @@ def as_matrix(scales: Scales, adj: CSR, degree: Tensor, own: Tensor | None) -> C
 
 
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
-    """Return post * (A @ (pre * z)) + own * z, (n, O)."""
+    """Return post * (A @ (pre * z)) + own * z, (n, O); `beside` is added to what A gives."""
     pre, post = scales.before(messages.sender), scales.after(messages.receiver)
     own = scales.itself(messages.receiver)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
     report_rows(messages.off, width * passes * ((post is not None) + 2 * (own is not None)))
-    if messages.own is None:
+    if messages.own is None and messages.beside is None:
         matrix = operator(scales, messages)
         # Scales on both sides are the same up to a factor.
         alike = messages.symmetric and (pre is None) == (post is None)
         return sparse_product(matrix, z, symmetric=alike)
     s = sparse_product(messages.adj, z if pre is None else pre * z)
+    s = s if messages.beside is None else s + messages.beside
     s = s if post is None else post * s
     return s if own is None else s + own * messages.own_of(z)
 

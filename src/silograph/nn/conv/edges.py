@@ -24,6 +24,7 @@ class Messages:
         own: (r,) int64 where a row that hears is among those that send; None: the same rows.
         sender_off: (C + 1,) rows of each client that send.
         off: (C + 1,) rows of each client that hear.
+        beside: (r, O) sums over neighbors that other silos hold, scaled by those; None: none.
         operators: what `operator` has worked out, by convolution.
     """
 
@@ -34,6 +35,7 @@ class Messages:
     own: Tensor | None
     sender_off: Tensor
     off: Tensor
+    beside: Tensor | None = None
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:

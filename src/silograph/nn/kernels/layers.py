@@ -131,6 +131,80 @@ def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> 
 
 
 @compiled
+def mapped(shape: ModelShape, layer: int, s: Scratch) -> tuple[Array, Array]:
+    """Return the memory of a layer's mapped rows (m, D), and of own rows (left, D) where rooted."""
+    width, left = shape.width[layer + 1], s.m[layer + 1] * (shape.form[layer] == ROOTED)
+    return table(s.z, 0, s.m[layer], width), table(s.self_z, 0, left, width)
+
+
+@compiled
+def map_rows(
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    layer: int,
+    k: int,
+    drawn: bool,
+    x_col: Array,
+    w: Weights,
+    s: Scratch,
+) -> None:
+    """Fill `mapped` with what enters a layer, times its matrix, and its second one where rooted."""
+    z, own = mapped(shape, layer, s)
+    rooted = shape.form[layer] == ROOTED
+    if layer == 0:
+        map_first(rows, x, k, drawn, x_col, w.first, z, s)
+        if rooted:
+            map_first(rows, x, k, drawn, x_col, w.second, own, s)
+        return
+    inputs, width = shape.width[layer], shape.width[layer + 1]
+    h = entering(shape, layer, s.m[layer], s)
+    np.dot(h, table(w.flat, shape.place[layer, 0], inputs, width), z)
+    if rooted:
+        np.dot(h[: own.shape[0]], table(w.flat, shape.place[layer, 1], inputs, width), own)
+
+
+@compiled
+def sum_rows(
+    rows: RowArrays,
+    shape: ModelShape,
+    layer: int,
+    k: int,
+    drawn: bool,
+    flat: Array,
+    out: Array,
+    s: Scratch,
+) -> None:
+    """Fill `out` (left, D) with bias, own row, and the sum over neighbors of a layer's `mapped`."""
+    z, own = mapped(shape, layer, s)
+    a, form, m, left = rows.off[k], shape.form[layer], z.shape[0], out.shape[0]
+    bias = shape.place[layer, 2]
+    begin(
+        rows.own if form == SUM else rows.own[:0],
+        a,
+        s.nodes,
+        flat[bias : bias + out.shape[1]],
+        own if form == ROOTED else z,
+        out,
+    )
+    if form == LINEAR:
+        return
+    if drawn:
+        ptr = s.ptr[layer]
+        add_sum(ptr[:left], ptr[1 : left + 1], s.col, s.value, z, out)
+    else:
+        add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.value, z, out)
+
+
+@compiled
+def rectify(out: Array) -> None:
+    """Set what is negative to 0, in place."""
+    zero, flat = out.dtype.type(0), out.reshape(-1)
+    for i in range(flat.shape[0]):
+        flat[i] = max(flat[i], zero)
+
+
+@compiled
 def forward(
     rows: RowArrays,
     x: InputArrays,
@@ -157,46 +231,19 @@ def forward(
         dropping: whether hidden activations are dropped.
         s: the thread's memory.
     """
-    a, last = rows.off[k], shape.layers - 1
+    last = shape.layers - 1
     gather(rows, x, k, drawn, s)
     for layer in range(shape.layers):
-        inputs, width, form = shape.width[layer], shape.width[layer + 1], shape.form[layer]
-        at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
-        m, left = s.m[layer], s.m[layer + 1]
-        z, own = table(s.z, 0, m, width), table(s.self_z, 0, left * (form == ROOTED), width)
+        left = s.m[layer + 1]
         out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)
-        if layer == 0:
-            map_first(rows, x, k, drawn, x_col, w.first, z, s)
-            if form == ROOTED:
-                map_first(rows, x, k, drawn, x_col, w.second, own, s)
-        else:
-            h = entering(shape, layer, m, s)
-            np.dot(h, table(w.flat, at, inputs, width), z)
-            if form == ROOTED:
-                np.dot(h[:left], table(w.flat, at_self, inputs, width), own)
-        begin(
-            rows.own if form == SUM else rows.own[:0],
-            a,
-            s.nodes,
-            w.flat[at_bias : at_bias + width],
-            own if form == ROOTED else z,
-            out,
-        )
-        if form == LINEAR:
-            pass
-        elif drawn:
-            ptr = s.ptr[layer]
-            add_sum(ptr[:left], ptr[1 : left + 1], s.col, s.value, z, out)
-        else:
-            add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.value, z, out)
+        map_rows(rows, x, shape, layer, k, drawn, x_col, w, s)
+        sum_rows(rows, shape, layer, k, drawn, w.flat, out, s)
         if layer < last:
-            zero, layer_key = out.dtype.type(0), fold(fold(key, _DROPOUT), layer + 1)
-            flat = out.reshape(-1)
-            for i in range(flat.shape[0]):
-                flat[i] = max(flat[i], zero)
+            rectify(out)
             if dropping:
+                layer_key = fold(fold(key, _DROPOUT), layer + 1)
                 for i in range(left):
-                    drop(out, i, rows.row_key[a + s.nodes[i]], layer_key, shape, s)
+                    drop(out, i, rows.row_key[rows.off[k] + s.nodes[i]], layer_key, shape, s)
 
 
 @compiled

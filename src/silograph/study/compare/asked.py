@@ -22,7 +22,8 @@ class Asked:
         baseline: the method that others are tested against; None for the best one.
         metric: the score; None for the one that picks the rounds of the runs.
         view: view of the paired test; `own` for the one that each method is about.
-        test: `t` or `wilcoxon`.
+        test: `t`, `resampled`, `wilcoxon`, or `auto`: resampled where every seed splits one graph
+            anew, else t.
     """
 
     methods: tuple[str, ...]
@@ -32,4 +33,4 @@ class Asked:
     baseline: str | None = None
     metric: str | None = None
     view: str = "own"
-    test: Test = "t"
+    test: Test = "auto"

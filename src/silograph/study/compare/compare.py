@@ -47,7 +47,7 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     view: str = "own",
-    test: Test = "t",
+    test: Test = "auto",
     processes: int | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: str = "none",
@@ -71,10 +71,11 @@ def compare(
         options: options of methods, by method: `{"fedopt": {"server_lr": 0.01}}`.
         baseline: the method that others are tested against; None for the best in the tables.
         metric: the score that is compared, and that picks each run's best round; None is that of
-            the task. `auc` is compared, but picks no round: validation nodes do not have it.
+            the task.
         view: of the paired test: server, uncut, personalized, or own: the view that each method
             is about.
-        test: `t` or `wilcoxon`.
+        test: `t` (Student), `resampled` (corrected for splits of one graph that overlap),
+            `wilcoxon`, or `auto`: resampled where every seed splits the graph anew, else t.
         processes: runs at the same time, each in a process of its own; None for as many as there
             are cores for their threads, 0 for this process alone, as where methods or models are
             values.
@@ -104,7 +105,7 @@ def compare(
         call.options,
     )
     base, _ = asked_run(call.graph, config, given)
-    if metric is not None and metric_of(metric).validation:
+    if metric is not None:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
     check_some_have({*given, *asked.over}, base, asked.over)

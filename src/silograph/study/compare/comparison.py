@@ -15,7 +15,14 @@ from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
 from silograph.study.cells import LASTING, Cell, Line, metric_in
 from silograph.study.compare.asked import Asked, ComparisonRow
-from silograph.study.compare.paired_statistics import Paired, holm, paired, power_of
+from silograph.study.compare.paired_statistics import (
+    Paired,
+    Test,
+    holm,
+    overlap_of,
+    paired,
+    power_of,
+)
 from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
@@ -23,6 +30,11 @@ if TYPE_CHECKING:
 
 VIEW_CHOICES = ("own", *VIEWS)
 COSTS = ("bytes", "flops", "seconds", "peak_memory_bytes", "best_round", "local_bias")
+TEST_NAMES = {
+    "t": "Student's paired t-test",
+    "resampled": "Student's paired t-test, corrected for splits that overlap (Nadeau and Bengio)",
+    "wilcoxon": "Wilcoxon's signed ranks",
+}
 Point = tuple[Scalar, ...]  # values of the keys that are varied
 
 
@@ -96,15 +108,42 @@ class Comparison:
         }
         reference = asked.baseline or _best(scores, metric)
         tests: dict[str, Paired] = {}
+        test, overlap = self._test(point)
         for method in asked.methods:
             if reference is not None and method != reference:
                 shared = sorted(scores[method].keys() & scores[reference].keys())
                 ours, theirs = ([scores[m][s] for s in shared] for m in (method, reference))
-                tests[method] = paired(ours, theirs, asked.test)
+                tests[method] = paired(ours, theirs, test, overlap)
         adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
         for row in rows:
             row |= _tested(reference, tests.get(row["method"]), adjusted.get(row["method"]))
         return rows
+
+    def _test(self, point: Point) -> tuple[Test, float]:
+        """Return the test at values of what is varied, and how far its seeds' splits overlap."""
+        config = next(cell.config for cell in self.cells if self._point(cell) == point)
+        overlap = overlap_of(config.split, config.split_seed)
+        if self.asked.test == "auto":
+            return ("t", 0.0) if overlap is None else ("resampled", overlap)
+        return self.asked.test, overlap or 0.0
+
+    def _test_notes(self) -> list[str]:
+        """Return which test is printed, and what so many seeds can show."""
+        asked = self.asked
+        view = "the view that each is about" if asked.view == "own" else f"the {asked.view} view"
+        points = dict.fromkeys(self._point(cell) for cell in self.cells)
+        tests = dict.fromkeys(self._test(point) for point in points)
+        notes = [
+            f"paired test: {TEST_NAMES[test]}, two-sided, seed by seed, in {view}"
+            for test in dict.fromkeys(test for test, _ in tests)
+        ]
+        redrawn = any(overlap for _, overlap in tests)
+        if redrawn and asked.test in ("t", "wilcoxon"):
+            notes.append(
+                "every seed splits the graph anew, and such splits overlap: p-values are too "
+                "small; --test resampled corrects this"
+            )
+        return notes + [power_of(len(asked.seeds), *test) for test in tests]
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -204,12 +243,10 @@ class Comparison:
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         asked = self.asked
-        view = "the view that each is about" if asked.view == "own" else f"the {asked.view} view"
         spread = "mean ± sample standard deviation over seeds"
         shown = " and ".join(_in_words(metric) for metric in self.metrics)
         notes = [f"{spread}, {shown}; * best mean of its view"]
-        name = "Student's paired t-test" if asked.test == "t" else "Wilcoxon's signed ranks"
-        notes.append(f"paired test: {name}, two-sided, seed by seed, in {view}")
+        notes += self._test_notes()
         ways = self._ways()
         if len(ways) > 1:
             each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())
@@ -219,7 +256,6 @@ class Comparison:
                 "the reference is the best mean of the same scores, which favors it: p-values are "
                 "too small; name a baseline to avoid that"
             )
-        notes.append(power_of(len(asked.seeds), asked.test))
         notes += [
             f"{' and '.join(names)} have the same scores and losses in every round: with these "
             "settings they are the same method"

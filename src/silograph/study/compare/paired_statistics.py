@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from silograph.core.errors import ConfigError
+from silograph.graph.partition.split import parse_ratios
 
-Test = Literal["t", "wilcoxon"]
-TESTS = ("t", "wilcoxon")
+Test = Literal["auto", "t", "resampled", "wilcoxon"]
+TESTS = ("auto", "t", "resampled", "wilcoxon")
 LEVEL = 0.95
 DIGITS = 12  # of a difference that are no rounding
 MOST_EXACT = 9_999  # sign patterns that are gone through; above, scipy draws so many
@@ -39,8 +40,15 @@ class Paired:
     p: float | None
 
 
-def paired(ours: Sequence[float], theirs: Sequence[float], test: Test = "t") -> Paired:
+def paired(
+    ours: Sequence[float], theirs: Sequence[float], test: Test = "t", overlap: float = 0.0
+) -> Paired:
     """Compare two methods on the same seeds.
+
+    Seeds that split one graph anew share nodes, so their differences are not independent, and
+    Student's variance of their mean, s^2 / n, is too small. `resampled` takes
+    s^2 (1 / n + test nodes / other nodes): C. Nadeau and Y. Bengio, "Inference for the
+    Generalization Error", Machine Learning 52, 2003, section 3.
 
     >>> result = paired([0.8, 0.9, 0.7], [0.7, 0.7, 0.4])
     >>> round(result.mean, 3), round(result.p, 4)
@@ -49,37 +57,61 @@ def paired(ours: Sequence[float], theirs: Sequence[float], test: Test = "t") -> 
     Args:
         ours: (n,) scores of one method, by seed.
         theirs: (n,) scores of the other, in the same order.
-        test: `t` (Student, differences about normal) or `wilcoxon` (signed ranks, exact).
+        test: `t` (Student, differences about normal), `resampled` (the same, corrected for splits
+            that overlap) or `wilcoxon` (signed ranks, exact).
+        overlap: of `resampled`: test nodes over those that train or validate; see `overlap_of`.
 
     Raises:
         ConfigError: another test.
     """
-    if test not in TESTS:
-        raise ConfigError(f"expected test t or wilcoxon, got {test!r}")
+    if test not in TESTS[1:]:
+        raise ConfigError(f"expected test t, resampled or wilcoxon, got {test!r}")
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     n = len(differences)
     if n < 2:
         return Paired(n, differences[0] if n else None, None, None, None)
     mean, spread = statistics.mean(differences), statistics.stdev(differences)
-    half = half_width(n) * spread
-    p = _t(n, mean, spread) if test == "t" else _wilcoxon(differences)
+    extra = overlap if test == "resampled" else 0.0
+    half = half_width(n, extra) * spread
+    p = _wilcoxon(differences) if test == "wilcoxon" else _t(n, mean, spread, extra)
     return Paired(n, mean, mean - half, mean + half, p)
 
 
-def half_width(n: int) -> float:
+def half_width(n: int, overlap: float = 0.0) -> float:
     """Return half the 95 % interval of a mean of n values, in standard deviations of the values."""
     from scipy import stats
 
-    return float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) / math.sqrt(n)
+    return float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * math.sqrt(1 / n + overlap)
 
 
-def _t(n: int, mean: float, spread: float) -> float | None:
+def overlap_of(split: str, split_seed: int | None) -> float | None:
+    """Return test nodes over those that train or validate, of splits that every seed draws anew.
+
+    Validation nodes choose the round, so they are of what a run learns from.
+
+    >>> round(overlap_of("0.2/0.4/0.4", None), 3), overlap_of("public", None)
+    (0.667, None)
+
+    Args:
+        split: the run's split.
+        split_seed: the seed that all runs split by; None: each run's own.
+
+    Returns:
+        None where all seeds have one split, or nothing but test nodes is left.
+    """
+    if split_seed is not None or split in ("public", "full"):
+        return None
+    train, val, test = parse_ratios(split)
+    return test / (train + val) if train + val > 0 else None
+
+
+def _t(n: int, mean: float, spread: float, overlap: float) -> float | None:
     """Return the p-value of Student's paired test; None where all differences are the same."""
     from scipy import stats
 
     if spread <= 1e-12 * abs(mean):
         return 1.0 if mean == 0 else None
-    return float(2 * stats.t.sf(abs(mean) / spread * math.sqrt(n), n - 1))
+    return float(2 * stats.t.sf(abs(mean) / (spread * math.sqrt(1 / n + overlap)), n - 1))
 
 
 def _wilcoxon(differences: Sequence[float]) -> float:
@@ -113,13 +145,14 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def power_of(n: int, test: Test) -> str:
+def power_of(n: int, test: Test, overlap: float = 0.0) -> str:
     """Return in a sentence what n seeds can show."""
     if n < 2:
         return f"{n} seed: no spread and no test; give at least 2, better 5 to 10"
     if test == "wilcoxon":
         return f"{n} seeds: the smallest p-value that signed ranks can give is {2 / 2**n:.3g}"
+    least = f"{half_width(n, overlap):.2f}"
     return (
-        f"{n} seeds: a difference shows at the 5 % level only above {half_width(n):.2f} standard "
+        f"{n} seeds: a difference shows at the 5 % level only above {least} standard "
         "deviations of the differences, and a p-value rests on their being about normal"
     )

@@ -112,11 +112,8 @@ def tune(
         held, base = cut_for_studies(held, call.partition, base)
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
-    given = checked_mapping("ranges", ranges)
-    fixed, others = given_keys(options, base, own), part_options(base, own)
-    asked = None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
-    given = {key_of(key, base, own): values for key, values in given.items()}
-    space = replace(space, ranges=chosen_ranges(space.method, asked, given, fixed, others))
+    fixed = given_keys(options, base, own)
+    space = _with_ranges(space, keys, ranges, fixed)
     if keys is None and progress != "none":
         _tell_fixed(space, fixed)
     check_ends(space, options)
@@ -124,6 +121,20 @@ def tune(
     at_once = check_processes(processes, base.threads, own.names)
     how = How(at_once, progress, test=False, until=until)
     return _searched(space, trials, how, None if out is None else Path(out))
+
+
+def _with_ranges(
+    space: Space,
+    keys: Sequence[str] | None,
+    ranges: Mapping[str, Range | str] | None,
+    fixed: Collection[str],
+) -> Space:
+    """Return the space with what is tuned: `keys`, or all with a range that are not fixed."""
+    base, own, given = space.base, space.own, checked_mapping("ranges", ranges)
+    asked = None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
+    given = {key_of(key, base, own): values for key, values in given.items()}
+    found = chosen_ranges(space.method, asked, given, fixed, part_options(base, own))
+    return replace(space, ranges=found)
 
 
 def check_numbers(trials: object, max_minutes: object, search_seed: object) -> None:

@@ -1,0 +1,391 @@
+"""Which clients take part: every selector on PubMed with 100 clients, by bytes, work and time.
+
+Controls of the bandit: uniform and round-robin at its own mean participation, its two ablations,
+and uniform with fixed shares, the best of which is the best fixed number.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+from silograph.core.config import Scalar
+from silograph.experiment.markdown import markdown_table
+from silograph.experiment.report.figures import size_text
+from silograph.study.cells import Cell, Line
+from silograph.study.reproduce.plots import Curves
+from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
+
+CUTS: dict[str, dict[str, Any]] = {
+    "Dirichlet .1": {"partition": "dirichlet", "alpha": 0.1},
+    "METIS": {"partition": "metis"},
+}
+SEEDS = (0, 1, 2)
+CLIENTS, CHOSEN = 100, 25
+CLOCKS = {
+    "lognormal": {"speeds": "lognormal", "links": "10:0.05"},
+    "equal": {"speeds": "equal", "links": "10:0.05"},
+    "one slow link in ten": {"speeds": "equal", "links": ",".join(["10:0.05"] * 9 + ["1:0.2"])},
+}
+FIRST = "lognormal"  # the clock of the main tables
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "dataset": "pubmed",
+    "split": "0.2/0.4/0.4",
+    "largest_component": False,
+    "normalize": "none",
+    "clients": CLIENTS,
+    "model": "gcn",
+    "layers": 2,
+    "hidden": 128,
+    "dropout": 0.5,
+    "method": "fedopt",
+    "rounds": 300,
+    "local_epochs": 1,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "weight_decay": 5e-4,
+    "momentum": 0.0,
+    "keep_optimizer": False,
+    "eval_every": 5,
+}
+SERVER: dict[str, Scalar] = {
+    "server_optimizer": "adam",
+    "server_lr": 0.01,
+    "server_beta1": 0.9,
+    "server_beta2": 0.99,
+    "server_relative_tau": 0.1,
+}
+SOME: dict[str, Scalar] = {"selector.clients": CHOSEN}
+BANDIT: dict[str, Scalar] = {"selector.arms": 10}
+ALL, UCB = "all", "ucb"
+SAME, TURN = "uniform, ucb's mean", "round-robin, ucb's mean"
+SELECTORS: dict[str, tuple[str, dict[str, Scalar]]] = {
+    ALL: ("all", {}),
+    UCB: ("ucb", BANDIT),
+    "ucb, number only": ("ucb", BANDIT | {"selector.level": "number"}),
+    "ucb, clients only": ("ucb", BANDIT | {"selector.level": "clients"}),
+    "power_of_choice 25": ("power_of_choice", SOME),
+    "oort 25": ("oort", SOME),
+    "harmony 25": ("harmony", SOME),
+    "round_robin 25": ("round_robin", SOME),
+    **{
+        f"uniform {round(100 * share)}": ("uniform", {"selector.participation": share})
+        for share in (0.05, 0.1, 0.25, 0.5)
+    },
+}
+TIMED = (ALL, UCB, "oort 25", "harmony 25", "uniform 25")  # with the other clocks, too
+SHARES = (0.25, 0.5, 0.75, 0.9)  # of the way from the first weights to full participation's best
+BUDGETS = (0.1, 0.25, 0.5)  # of the bytes of full participation
+Cost = Callable[[Line], Sequence[float]]
+
+
+@cache
+def cell_of(
+    cut: str,
+    name: str,
+    selector: str,
+    options: tuple[tuple[str, Scalar], ...],
+    seed: int,
+    clock: str,
+) -> Cell:
+    """Return a cell."""
+    labels: dict[str, Scalar] = {"cut": cut, "selector": name, "seed": seed, "clock": clock}
+    own = {**SERVER, **dict(options)}
+    return cell(
+        labels, **PROTOCOL | CUTS[cut] | CLOCKS[clock], selector=selector, options=own, seed=seed
+    )
+
+
+def run_of(cut: str, name: str, seed: int, clock: str = FIRST) -> Cell:
+    """Return the cell of a selector that needs no other cell."""
+    selector, options = SELECTORS[name]
+    return cell_of(cut, name, selector, tuple(options.items()), seed, clock)
+
+
+@cache
+def start_of(cut: str, seed: int) -> Cell:
+    """Return the cell that scores the first weights: one round whose step is next to nothing."""
+    labels: dict[str, Scalar] = {"cut": cut, "selector": "start", "seed": seed, "clock": FIRST}
+    own = {**SERVER, "server_lr": 1e-12}
+    rest = PROTOCOL | CUTS[cut] | CLOCKS[FIRST] | {"rounds": 1, "eval_every": 1}
+    return cell(labels, **rest, selector="all", options=own, seed=seed)
+
+
+def mean_share(found: Found, cut: str, seed: int) -> float | None:
+    """Return the mean share of clients that the bandit has selected, None before it has run."""
+    lines = [found.any(run_of(cut, name, seed)) for name in (UCB, ALL)]
+    sizes = [line["bytes"]["by_kind"]["weights"] for line in lines if line and "error" not in line]
+    return round(sizes[0] / sizes[1], 2) if len(sizes) == 2 else None
+
+
+def control_of(found: Found, cut: str, name: str, seed: int) -> Cell | None:
+    """Return the cell of a control at the bandit's mean participation; None: not known yet."""
+    share = mean_share(found, cut, seed)
+    if share is None:
+        return None
+    if name == SAME:
+        return cell_of(cut, name, "uniform", (("selector.participation", share),), seed, FIRST)
+    clients = max(1, round(share * CLIENTS))
+    return cell_of(cut, name, "round_robin", (("selector.clients", clients),), seed, FIRST)
+
+
+def any_run(found: Found, cut: str, name: str, seed: int) -> Cell | None:
+    """Return the cell of a row of the tables."""
+    if name in (SAME, TURN):
+        return control_of(found, cut, name, seed)
+    return run_of(cut, name, seed)
+
+
+def cells(found: Found) -> list[Cell]:
+    """Return all cells; what decides the first sentence comes first."""
+    wanted: list[Cell | None] = []
+    for seed in SEEDS:
+        for cut in CUTS:
+            wanted += [start_of(cut, seed), run_of(cut, ALL, seed), run_of(cut, UCB, seed)]
+            wanted.append(control_of(found, cut, SAME, seed))
+    for seed in SEEDS:
+        for cut in CUTS:
+            wanted += [run_of(cut, name, seed) for name in SELECTORS if name not in (ALL, UCB)]
+            wanted.append(control_of(found, cut, TURN, seed))
+    clocks = [clock for clock in CLOCKS if clock != FIRST]
+    wanted += [run_of(cut, name, 0, c) for cut, name, c in product(CUTS, TIMED, clocks)]
+    return [each for each in wanted if each is not None]
+
+
+def training_bytes(line: Line) -> list[float]:
+    """Return the bytes so far without evaluation, by scored round."""
+    curve = line["curve"]
+    return [a - b for a, b in zip(curve["bytes"], curve["bytes_evaluation"], strict=True)]
+
+
+def operations(line: Line) -> list[float]:
+    """Return the work so far, by scored round."""
+    return list(line["curve"]["flops"])
+
+
+def virtual(line: Line) -> list[float]:
+    """Return the virtual seconds so far, by scored round."""
+    return list(line["curve"]["virtual_seconds"])
+
+
+COSTS: dict[str, tuple[Cost, Callable[[float], str]]] = {
+    "bytes": (training_bytes, lambda v: size_text(round(v))),
+    "work, GFLOP": (operations, lambda v: f"{v / 1e9:,.0f}"),
+    "virtual seconds": (virtual, lambda v: f"{v:,.0f}"),
+}
+
+
+def cost_to(line: Line, level: float, cost: Cost) -> float | None:
+    """Return what a run had taken when its test accuracy first reached a level; None: never."""
+    for value, spent in zip(line["curve"]["test"], cost(line), strict=True):
+        if value is not None and value >= level:
+            return float(spent)
+    return None
+
+
+def within(line: Line, limit: float) -> float:
+    """Return the test accuracy of the best round by validation whose bytes are within a limit."""
+    rows = zip(line["curve"]["val"], line["curve"]["test"], training_bytes(line), strict=True)
+    kept = [(val, test) for val, test, spent in rows if spent <= limit]
+    return max(kept)[1] if kept else float("nan")
+
+
+def levels(found: Found, cut: str, seed: int) -> list[float]:
+    """Return the test accuracies that stand for `SHARES`; none before they are known."""
+    start, whole = found.any(start_of(cut, seed)), found.any(run_of(cut, ALL, seed))
+    if not start or not whole or "error" in start or "error" in whole:
+        return []
+    low, high = start["curve"]["test"][0], max(whole["curve"]["test"])
+    return [low + share * (high - low) for share in SHARES]
+
+
+def rows_of(found: Found, cut: str, value: Callable[[Line, int], list[float | None]]) -> Any:
+    """Yield each selector with the mean of a run's values over the seeds that have all."""
+    for name in (*SELECTORS, SAME, TURN):
+        seeds = []
+        for seed in SEEDS:
+            place = any_run(found, cut, name, seed)
+            line = None if place is None else found.any(place)
+            if line is not None and "error" not in line and levels(found, cut, seed):
+                seeds.append(value(line, seed))
+        if seeds:
+            means = [
+                None if None in column else statistics.mean(v for v in column if v is not None)
+                for column in zip(*seeds, strict=True)
+            ]
+            yield name, len(seeds), means
+
+
+def cost_table(found: Found, cut: str, unit: str) -> str:
+    """Return what each selector takes to the levels."""
+    cost, text = COSTS[unit]
+
+    def value(line: Line, seed: int) -> list[float | None]:
+        return [cost_to(line, level, cost) for level in levels(found, cut, seed)]
+
+    heads = ["selector", "seeds", *(f"{share:.0%}" for share in SHARES)]
+    rows = [
+        [name, str(seeds), *("never" if v is None else text(v) for v in means)]
+        for name, seeds, means in rows_of(found, cut, value)
+    ]
+    return markdown_table(heads, rows)
+
+
+def score_table(found: Found, cut: str) -> str:
+    """Return mean participation, and test accuracy at equal budgets and in the end."""
+
+    def value(line: Line, seed: int) -> list[float | None]:
+        whole = found.any(run_of(cut, ALL, seed))
+        assert whole is not None  # see `levels`
+        most = training_bytes(whole)[-1]
+        budgets = [100 * within(line, share * most) for share in BUDGETS]
+        return [100 * training_bytes(line)[-1] / most, *budgets, 100 * within(line, float("inf"))]
+
+    heads = [
+        "selector",
+        "seeds",
+        "mean clients",
+        *(f"{b:.0%} of the bytes" for b in BUDGETS),
+        "end",
+    ]
+    rows = [
+        [name, str(seeds), f"{means[0]:.0f}", *(f"{v:.1f}" for v in means[1:])]
+        for name, seeds, means in rows_of(found, cut, value)
+    ]
+    return markdown_table(heads, rows)
+
+
+def pairs(found: Found) -> list[tuple[float, float | None]]:
+    """Return the bandit less uniform at equal mean participation, for every cut and seed.
+
+    That is points of test accuracy in the end, and the ratio of bytes to 90 % of the way.
+    """
+    result = []
+    for cut, seed in product(CUTS, SEEDS):
+        place = control_of(found, cut, SAME, seed)
+        lines = found.scored([] if place is None else [run_of(cut, UCB, seed), place])
+        if len(lines) == 2 and levels(found, cut, seed):
+            ends = [100 * within(line, float("inf")) for line in lines]
+            costs = [cost_to(line, levels(found, cut, seed)[-1], training_bytes) for line in lines]
+            ratio = costs[0] / costs[1] if costs[0] is not None and costs[1] is not None else None
+            result.append((ends[0] - ends[1], ratio))
+    return result
+
+
+def verdict(found: Found) -> str:
+    """Return the first sentence: whether a bandit beats uniform at equal participation."""
+    seen = pairs(found)
+    if not seen:
+        return "Whether the bandit beats uniform selection at equal participation is not known yet."
+    gains, ratios = [gain for gain, _ in seen], [r for _, r in seen if r is not None]
+    wins, mean = sum(gain > 0 for gain in gains), statistics.mean(gains)
+    spread = f" ± {statistics.stdev(gains):.2f}" if len(gains) > 1 else ""
+    sure = len(gains) > 2 and abs(mean) > 2 * statistics.stdev(gains) / len(gains) ** 0.5
+    says = ("beats" if mean > 0 else "loses to") if sure else "does not measurably differ from"
+    if len(gains) < 3:
+        says = "is not yet told apart, by too few runs, from"
+    end = f"nowhere do both get to 90 % of the way ({len(gains)} pairs)"
+    if ratios:
+        end = (
+            f"it takes {statistics.geometric_mean(ratios):.2f} times the bytes to 90 % of the way "
+            f"where both get there ({len(ratios)} of {len(gains)})"
+        )
+    return (
+        f"FedACS' bandit {says} uniform selection at its own mean participation: {mean:+.2f}"
+        f"{spread} points of test accuracy in the end ({wins} of {len(gains)} pairs of cut and "
+        f"seed above 0), and {end}."
+    )
+
+
+def clock_table(found: Found) -> str:
+    """Return virtual seconds to 90 % of the way by clock, seed 0."""
+    rows = []
+    for cut, name in product(CUTS, TIMED):
+        goal = levels(found, cut, 0)
+        texts = []
+        for clock in CLOCKS:
+            line = found.any(run_of(cut, name, 0, clock))
+            known = line is not None and "error" not in line and goal
+            spent = cost_to(line, goal[-1], virtual) if known and line else None
+            texts.append("-" if not known else "never" if spent is None else f"{spent:,.0f}")
+        rows.append([cut, name, *texts])
+    return markdown_table(["cut", "selector", *CLOCKS], rows)
+
+
+def choices(found: Found) -> Curves:
+    """Return the number of clients by round, of the bandit with seed 0."""
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    for cut in CUTS:
+        line = found.any(run_of(cut, UCB, 0))
+        if line is not None and "error" not in line:
+            lines[cut] = (line["curve"]["round"], line["curve"]["participants"])
+    return Curves("FedACS' bandit, seed 0", "round", "clients that train", lines)
+
+
+def courses(found: Found, cut: str) -> Curves:
+    """Return test accuracy by bytes, seed 0."""
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    for name in (ALL, UCB, SAME, "power_of_choice 25", "oort 25", "harmony 25", "uniform 25"):
+        place = any_run(found, cut, name, 0)
+        line = None if place is None else found.any(place)
+        if line is not None and "error" not in line:
+            megabytes = [spent / 1e6 for spent in training_bytes(line)]
+            lines[name] = (megabytes, [100 * v for v in line["curve"]["test"]])
+    return Curves(f"PubMed, 100 clients, {cut}, seed 0", "MB without evaluation", "%", lines)
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    sections = {"verdict": verdict(found), "clocks": clock_table(found)}
+    for number, cut in enumerate(CUTS):
+        parts = [f"**{cut}**\n\n{score_table(found, cut)}"]
+        parts += [f"To a share of the way, {u}:\n\n{cost_table(found, cut, u)}" for u in COSTS]
+        sections[f"cut{number}"] = "\n\n".join(parts)
+    plots = {f"selectors_cut{n}.svg": courses(found, cut) for n, cut in enumerate(CUTS)}
+    return Page(sections, {"selectors_choices.svg": choices(found), **plots})
+
+
+RECIPE = Recipe(
+    name="selection/selectors",
+    title="which clients take part: all selectors on PubMed with 100 clients",
+    cells=cells,
+    page=page,
+    text="""\
+# Which clients take part
+
+<!-- verdict -->
+<!-- verdict -->
+
+PubMed, 100 clients, FedOpt with its defaults, 300 rounds, scored every five rounds; means over the
+seeds that are there. Bytes are without evaluation. The way goes from the test accuracy of the first
+weights to the best one with all clients; `never` is not within 300 rounds of at least one seed.
+Equal budgets are shares of the bytes of full participation in 300 rounds; selectors with few
+clients end before they have spent them. The virtual clock draws speeds around 1 GFLOP/s (lognormal)
+with links of 10 MB/s and 50 ms, unless a table says otherwise; it is a model.
+
+<!-- cut0 -->
+<!-- cut0 -->
+
+<!-- cut1 -->
+<!-- cut1 -->
+
+## Virtual seconds to 90 % of the way under three clocks (seed 0)
+
+<!-- clocks -->
+<!-- clocks -->
+
+![Number of clients that the bandit chooses, by round.](selectors_choices.svg)
+
+![Test accuracy by bytes, Dirichlet .1.](selectors_cut0.svg)
+
+![Test accuracy by bytes, METIS.](selectors_cut1.svg)
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+""",
+)

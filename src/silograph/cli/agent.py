@@ -1,0 +1,52 @@
+"""`silograph train-agent`: episodes of an agent, one run after the other."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from silograph.cli.flags import FIELDS, Given, command
+from silograph.cli.hints import going_on
+from silograph.core.errors import ConfigError
+
+
+@command(
+    "train-agent",
+    [name for name in FIELDS if name not in ("checkpoint_every", "tracker")],
+    {
+        "episodes": (
+            int,
+            typer.Option(100, "--episodes", help="runs, those that are over included"),
+        ),
+        "seeds": (
+            int,
+            typer.Option(
+                5,
+                "--seeds",
+                help="partitions, splits and first weights that episodes take turns in",
+            ),
+        ),
+    },
+)
+def train_agent_command(given: Given, episodes: int, seeds: int) -> None:
+    """Train an agent that sets a method's knobs, over runs with seeds of their own."""
+    from silograph.study.train_agent import AgentTraining, train_agent
+
+    config = given.config
+    if config.out is None:
+        raise ConfigError("expected a folder for the agent, got none: give --out FOLDER")
+    if episodes < 1 or seeds < 1:
+        raise ConfigError(f"expected 1 or more episodes and seeds, got {episodes} and {seeds}")
+    out = Path(config.out)
+    with going_on(f"the same command, which goes on in {shlex.quote(config.out)}"):
+        path = train_agent(AgentTraining(config, episodes, seeds), out, told=_show)
+    typer.echo(f"written to {path}: use it with --option agent={path} --option explore=false")
+
+
+def _show(line: dict[str, Any]) -> None:
+    found = line["return"]
+    shown = "profile" if found is None else f"return {found:.3f}"
+    typer.echo(
+        f"episode {line['episode']}: {shown}, validation {line['best_validation']:.3f}", err=True
+    )

@@ -1,0 +1,65 @@
+"""An agent in a file: tensors in safetensors, read as a stranger's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from silograph.core.errors import ConfigError
+from silograph.core.files import write_atomic
+
+FORMAT = {"silograph_agent": "1"}
+
+
+def write_agent(path: Path, agent: Mapping[str, Tensor]) -> None:
+    """Write an agent, whole or not at all."""
+    tensors = {name: t.contiguous() for name, t in agent.items()}
+    write_atomic(path, safetensors.torch.save(tensors, FORMAT))
+
+
+def read_agent(path: str | Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the agent of a file.
+
+    Args:
+        path: of the file.
+        like: an agent with the names, shapes and dtypes that it must have.
+
+    Raises:
+        ConfigError: it cannot be read, or it is no agent of such knobs and clients.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}) != FORMAT:
+                raise ConfigError(f"expected an agent in {path}, got another file")
+            names = file.keys()
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            wanted = {name: tuple(t.shape) for name, t in like.items()}
+            if shapes != wanted:  # nothing is read that is larger than it may be
+                raise ConfigError(_misfit(path, shapes, wanted))
+            found = {name: file.get_tensor(name) for name in wanted}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"expected an agent in {path}, got: {error}") from None
+    for name, t in found.items():
+        if t.dtype is not like[name].dtype:
+            raise ConfigError(
+                f"expected {name} as {like[name].dtype} in the agent {path}, got {t.dtype}"
+            )
+        if not bool(torch.isfinite(t).all()):
+            raise ConfigError(f"expected finite numbers in the agent {path}, got others in {name}")
+    if int(found["rounds"]) < 0:
+        raise ConfigError(f"expected rounds from 0 in the agent {path}, got {int(found['rounds'])}")
+    return found
+
+
+def _misfit(
+    path: str | Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> str:
+    odd = min(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
+    return (
+        f"expected {odd[:60]} of shape {wanted.get(odd)} in the agent {path}, got "
+        f"{found.get(odd)}: it was trained for other knobs, or another number of clients"
+    )

@@ -1,0 +1,161 @@
+"""From the last snapshot of a run to its result: the best round in every view, models and costs."""
+
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from silograph.experiment.advice import advice_of
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.result_files import Row
+from silograph.experiment.run.divergence import check_loss
+from silograph.experiment.run.local_bias import local_bias
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.round_scores import (
+    Counts,
+    Judged,
+    baseline_scores,
+    run_metric,
+    scores_by_class,
+    scores_by_client,
+    task_in,
+    uncut_counts,
+    views_of,
+)
+from silograph.experiment.run.setup import Setup, first_weights
+from silograph.experiment.run.snapshot import Snapshot
+from silograph.experiment.run.trained_model import TrainedModel
+from silograph.methods.base import client_weights
+from silograph.nn.conv import Params
+from silograph.task.scores import Views
+
+
+def make_result(
+    setup: Setup,
+    snapshot: Snapshot,
+    rows: Sequence[Row],
+    path: str | None,
+    handed_over_bytes: int,
+    tell: Callable[[str], None],
+) -> Result:
+    """Return the result of a run that is over.
+
+    Args:
+        setup: the run.
+        snapshot: after its last round.
+        rows: the table of rounds.
+        path: the result folder, or None.
+        handed_over_bytes: what it took to give the clients the model.
+        tell: told what takes long.
+
+    Raises:
+        TrainingError: the loss of the best model on the uncut graph is not finite.
+    """
+    best, config = snapshot.best, setup.config
+    assert best is not None  # a run ends after a judged round
+    uncut = _uncut_counts(setup, best)
+    val, test = _finite_views(setup, best, uncut)
+    task = task_in(setup)
+    return Result(
+        config=replace(config, out=path),
+        method=setup.method,
+        held=setup.method.setting.held(setup.method_config.options),
+        test=test,
+        val=val,
+        baseline=None if setup.simulated is None else baseline_scores(setup),
+        constant=task.constant,
+        metrics=task.metrics,
+        client_scores=scores_by_client(setup, best, uncut),
+        class_scores=scores_by_class(setup, best),
+        client_facts=snapshot.client_facts,
+        judged_without=best.away,
+        best_round=best.round,
+        rounds=tuple(rows),
+        stopped=snapshot.stopped or f"all {config.rounds} rounds",
+        advice=_advice(setup, best, rows),
+        model=None if best.weights is None else _model(setup, best.weights),
+        client_models=_own_models(setup, best),
+        local_bias=_local_bias(setup, snapshot, tell),
+        ledger=setup.federation.ledger,
+        handed_over_bytes=handed_over_bytes,
+        partition_hash=setup.partition_hash,
+        cut=setup.simulated,
+        seconds=snapshot.seconds,
+        virtual_seconds=snapshot.virtual_seconds,
+        peak_memory_bytes=peak_memory_bytes(),
+        result_dir=path,
+    )
+
+
+def _uncut_counts(setup: Setup, best: Judged) -> Counts | None:
+    """Return what the server's model gets right on the uncut graph, None where there is none."""
+    if best.weights is None or setup.simulated is None:
+        return None
+    if setup.method_config.model.table_widths:
+        return None  # nobody has the tables of all clients
+    return uncut_counts(setup, best.weights)
+
+
+def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+    """Return validation and test scores; raise `TrainingError` where the uncut loss diverged."""
+    val, test = views_of(setup, best, uncut)
+    check_loss([val.uncut], "val", best.round)
+    check_loss([test.uncut], "test", best.round)
+    return val, test
+
+
+def _advice(setup: Setup, best: Judged, rows: Sequence[Row]) -> str | None:
+    """Return what the scores say about the number of rounds, None where nothing."""
+    return advice_of(
+        rows,
+        setup.method.evaluate.view,
+        run_metric(setup),
+        best.round,
+        rounds=setup.config.rounds,
+        patience=setup.config.patience,
+    )
+
+
+def _model(setup: Setup, weights: Params) -> TrainedModel:
+    """Return weights as a model that needs nothing else."""
+    config = setup.config
+    return TrainedModel(
+        setup.method_config.model,
+        weights,
+        setup.schema.class_names,
+        config.normalize,
+        () if setup.simulated is None else setup.simulated.graph.feature_names,
+        config.features,
+    )
+
+
+def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
+    """Return the clients' own models of the best round, if they have any."""
+    if best.own is None:
+        return {}
+    shapes = setup.method_config.model.weight_shapes
+    return {
+        client: _model(setup, client_weights(shapes, best.own, number))
+        for number, client in enumerate(setup.federation.ids)
+    }
+
+
+def _local_bias(setup: Setup, snapshot: Snapshot, tell: Callable[[str], None]) -> float | None:
+    """Return the distance to a centralized model, None where it was not asked for."""
+    last = snapshot.state.weights
+    if not setup.config.local_bias or last is None:
+        return None
+    key = training_key(setup.config)
+    return local_bias(setup, first_weights(setup), last, snapshot.round, key, tell)
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak resident memory of this process in bytes."""
+    with suppress(OSError, StopIteration):  # Linux; ru_maxrss begins with the parent's peak
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024  # "VmHWM:   123456 kB"
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return own if sys.platform == "darwin" else own * 1024

@@ -1,0 +1,356 @@
+"""Rating graphs: users, items, ratings and trust, from arrays or tables.
+
+A rating is a node of its own, between its user and its item. So what a method predicts are nodes
+with labels as everywhere else: clients hold ratings, ratings have roles, and a client that holds a
+rating holds its user and its item, which several clients may do.
+
+R: ratings. T: statements of trust. n: nodes, which are users, then items, then ratings.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.graph.csr import CSR
+from silograph.graph.graph import MISSING, Graph
+from silograph.graph.read.arrays import PARTS, array_of, split_of
+from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
+
+USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category"
+SPLIT = "split"
+TRUSTER, TRUSTEE = "truster", "trustee"
+KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
+SCALE = (1.0, 5.0)
+RatingColumns = dict[str, np.ndarray]
+Repeated = Literal["last", "refuse"]
+Unrated = Literal["refuse", "drop"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Ratings:
+    """Ratings before they are numbered.
+
+    Attributes:
+        user: (R,) words.
+        item: (R,) words.
+        value: (R,) float64.
+        columns: what else is known of each, (R,).
+        where: of the table that they came from, if they did.
+    """
+
+    user: np.ndarray
+    item: np.ndarray
+    value: np.ndarray
+    columns: RatingColumns
+    where: Table | None = None
+
+    def told(self, row: int) -> str:
+        """Return where a rating stands."""
+        return f"at rating {row}" if self.where is None else f"in {self.where.where(row)}"
+
+    def take(self, rows: np.ndarray) -> "_Ratings":
+        """Return some of them; they no longer know where they stood."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return _Ratings(self.user[rows], self.item[rows], self.value[rows], columns)
+
+
+def ratings(
+    ratings: Any,
+    *,
+    trust: Any = None,
+    categories: Any = None,
+    times: Any = None,
+    scale: tuple[float, float] = SCALE,
+    repeated: Repeated = "last",
+    unrated: Unrated = "refuse",
+    name: str = "ratings",
+) -> Graph:
+    """Return the graph of ratings that users gave items, and of trust between users.
+
+    >>> graph = ratings([[7, 1, 4.0], [7, 2, 3.0], [8, 1, 5.0]], trust=[[7, 8]])
+    >>> graph.task, graph.num_nodes, graph.num_edges
+    ('rating', 7, 7)
+
+    Args:
+        ratings: (R, 3) of user, item and rating; or the path of a table (CSV, .npz or Parquet) with
+            columns `user`, `item` and `rating`, perhaps `time`, a number, `split` (train, val, test
+            or nothing), and any others, such as `category`, which cuts can go by.
+        trust: (T, 2) of truster and trustee; or the path of a table with these columns. Who trusts
+            whom is used without its direction; statements about oneself say nothing.
+        categories: (R,) words or whole numbers, one for each rating, where `ratings` is an array.
+        times: (R,) numbers, likewise.
+        scale: least and largest rating.
+        repeated: of several ratings of one item by one user, whether the `last` one counts (by
+            time, then by order), or all are refused: `refuse`.
+        unrated: what happens to trust of users without a rating, which no client would hold:
+            `refuse` or `drop`.
+        name: what tables and result folders call this graph.
+
+    Returns:
+        Nodes `u:USER`, `i:ITEM` and `u:USER<tab>i:ITEM`, with labels at the last; two features,
+        whether a node is a user or an item; and the other columns in `Graph.columns`.
+
+    Raises:
+        DataError: names what cannot be used.
+    """
+    found = _read(ratings, categories, times)
+    _check(found, scale)
+    found = _distinct(found, repeated)
+    users, user = np.unique(found.user, return_inverse=True)
+    items, item = np.unique(found.item, return_inverse=True)
+    pairs = _trust(trust, users, unrated)
+    first, count = len(users), len(users) + len(items)
+    n = count + len(user)
+    rating = np.arange(count, n)
+    ends = [np.stack([rating, user]), np.stack([rating, first + item]), pairs]
+    kinds = torch.zeros(n, len(KINDS))
+    kinds[:first, 0] = 1
+    kinds[first:count, 1] = 1
+    y = torch.full((n,), torch.nan, dtype=torch.float64)
+    y[count:] = torch.from_numpy(found.value)
+    role = found.columns.pop(SPLIT, None)
+    return Graph(
+        adj=CSR.undirected(np.concatenate(ends, axis=1), n),
+        x=kinds,
+        y=y,
+        num_classes=1,
+        node_id=_keys(users, items, found),
+        name=name,
+        split=None if role is None else split_of([*[""] * count, *role.tolist()]),
+        columns={name: _column(values, count) for name, values in found.columns.items()},
+    )
+
+
+def _keys(users: np.ndarray, items: np.ndarray, found: _Ratings) -> np.ndarray:
+    """Return the public keys of all nodes."""
+    user, item = np.char.add("u:", users), np.char.add("i:", items)
+    one, other = np.char.add("u:", found.user), np.char.add("\ti:", found.item)
+    keys = np.concatenate([user, item, np.char.add(one, other)])
+    return keys.astype(f"<U{int(np.char.str_len(keys).max())}")  # as wide as the longest
+
+
+def _column(values: np.ndarray, before: int) -> Tensor:
+    """Return codes or numbers of all nodes, of which the first `before` are no ratings."""
+    if values.dtype.kind == "f":
+        return torch.cat([torch.full((before,), torch.nan).double(), torch.from_numpy(values)])
+    _, codes = np.unique(values, return_inverse=True)
+    return torch.cat([torch.full((before,), MISSING), torch.from_numpy(codes.astype(np.int64))])
+
+
+def _read(given: Any, categories: Any, times: Any) -> _Ratings:
+    if isinstance(given, str | os.PathLike):
+        if categories is not None or times is not None:
+            raise DataError(
+                "expected categories and times as columns of the table of ratings, got arrays "
+                f"beside {os.fspath(given)}: name the columns {CATEGORY} and {TIME}"
+            )
+        return _of_table(_table(given))
+    table = array_of(given, "ratings")
+    if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "biufUO" or not len(table):
+        raise DataError(
+            f"expected ratings (R, 3) of user, item and rating, got {table.dtype} of shape "
+            f"{table.shape}"
+        )
+    columns: RatingColumns = {}
+    if categories is not None:
+        columns[CATEGORY] = _beside(categories, "categories", len(table), "iuUO")
+    if times is not None:
+        columns[TIME] = _beside(times, "times", len(table), "iuf").astype(np.float64)
+    value = np.array([_float(cell) for cell in table[:, 2].tolist()])
+    return _Ratings(_ids(table[:, 0], "user"), _ids(table[:, 1], "item"), value, columns)
+
+
+def _beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
+    found = array_of(value, what)
+    if found.shape != (count,) or found.dtype.kind not in kinds:
+        raise DataError(
+            f"expected {what} ({count},), one for each rating, got {found.dtype} of shape "
+            f"{found.shape}"
+        )
+    return found.astype(np.str_) if found.dtype.kind == "O" else found
+
+
+def _float(cell: object) -> float:
+    if isinstance(cell, str):
+        number = to_number(cell)
+        return np.nan if number is None else number
+    return float(cell) if isinstance(cell, int | float) else np.nan
+
+
+def _ids(cells: np.ndarray, what: str) -> np.ndarray:
+    """Return ids as words; whole numbers lose their decimals."""
+    if cells.dtype.kind == "f":
+        whole = np.isfinite(cells) & (cells == np.floor(cells)) & (np.abs(cells) < 2**53)
+        if not whole.all():
+            row = int(np.flatnonzero(~whole)[0])
+            raise DataError(f"expected the id of a {what} at rating {row}, got {cells[row]}")
+        cells = cells.astype(np.int64)
+    words = cells.astype(np.str_)
+    _check_ids(words, what, lambda row: f"at rating {row}")
+    return words
+
+
+def _check_ids(words: np.ndarray, what: str, told: Any) -> None:
+    """Raise `DataError` for an empty id, or one with a tab, which stands between a pair's ids."""
+    bad = (words == "") | (np.char.find(words, "\t") >= 0)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"expected the id of a {what} without tabs {told(row)}, got {str(words[row])!r}"
+        )
+
+
+def _table(path: str | os.PathLike[str]) -> Table:
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise DataError(f"expected a table in one of {', '.join(FORMATS)}, got {path}")
+    table = read_table(path)
+    if not len(table.rows):
+        raise DataError(f"{path}: expected at least one row, got none")
+    return table
+
+
+def _of_table(table: Table) -> _Ratings:
+    named = f"name it {USER}, {ITEM} or {RATING}"
+    user, item, value = (table.column(name, named) for name in (USER, ITEM, RATING))
+    numbers = [to_number(cell) for cell in value]
+    for row, number in enumerate(numbers):
+        if number is None:
+            raise table.wrong(row, RATING, "a number", value[row])
+    columns: RatingColumns = {}
+    for name in table.header:
+        if name == TIME:
+            columns[name] = _times(table)
+        elif name == SPLIT:
+            columns[name] = np.array(table.words(name, PARTS, empty=True))
+        elif name not in (USER, ITEM, RATING):
+            columns[name] = np.array(table.words(name))
+    words = np.array(user), np.array(item)
+    for what, ids in zip((USER, ITEM), words, strict=True):
+        _check_ids(ids, what, lambda row: f"in {table.where(row)}")
+    return _Ratings(*words, np.array(numbers, dtype=np.float64), columns, table)
+
+
+def _times(table: Table) -> np.ndarray:
+    cells = table.column(TIME)
+    times = [to_number(cell) for cell in cells]
+    for row, time in enumerate(times):
+        if time is None or not np.isfinite(time):
+            raise table.wrong(row, TIME, "a number", cells[row])
+    return np.array(times, dtype=np.float64)
+
+
+def _check(found: _Ratings, scale: tuple[float, float]) -> None:
+    """Raise `DataError` unless all ratings are numbers on the scale."""
+    low, high = scale
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise DataError(f"expected a scale (least, largest) of ratings, got {scale}")
+    outside = np.flatnonzero(~((found.value >= low) & (found.value <= high)))  # NaN is outside
+    if len(outside):
+        row = int(outside[0])
+        raise DataError(
+            f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "
+            f"{found.told(row)} ({len(outside)} such ratings): leave them out, or give scale="
+        )
+    times = found.columns.get(TIME)
+    if times is not None and not np.isfinite(times).all():
+        row = int(np.flatnonzero(~np.isfinite(times))[0])
+        raise DataError(f"expected finite times, got {times[row]} {found.told(row)}")
+
+
+def _distinct(found: _Ratings, repeated: Repeated) -> _Ratings:
+    """Return one rating for each pair, in the order of pairs."""
+    if repeated not in ("last", "refuse"):
+        raise DataError(f"expected repeated='last' or 'refuse', got {repeated!r}")
+    _, user = np.unique(found.user, return_inverse=True)
+    items, item = np.unique(found.item, return_inverse=True)
+    pair = user.astype(np.int64) * len(items) + item
+    time = found.columns.get(TIME, np.zeros(len(pair)))
+    order = np.lexsort((time, pair))  # stable, so that the order of rows decides last
+    last = np.append(pair[order][1:] != pair[order][:-1], True)
+    if repeated == "refuse" and not last.all():
+        row = int(order[np.flatnonzero(~last)[0] + 1])
+        raise DataError(
+            f"expected one rating for each pair, got another of item {found.item[row]} by user "
+            f"{found.user[row]} {found.told(row)} ({int((~last).sum())} such ratings): use "
+            "repeated='last'"
+        )
+    return found.take(order[last])
+
+
+def _trust(given: Any, users: np.ndarray, unrated: Unrated) -> np.ndarray:
+    """Return both ends of each statement as numbers of users, (2, T) int64."""
+    if unrated not in ("refuse", "drop"):
+        raise DataError(f"expected unrated='refuse' or 'drop', got {unrated!r}")
+    if given is None:
+        return np.zeros((2, 0), dtype=np.int64)
+    ends = _ends(given)
+    place = np.searchsorted(users, ends).clip(max=len(users) - 1)
+    known = users[place] == ends
+    if unrated == "refuse" and not known.all():
+        user = ends[~known][0]
+        raise DataError(
+            f"expected trust between users with ratings, got user {user!s} without any "
+            f"({len(np.unique(ends[~known]))} such users): leave them out, or use unrated='drop'"
+        )
+    return place[:, known.all(axis=0)]
+
+
+def _ends(given: Any) -> np.ndarray:
+    """Return truster and trustee of each statement as words, (2, T)."""
+    if isinstance(given, str | os.PathLike):
+        table = _table(given)
+        named = f"name it {TRUSTER} or {TRUSTEE}"
+        return np.array([table.column(TRUSTER, named), table.column(TRUSTEE, named)])
+    pairs = array_of(given, "trust")
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iuUO":
+        raise DataError(
+            f"expected trust (T, 2) of truster and trustee, got {pairs.dtype} of shape "
+            f"{pairs.shape}"
+        )
+    return pairs.T.astype(np.str_)
+
+
+def of_archive(path: Path, parts: Mapping[str, np.ndarray], name: str) -> Graph:
+    """Return the rating graph of an .npz archive, with the papers' filter of Ciao and Epinions.
+
+    Users that occur in no statement of trust are left out, with their ratings. So are ratings below
+    1 or above 5: Ciao has 34 zeros, which its scale does not have. Of repeated pairs the last one
+    counts.
+
+    Args:
+        path: the file, for errors.
+        parts: `ratings` (R, 3), `trust` (T, 2); perhaps `rating_category`, `rating_time` (R,).
+        name: of the graph.
+
+    Raises:
+        DataError: the arrays are no such data.
+    """
+    table, pairs = parts["ratings"], parts["trust"]
+    if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "iuf":
+        raise DataError(
+            f"{path}: expected ratings (R, 3) of numbers, got {table.dtype} {table.shape}"
+        )
+    trusting = np.isin(table[:, 0], pairs)
+    usable = trusting & (table[:, 2] >= SCALE[0]) & (table[:, 2] <= SCALE[1])
+    beside = {"categories": "rating_category", "times": "rating_time"}
+    further: dict[str, Any] = {what: parts[key] for what, key in beside.items() if key in parts}
+    if any(value.shape != (len(table),) for value in further.values()):
+        raise DataError(f"{path}: expected one category and time for each of {len(table)} ratings")
+    try:
+        return ratings(
+            table[usable],
+            trust=pairs,
+            unrated="drop",
+            name=name,
+            **{what: value[usable] for what, value in further.items()},
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None

@@ -1,0 +1,389 @@
+"""FED-PUB: each client starts from a mean of all models weighted by likeness, through sparse masks.
+
+Baek, Jeong, Jin, Yoon and Hwang, "Personalized subgraph federated learning", ICML 2023, eqs. 3 to 6
+and algorithms 1 and 2; where the paper is silent, the authors' published code.
+
+A client c has weights W_c and masks M_c of the same shape. It computes with W_c * M_c, and in
+evaluation with M_c set to 0 where |M_c| < l1. In a round it starts from the server's weights V_c,
+takes local steps on both W_c and M_c along the gradient of
+
+    loss + l1 |M_c|_1 + proximal * sum over tensors of |W_c - V_c|_2
+
+and returns W_c and its functional embedding h_c: what its model, masks included, gives on a graph
+that all clients share, before the classifier and its ReLU, as the mean over the nodes. The graph is
+random: communities of 100 nodes, joined inside with probability .1, and normal features. The server
+takes
+
+    V_c = sum over d of a_cd W_d,   a_cd = exp(scale cos(h_c, h_d)) / sum over e of exp(...)
+
+Masks stay with their client. All begin at 1.
+
+What we changed: the shared graph is one and the same in all runs, and each client draws it itself,
+so it does not travel. Matrices that meet the input of a layer have masks; biases have none. Means
+are over the clients that answered and could train; who was away keeps its last V_c. Clients weigh
+by likeness alone, not by nodes, as in the paper. Optimizer state is kept between rounds, as in the
+code, that of the masks too.
+
+Views: `personalized` scores what a client's training left, and picks the round. There is no
+`server` view: every client has a model of its own.
+
+State of the server: a model (C, ...) for each client. State of a client: `masks/*` and `weights/*`
+(C, ...), its masks and its model, and what local training keeps.
+
+C: clients. n: rows. D: width of the embedding.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from silograph.core.config import STRICT
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, Stacked, State, under
+from silograph.core.ranges import lin, log
+from silograph.core.work import work_of
+from silograph.evaluation.scoring import personal
+from silograph.exchange.passes import weight_specs
+from silograph.federation.base import Federation, Gather
+from silograph.federation.field_specs import FieldSpec, FieldSpecs
+from silograph.federation.program import Call, Calls, Steps
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.csr import CSR
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.local_only import begin_own, own_weights
+from silograph.methods.local_training import (
+    local_steps,
+    report_of,
+    selected,
+    shared,
+    stacked,
+    start_from,
+    state_specs,
+    train_from,
+    zero_weights,
+)
+from silograph.nn.backends import TORCH
+from silograph.nn.conv import Messages, Params, convolve
+from silograph.nn.correction import Correction
+from silograph.nn.forward import Stage, Staged, last_layer, leave
+from silograph.nn.masked import Masked, SparseMasks, is_mask
+from silograph.nn.model import Model
+
+COMMUNITY, INSIDE = 100, 0.1  # nodes of a community of the shared graph, and their edges
+SHARED_GRAPH = Key.of(0).fold("fedpub")
+MOST = 1 << 25  # features of copies of the shared graph that are in memory at once
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedPubOptions:
+    """The help texts are the documentation of the fields."""
+
+    scale: NotNegative = field(
+        default=3.0,
+        metadata={
+            "help": "how much more a client takes of models like its own; 0: of all the same",
+            "tune": lin(0.0, 20.0),
+        },
+    )
+    l1: NotNegative = field(
+        default=1e-3,
+        metadata={
+            "help": "weight of the masks' L1 norm, and what a mask's entry must reach to count",
+            "tune": log(1e-5, 1e-1),
+        },
+    )
+    proximal: NotNegative = field(
+        default=1e-3,
+        metadata={
+            "help": "weight of the distance from the weights that a round began with",
+            "tune": log(1e-5, 1e-1),
+        },
+    )
+    masks: bool = field(default=True, metadata={"help": "whether weights have masks"})
+    communities: Annotated[int, Field(ge=1)] = field(
+        default=5, metadata={"help": "communities of 100 nodes of the shared random graph"}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Near:
+    """The gradient of the distance |W - V| of each tensor from where training started; 0 at V."""
+
+    weight: float
+    alike: ClassVar[bool] = False
+    flops: ClassVar[int] = 6  # difference, norm 2, quotient, product, sum
+    copies: ClassVar[int] = 1  # the start
+
+    def of(self, clients: Tensor) -> "Near":
+        """Return itself."""
+        del clients
+        return self
+
+    def __call__(
+        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    ) -> Params:
+        """Return the corrected gradients."""
+        return {
+            name: g
+            if is_mask(name)
+            else g.add(_direction(weights[name] - start[name]), alpha=self.weight)
+            for name, g in grads.items()
+        }
+
+
+def _direction(t: Tensor) -> Tensor:
+    """Return t (C, ...) divided by the length of each client's part, or 0."""
+    length = t.flatten(1).norm(dim=1).view(-1, *[1] * (t.dim() - 1))
+    return torch.where(length > 0, t / length, 0.0)
+
+
+def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
+    """Return what is added to the gradient of every local step."""
+    return (SparseMasks(options.l1), Near(options.proximal))
+
+
+def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
+    """Return the config of a model with masks, or as it is where there are none.
+
+    Raises:
+        ConfigError: a model without layers that could be looked at.
+    """
+    if not isinstance(cfg.model, Model):
+        raise ConfigError(
+            f"expected a model of layers for fedpub, whose masks and embeddings are theirs, got "
+            f"{cfg.model.noun}: use one of silograph's models"
+        )
+    if not cfg.options.masks:
+        return replace(cfg, backend=TORCH)
+    return replace(cfg, model=Masked(cfg.model, cfg.options.l1), backend=TORCH)
+
+
+def begin_masks(
+    cfg: MethodConfig[FedPubOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Set up the state with the first model and masks of ones. In: `weights/*`. Out: nothing."""
+    new, reply = begin_own(cfg, block, state, inbox, key)
+    model = masked(cfg).model
+    zero = zero_weights(model, block)
+    masks = stacked("masks", {name: w + 1 for name, w in zero.items() if is_mask(name)})
+    memory = stacked("optimizer", cfg.optimizer.init(zero)) if cfg.keep_optimizer else {}
+    return {**new, **masks, **memory}, reply
+
+
+def train_masked(
+    cfg: MethodConfig[FedPubOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Train weights and masks, keep masks and model; see what it does on the shared graph.
+
+    In: `weights/*` (C, ...). Out: the same, `embedding` (C, D), `sparsity` (C,) share of masks'
+    entries that do not count, `nodes` (C,) training nodes, `loss` (C,).
+    """
+    own = masked(cfg)
+    masks = {name: Stacked(t) for name, t in under("masks", state).items()}
+    fitted, new = train_from(own, block, state, {**start_from("weights", inbox), **masks}, key)
+    weights = fitted.tensors
+    kept = {name: w for name, w in weights.items() if is_mask(name)}
+    plain = {name: w for name, w in weights.items() if not is_mask(name)}
+    mine = own.model.effective(weights) if isinstance(own.model, Masked) else plain
+    reply = stacked("weights", plain) | {
+        "embedding": Stacked(functional_embedding(cfg, block, mine)),
+        "sparsity": Stacked(sparsity(kept, cfg.options.l1, fitted.loss)),
+        "nodes": Stacked(block.num_train),
+        "loss": Stacked(fitted.loss),
+    }
+    return {**new, **stacked("masks", kept), **stacked("weights", mine)}, reply
+
+
+def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
+    """Return which share of each client's masks does not reach the least value, (C,)."""
+    if not masks:
+        return torch.zeros_like(like)
+    below = torch.cat([mask.flatten(1).abs() < least for mask in masks.values()], dim=1)
+    return below.to(like.dtype).mean(1)
+
+
+def body(model: Staged) -> tuple[Stage, ...]:
+    """Return the stages before the classifier, the last one without its ReLU."""
+    stages = model.stages[: max(last_layer(model), 1)]
+    return (*stages[:-1], replace(stages[-1], relu=False))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _SharedGraph:
+    """A random graph that all clients have.
+
+    Attributes:
+        x: (n, F) normal features.
+        adj: (n, n) edges inside communities, values 1.
+    """
+
+    x: Tensor
+    adj: CSR
+
+
+def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
+    """Return the graph, drawn once for a block: the same for all clients and in all runs."""
+    root = block if block.source is None else block.source[0]
+    name = ("fedpub", communities)
+    if name not in root.memo:
+        assert block.adj.values is not None  # blocks carry values of the run's dtype
+        dtype, device = block.adj.values.dtype, block.off.device
+        n, each = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
+        u = torch.stack([each.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
+        part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
+        rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
+        adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
+        noise = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
+        x = torch.special.ndtri(noise.clamp(min=2.0**-53)).to(device, dtype)
+        root.memo[name] = _SharedGraph(x, adj.to(device, dtype))
+    found = root.memo[name]
+    assert isinstance(found, _SharedGraph)
+    return found
+
+
+def functional_embedding(
+    cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params
+) -> Tensor:
+    """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
+    graph = shared_graph(block, cfg.options.communities)
+    many = max(1, MOST // graph.x.numel())
+    parts = []
+    with torch.no_grad():
+        for positions in torch.arange(block.num_clients).split(many):
+            mine = {name: w[positions[0] : positions[-1] + 1] for name, w in weights.items()}
+            with work_of(positions):
+                assert cfg.model.staged is not None  # see `masked`
+                parts.append(_outputs(cfg.model.staged, graph, mine, len(positions)))
+    return torch.cat(parts)
+
+
+def _outputs(model: Staged, graph: _SharedGraph, weights: Params, clients: int) -> Tensor:
+    """Return the mean output of models (C, ...) on copies of a graph, (C, D)."""
+    n = len(graph.x)
+    adj = CSR.block_diagonal([graph.adj] * clients)
+    degree = adj.degree.to(graph.x.dtype)[:, None]
+    off = torch.arange(clients + 1, device=graph.x.device) * n
+    messages = Messages(adj, True, degree, degree, None, off, off)
+    x = graph.x.repeat(clients, 1)
+    for number, stage in enumerate(body(model)):
+        prefix = f"{number}."
+        p = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+        x = leave(stage, convolve(stage.conv, p, x, messages), x, None, messages)
+    return x.view(clients, n, -1).mean(1)
+
+
+def init(
+    fed: Federation, cfg: MethodConfig[FedPubOptions], weights: Params, key: Key
+) -> ServerState:
+    """Send the first model; every client starts from it."""
+    del cfg
+    fed.call(begin_masks, shared("weights", weights), what=Kind.WEIGHTS, key=key)
+    clients = len(fed.ids)
+    return ServerState(None, {n: w.expand(clients, *w.shape).clone() for n, w in weights.items()})
+
+
+def fit_round(
+    fed: Federation, cfg: MethodConfig[FedPubOptions], state: ServerState, t: int, key: Key
+) -> tuple[ServerState, RoundReport]:
+    """Train at the selected clients; give each of them a mean weighted by likeness."""
+    chosen = selected(fed, cfg, t, key)
+    called = torch.tensor([fed.ids.index(name) for name in chosen])
+    reply = fed.call(
+        train_masked,
+        stacked("weights", {name: w[called] for name, w in state.memory.items()}),
+        what=Kind.WEIGHTS,
+        key=key.fold("train", t),
+        to=chosen,
+        reduce=Gather(
+            "nodes", "loss", "sparsity", "embedding", *(f"weights/{n}" for n in state.memory)
+        ),
+    )
+    found = under("by_client", reply)
+    gives = found["answered"] & (found["nodes"] > 0) & found["embedding"].isfinite().all(1)
+    share = shares(found["embedding"], gives, cfg.options.scale)
+    memory = {
+        name: torch.where(
+            gives.view(-1, *[1] * (w.dim() - 1)), mean_of(share, gives, found[f"weights/{name}"]), w
+        )
+        for name, w in state.memory.items()
+    }
+    own, sparse = share.diagonal(), found["sparsity"]
+    count = max(1, int(gives.sum()))
+    facts = {
+        "own_share": float((own * gives).sum()) / count,
+        "sparsity": float((sparse * gives).sum()) / count,
+    }
+    client_facts = {"own_share": own, "sparsity": sparse}
+    report = report_of(chosen, found, facts, client_facts, observed=cfg.observed)
+    return ServerState(None, memory), report
+
+
+def shares(embedding: Tensor, gives: Tensor, scale: float) -> Tensor:
+    """Return what each client takes of each other's model, (C, C) float64; rows add up to 1.
+
+    Args:
+        embedding: (C, D).
+        gives: (C,) bool whose models there are; of the others nobody takes anything.
+        scale: of the cosine.
+    """
+    h = normalize(embedding.double().where(gives[:, None], 0.0), dim=1)
+    logit = (scale * (h @ h.T)).masked_fill(~gives, -torch.inf)
+    return torch.softmax(logit, dim=1).nan_to_num(0.0)
+
+
+def mean_of(share: Tensor, gives: Tensor, models: Tensor) -> Tensor:
+    """Return each client's mean of models (C, ...), (C, ...)."""
+    there = models.where(gives.view(-1, *[1] * (models.dim() - 1)), 0.0)
+    mean: Tensor = torch.tensordot(share.to(models.dtype), there, dims=1)
+    return mean
+
+
+def round_steps(cfg: MethodConfig[FedPubOptions], t: int, key: Key) -> Steps:
+    """Return the call of `fit_round`."""
+    weights, staged = weight_specs(cfg.model, Stacked), masked(cfg).model.staged
+    assert staged is not None  # see `masked`
+    gives = {
+        **weights,
+        "embedding": FieldSpec(Stacked, (body(staged)[-1].outputs,)),
+        "sparsity": FieldSpec(Stacked, low=0, high=1),
+    }
+    return local_steps(cfg, train_masked, weights, gives, Kind.WEIGHTS, t, key)
+
+
+def kept(cfg: MethodConfig[FedPubOptions]) -> FieldSpecs:
+    """Return what a client keeps between rounds."""
+    own = masked(cfg)
+    shapes = {name: s for name, s in own.model.weight_shapes.items() if is_mask(name)}
+    masks = {f"masks/{name}": FieldSpec(Stacked, shape) for name, shape in shapes.items()}
+    return {**state_specs(own), **weight_specs(cfg.model, Stacked), **masks}
+
+
+CALLS = Calls(
+    setup=lambda cfg, key: Call(begin_masks, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared)),
+    round=round_steps,
+    state=kept,
+    server_model=False,
+)
+
+FEDPUB = Method(
+    name="fedpub",
+    title="means of models weighted by what they do on a random graph, through sparse masks",
+    reference="Baek et al., Personalized subgraph federated learning, ICML 2023",
+    options=FedPubOptions,
+    init=init,
+    round=fit_round,
+    evaluate=personal(),
+    needs=Needs(keep_optimizer=True, corrections=corrections),
+    calls=CALLS,
+    own_weights=own_weights,
+)

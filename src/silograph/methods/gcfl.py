@@ -1,0 +1,318 @@
+"""GCFL and GCFL+: FedAvg in clusters of clients, which are split in two when they disagree.
+
+Xie, Ma, Xiong and Yang, "Federated graph classification over non-iid graphs", NeurIPS 2021,
+sections 4.1 (GCFL) and 4.2 (GCFL+).
+Sattler, Müller and Samek, "Clustered federated learning", IEEE TNNLS 2021 (the two criteria).
+Stoer and Wagner, "A simple min-cut algorithm", J. ACM 1997; Sakoe and Chiba, "Dynamic programming
+algorithm optimization for spoken word recognition", IEEE TASSP 1978 (time warping).
+
+Every cluster has a model. Its clients train from it and the server takes their mean, weighted by
+training nodes. With dW_c what training has changed at client c, a cluster is split when
+
+    |mean of dW_c| < epsilon1   and   max of |dW_c| > epsilon2
+
+that is when its clients still move, and away from each other. The two parts are those of a minimum
+cut of the graph of its clients, whose edges weigh how alike two of them are:
+
+    gcfl        1 + cos(dW_c, dW_d) of this round
+    gcflplus    max D - D(c, d), D the distance of the series of |dW_c| over the last `sequence`
+                rounds under dynamic time warping
+
+What we changed: the paper calls dW the gradients that clients send; its code takes norms of the
+last step's gradients, which do not travel here. A client that was away is in no criterion of that
+round; one without a full series goes with the larger part. As in the authors' code, nothing is
+split in the first `warmup` rounds, and no cluster below three clients; after a split of `gcflplus`
+all series begin anew. The thresholds are absolute, so they depend on the model, the optimizer and
+the rate: Adam of rate 0.01 moves a model of 200,000 weights by up to 4.
+
+Views: `personalized` scores what a client's training left, and picks the round. There is no
+`server` view: the server has a model for each cluster.
+
+State of the server: the clusters' weights (G, ...), `cluster` (C,), `series` (C, T), and how much
+of each is filled, `filled` (C,). State of a client: `weights/*` (C, ...), its model, and what local
+training keeps.
+
+C: clients. G: clusters. P: all weights of a model. T: length of a series.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from itertools import product
+from typing import Annotated
+
+import networkx
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from silograph.core.config import STRICT
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, Stacked, State, under
+from silograph.core.ranges import log
+from silograph.evaluation.scoring import personal
+from silograph.exchange.passes import weight_specs
+from silograph.federation.base import Federation, Gather
+from silograph.federation.program import Call, Calls, Steps
+from silograph.graph.block.block import ClientBlock
+from silograph.methods.base import AnyMethod, Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.local_only import begin_own, own_weights
+from silograph.methods.local_training import (
+    bases,
+    local_steps,
+    report_of,
+    selected,
+    shared,
+    stacked,
+    start_from,
+    state_specs,
+    train_from,
+    trained,
+)
+from silograph.nn.conv import Params
+
+Length = Annotated[float, Field(gt=0)]
+FEWEST = 3  # clients of a cluster that is split
+EPSILON1 = {
+    "help": "a cluster is split when the mean change of its models is shorter than this",
+    "tune": log(1e-2, 10.0),
+}
+EPSILON2 = {"help": "... and the longest change is longer than this", "tune": log(1e-2, 10.0)}
+WARMUP = {"help": "rounds before the first split"}
+
+
+@dataclass(frozen=True, config=STRICT)
+class GCFLOptions:
+    """The help texts are the documentation of the fields."""
+
+    epsilon1: Length = field(default=0.05, metadata=EPSILON1)
+    epsilon2: Length = field(default=0.1, metadata=EPSILON2)
+    warmup: Annotated[int, Field(ge=0)] = field(default=20, metadata=WARMUP)
+
+
+@dataclass(frozen=True, config=STRICT)
+class GCFLPlusOptions:
+    """The help texts are the documentation of the fields."""
+
+    epsilon1: Length = field(default=0.05, metadata=EPSILON1)
+    epsilon2: Length = field(default=0.1, metadata=EPSILON2)
+    warmup: Annotated[int, Field(ge=0)] = field(default=20, metadata=WARMUP)
+    sequence: Annotated[int, Field(ge=2)] = field(
+        default=5, metadata={"help": "rounds whose changes are compared"}
+    )
+
+
+Thresholds = GCFLOptions | GCFLPlusOptions
+
+
+def train_in_cluster(
+    cfg: MethodConfig[Thresholds], block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Train from the cluster's model and keep what comes of it.
+
+    In: `weights/*` (C, ...). Out: the same, `nodes` (C,) training nodes, `loss` (C,).
+    """
+    fitted, new = train_from(cfg, block, state, start_from("weights", inbox), key)
+    return {**new, **stacked("weights", fitted.tensors)}, trained(fitted, block)
+
+
+def init(fed: Federation, cfg: MethodConfig[Thresholds], weights: Params, key: Key) -> ServerState:
+    """Send the first model, which is that of the only cluster."""
+    fed.call(begin_own, shared("weights", weights), what=Kind.WEIGHTS, key=key)
+    clients, length = len(fed.ids), length_of(cfg.options)
+    memory = {f"weights/{name}": w[None] for name, w in weights.items()}
+    memory["cluster"] = torch.zeros(clients, dtype=torch.int64)
+    memory["filled"] = torch.zeros(clients, dtype=torch.int64)
+    memory["series"] = torch.zeros(clients, length, dtype=torch.float64)
+    return ServerState(weights=None, memory=memory)
+
+
+def length_of(options: Thresholds) -> int:
+    """Return T, 0 where clients are compared by this round alone."""
+    return options.sequence if isinstance(options, GCFLPlusOptions) else 0
+
+
+def fit_round(
+    fed: Federation, cfg: MethodConfig[Thresholds], state: ServerState, t: int, key: Key
+) -> tuple[ServerState, RoundReport]:
+    """Train in every cluster, split those whose clients disagree, take means."""
+    memory = dict(state.memory)
+    models = {name: memory[f"weights/{name}"] for name in cfg.model.weight_shapes}
+    cluster, chosen = memory["cluster"], selected(fed, cfg, t, key)
+    called = torch.tensor([fed.ids.index(name) for name in chosen])
+    reply = fed.call(
+        train_in_cluster,
+        bases("weights", models, cluster[called]),
+        what=Kind.WEIGHTS,
+        key=key.fold("train", t),
+        to=chosen,
+        reduce=Gather("nodes", "loss", *(f"weights/{name}" for name in models)),
+    )
+    found = under("by_client", reply)
+    took_part = found["answered"] & (found["nodes"] > 0)
+    changes = {
+        name: torch.where(_over(took_part, w), found[f"weights/{name}"] - w[cluster], 0.0)
+        for name, w in models.items()
+    }
+    gram = products(changes)
+    judged = took_part & gram.diagonal().isfinite()  # a model that diverged splits no cluster
+    alike, known, memory = likenesses(memory, gram, judged)
+    new = cluster
+    if t > cfg.options.warmup:
+        new = split(cfg.options, cluster, gram, judged, alike, known)
+    if not torch.equal(new, cluster):
+        memory["filled"] = torch.zeros_like(memory["filled"])
+    weight = found["nodes"] * took_part
+    for name, w in models.items():
+        memory[f"weights/{name}"] = means(w, changes[name], cluster, new, weight)
+    memory["cluster"] = new
+    facts = {"clusters": float(new.max() + 1)}
+    report = report_of(chosen, found, facts, {"cluster": new.double()}, observed=cfg.observed)
+    return ServerState(weights=None, memory=memory), report
+
+
+def _over(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask (C,) in the dimensions of models (G, ...)."""
+    return mask.view(-1, *[1] * (like.dim() - 1))
+
+
+def products(changes: Mapping[str, Tensor]) -> Tensor:
+    """Return the products of all clients' changes (C, P) with each other, (C, C) float64."""
+    flat = (t.flatten(1) for t in changes.values())
+    return torch.stack([(t @ t.T).double() for t in flat]).sum(0)
+
+
+def likenesses(memory: Params, gram: Tensor, took_part: Tensor) -> tuple[Tensor, Tensor, Params]:
+    """Return how alike clients are (C, C), who can be compared (C,), and the series after t."""
+    norm, series = gram.diagonal().sqrt(), memory["series"]
+    if series.shape[1] == 0:
+        return 1 + gram / torch.outer(norm, norm).clamp(min=1e-12), took_part, memory
+    moved = torch.cat([series[:, 1:], norm[:, None]], dim=1)
+    series = torch.where(took_part[:, None], moved, series)
+    filled = memory["filled"] + took_part
+    distance = warped(series)
+    known = filled >= series.shape[1]
+    return distance.max() - distance, known, {**memory, "series": series, "filled": filled}
+
+
+def warped(series: Tensor) -> Tensor:
+    """Return the distances of series (C, T) under dynamic time warping, (C, C).
+
+    The root of the least sum of squared differences along a path that goes on in one series or in
+    both at every step.
+    """
+    square = (series[:, None, :, None] - series[None, :, None, :]).square()
+    clients, length = series.shape
+    total = series.new_full((clients, clients, length + 1, length + 1), torch.inf)
+    total[..., 0, 0] = 0
+    for a, b in product(range(length), range(length)):
+        before = torch.minimum(total[..., a, b + 1], total[..., a + 1, b])
+        total[..., a + 1, b + 1] = torch.minimum(before, total[..., a, b]) + square[..., a, b]
+    return total[..., -1, -1].sqrt()
+
+
+def split(
+    options: Thresholds,
+    cluster: Tensor,
+    gram: Tensor,
+    took_part: Tensor,
+    alike: Tensor,
+    known: Tensor,
+) -> Tensor:
+    """Return the cluster of every client (C,) once those that disagree are split in two.
+
+    Args:
+        options: the thresholds.
+        cluster: (C,) int64 of every client so far.
+        gram: (C, C) products of changes.
+        took_part: (C,) bool whose changes are there.
+        alike: (C, C) weights of edges.
+        known: (C,) bool who has them.
+    """
+    new, count = cluster.clone(), int(cluster.max()) + 1
+    for number in range(count):
+        members = (cluster == number).nonzero()[:, 0]
+        here, edges = members[took_part[members]], members[known[members]]
+        if len(edges) < FEWEST or not disagree(options, gram[here][:, here]):
+            continue
+        part = minimum_cut(alike[edges][:, edges])
+        new[edges[part]] = int(new.max()) + 1
+    return new
+
+
+def disagree(options: Thresholds, gram: Tensor) -> bool:
+    """Whether the mean change is short, and the longest one is not."""
+    if not len(gram):
+        return False
+    mean, longest = float(gram.mean().clamp(min=0).sqrt()), float(gram.diagonal().max().sqrt())
+    return mean < options.epsilon1 and longest > options.epsilon2
+
+
+def minimum_cut(alike: Tensor) -> Tensor:
+    """Return the smaller part of the minimum cut of a complete graph, (k,) int64 ascending.
+
+    Args:
+        alike: (n, n) weights of its edges, symmetric and not negative.
+    """
+    rows, columns = torch.triu_indices(len(alike), len(alike), 1).tolist()
+    graph: networkx.Graph[int] = networkx.Graph()
+    # Rounding may leave a weight just below zero, which the algorithm would refuse.
+    weights = alike[rows, columns].clamp(min=0).tolist()
+    graph.add_weighted_edges_from(zip(rows, columns, weights, strict=True))
+    parts = [sorted(part) for part in networkx.stoer_wagner(graph)[1]]
+    return torch.tensor(min(parts, key=lambda part: (len(part), part)))
+
+
+def means(models: Tensor, change: Tensor, cluster: Tensor, new: Tensor, nodes: Tensor) -> Tensor:
+    """Return the models of the clusters (H, ...), each the mean of its clients by training nodes.
+
+    A new cluster begins with the model that its clients had; one whose clients were all away keeps
+    it.
+
+    Args:
+        models: (G, ...) before.
+        change: (C, ...) of each client from the model that it had.
+        cluster: (C,) int64 that it was in.
+        new: (C,) int64 that it is in, up to H - 1.
+        nodes: (C,) training nodes; 0 where a client did not take part.
+    """
+    count = int(new.max()) + 1
+    share = torch.nn.functional.one_hot(new, count).T * nodes.double()  # (H, C)
+    share = share / share.sum(1, keepdim=True).clamp(min=1)
+    before = torch.zeros(count, dtype=torch.int64).index_copy(0, new, cluster)
+    mean: Tensor = torch.tensordot(share.to(change.dtype), change, dims=1)
+    return models[before] + mean
+
+
+def round_steps(cfg: MethodConfig[Thresholds], t: int, key: Key) -> Steps:
+    """Return the call of `fit_round`."""
+    weights = weight_specs(cfg.model, Stacked)
+    return local_steps(cfg, train_in_cluster, weights, weights, Kind.WEIGHTS, t, key)
+
+
+CALLS = Calls(
+    setup=lambda cfg, key: Call(begin_own, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared)),
+    round=round_steps,
+    state=lambda cfg: {**state_specs(cfg), **weight_specs(cfg.model, Stacked)},
+    server_model=False,
+)
+
+GCFL: AnyMethod = Method(
+    name="gcfl",
+    title="a mean in each cluster of clients; clusters split by the direction of changes",
+    reference="Xie et al., Federated graph classification over non-iid graphs, NeurIPS 2021",
+    options=GCFLOptions,
+    init=init,
+    round=fit_round,
+    evaluate=personal(),
+    calls=CALLS,
+    own_weights=own_weights,
+)
+
+GCFLPLUS: AnyMethod = replace(
+    GCFL,
+    name="gcflplus",
+    title="a mean in each cluster of clients; clusters split by series of changes",
+    options=GCFLPlusOptions,
+)

@@ -1,0 +1,430 @@
+"""FedGrAINS: a generative flow network at each client draws the nodes that its steps sum over.
+
+Ceyani, Xie, Buyukates, Yang and Avestimehr, "FedGrAINS: Personalized subgraph federated learning
+with adaptive neighbor sampling", SDM 2025, section 3, algorithm 1.
+Kool, van Hoof and Welling, "Stochastic beams and where to find them", ICML 2019 (Gumbel top-k).
+Malkin, Jain, Bengio, Sun and Bengio, "Trajectory balance", NeurIPS 2022.
+
+From the training nodes of a batch outwards, layer by layer:
+
+    candidates  C = N(S) without S, where S are the nodes chosen so far (S^0 is the batch)
+    p           = sigmoid(GCN(X, layer in which each was chosen)) on S and C and the edges of S
+    chosen      V = top k of log p + Gumbel noise, a client and batch                     eq. 3.6
+    log P_F     = sum over V of log p + sum over C without V of log(1 - p)
+    S           becomes S and V; messages come along all edges from S and V to the old S
+
+After the step of the model, whose mean loss is L, the flow network follows the gradient of
+
+    (log Z + sum over layers of log P_F + alpha L)^2                                      eq. 3.5
+
+What we read or changed: nodes that are in S already need not be chosen again, and C is new nodes.
+Z is one number a client. A constant Z is 1. A learned one is held as log Z = alpha z, as it has to
+follow alpha L; z starts where the first step is balanced and has a rate of its own, as in the
+work on trajectory balance. Gumbel top-k does not draw from P_F given k nodes: training is
+off-policy, as the paper says. Chosen edges stand for themselves, as the paper's do, so sums are not
+unbiased. With full degrees and k >= the number of candidates a step is the one without a sampler.
+
+The flow network and its optimizer are state of the client; nothing of them travels.
+
+C: clients. A: clients in a step. n: rows. s: rows of S and C. m: candidates. F: features. H: width.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from silograph.core.config import STRICT
+from silograph.core.key import Key
+from silograph.core.payload import Ragged, Stacked, State, offsets
+from silograph.core.ranges import choice, log
+from silograph.core.work import report_clients, report_entries, report_rows
+from silograph.federation.field_specs import FieldSpec, FieldSpecs
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.csr import CSR
+from silograph.nn.any_model import AnyModel
+from silograph.nn.conv import Params
+from silograph.nn.conv.base import glorot
+from silograph.nn.neighbors import Drawn, Reached, Signal, edges_of
+from silograph.nn.optim import Adam
+from silograph.nn.segment import (
+    gradients,
+    segment_bias,
+    segment_heads,
+    segment_linear,
+    segment_sum,
+    sparse_product,
+)
+
+Policy = Literal["trained", "untrained", "uniform"]
+Rate = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedGrainsOptions:
+    """The help texts are the documentation of the fields."""
+
+    k: Annotated[int, Field(ge=1)] = field(
+        default=32,
+        metadata={
+            "help": "nodes that a client chooses in each layer of a step, among all neighbors of "
+            "the nodes chosen so far",
+            "tune": log(8, 256),
+        },
+    )
+    alpha: Rate = field(
+        default=1e5,
+        metadata={"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
+    )
+    lr: Rate = field(
+        default=1e-3,
+        metadata={"help": "rate of the flow network's Adam", "tune": log(1e-4, 1e-1)},
+    )
+    log_z: Literal["learned", "constant"] = field(
+        default="learned",
+        metadata={
+            "help": "log Z of the trajectory balance: learned, or constant 0 (the paper's)",
+            "tune": choice("learned", "constant"),
+        },
+    )
+    log_z_lr: Rate = field(
+        default=0.1, metadata={"help": "rate of a learned log Z, in units of alpha"}
+    )
+    degrees: Literal["full", "sampled"] = field(
+        default="sampled",
+        metadata={
+            "help": "degrees that convolutions scale by: of the client's graph (full), or of what "
+            "was chosen",
+            "tune": choice("full", "sampled"),
+        },
+    )
+    policy: Policy = field(
+        default="trained",
+        metadata={
+            "help": "who chooses: the trained flow network, or for comparison an untrained one or "
+            "uniform draws"
+        },
+    )
+    width: Annotated[int, Field(ge=1)] = field(
+        default=128, metadata={"help": "hidden width of the flow network"}
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Union:
+    """The rows chosen so far and the candidates, with the edges of the former.
+
+    Attributes:
+        rows: (s,) int64 of the block, by client.
+        hops: (s,) int64 layer in which each was chosen, or would be.
+        off: (A + 1,) int64 rows of each client.
+        operator: (s, s) D^-1/2 (A + I) D^-1/2, symmetric.
+        candidate: (m,) int64 which of the rows are candidates, by client.
+        candidate_off: (A + 1,) int64.
+    """
+
+    rows: Tensor
+    hops: Tensor
+    off: Tensor
+    operator: CSR
+    candidate: Tensor
+    candidate_off: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class FedGrains:
+    """The sampler; see the head of this file.
+
+    Attributes:
+        k: nodes chosen in a layer, client and step.
+        hops: layers.
+        alpha: scale of the loss in the reward.
+        lr: rate of the flow network.
+        learns_z: whether log Z is learned; else 0.
+        log_z_lr: rate of z.
+        sampled_degrees: whether convolutions scale by degrees in what was chosen.
+        policy: who chooses.
+        width: H.
+    """
+
+    k: int
+    hops: int
+    alpha: float = 1e5
+    lr: float = 1e-3
+    learns_z: bool = True
+    log_z_lr: float = 0.1
+    sampled_degrees: bool = False
+    policy: Policy = "trained"
+    width: int = 128
+
+    def fanout(self, hops: int) -> None:
+        """It is not compiled."""
+        del hops
+
+    def why_not(self, model: AnyModel) -> str | None:
+        """A model must take edges layer by layer."""
+        return None if model.staged is not None else f"{model.noun} sees all edges of a client"
+
+    def specs(self, model: AnyModel) -> FieldSpecs:
+        """The flow network, its moments, log Z, and the number of its steps."""
+        del model
+        if self.policy == "uniform":
+            return {}
+        width, each = self.width, {"features": FieldSpec(Ragged, (self.width,))}
+        each |= {"indicator": FieldSpec(Stacked, (self.hops + 1, width))}
+        each |= {"bias": FieldSpec(Stacked, (width,)), "last": FieldSpec(Stacked, (1, width))}
+        each |= {"last_bias": FieldSpec(Stacked, (1,))}
+        if self.policy == "untrained":
+            return each
+        each |= {"log_z": FieldSpec(Stacked)} if self.learns_z else {}
+        moments = {f"{kind}/{n}": s for kind in ("first", "second") for n, s in each.items()}
+        return each | moments | {"steps": FieldSpec(Stacked, (), torch.float32, low=0)}
+
+    def init(self, block: ClientBlock, model: AnyModel, key: Key) -> State:
+        """Return the same network for every client, with rows for the features that occur there."""
+        if self.policy == "uniform":
+            return {}
+        clients, features = block.num_clients, model.features
+        assert block.adj.values is not None  # blocks carry values of the run's dtype
+        dtype, device = block.adj.values.dtype, block.off.device
+        first = glorot(key.fold(0), features + self.hops + 1, self.width).to(device, dtype)
+        last = glorot(key.fold(1), self.width, 1).to(device, dtype)
+        if isinstance(block.x, SparseRows):
+            rows = Ragged(first[block.x.used.feature], block.x.used.off)
+        else:
+            off = torch.arange(clients + 1, device=device) * features
+            rows = Ragged(first[:features].repeat(clients, 1), off)
+        state: dict[str, Stacked | Ragged] = {"features": rows}
+        state["indicator"] = Stacked(first[features:].repeat(clients, 1, 1))
+        state["bias"] = Stacked(first.new_zeros(clients, self.width))
+        state["last"] = Stacked(last.T.repeat(clients, 1, 1))
+        state["last_bias"] = Stacked(first.new_zeros(clients, 1))
+        if self.policy == "untrained":
+            return state
+        if self.learns_z:
+            state["log_z"] = Stacked(first.new_zeros(clients))
+        for kind in ("first", "second"):
+            state |= {
+                f"{kind}/{name}": replace(state[name], t=torch.zeros_like(state[name].t))
+                for name in self._learned
+            }
+        steps = torch.zeros(clients, dtype=torch.float32, device=device)
+        return state | {"steps": Stacked(steps)}
+
+    def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
+        """Choose k candidates of each client; keep all edges to them and to those chosen before."""
+        every = edges_of(block, reached.rows)
+        union = _union(block, reached, every, hop)
+        rows = union.rows[union.candidate]
+        with torch.set_grad_enabled(self.policy == "trained"):
+            network = self._leaves(state)
+            logit = every.share.new_zeros(len(rows))
+            if network:
+                logit = _logits(block, union, reached.clients, network)[union.candidate]
+            noise = -(-key.fold("gumbel").uniform(block.row_key[rows])[:, 0].log()).log()
+            chosen = top_k(logsigmoid(logit.detach()) + noise, union.candidate_off, self.k)
+            trace = dict(network)
+            if self.policy == "trained":
+                trace["log_p"] = log_forward(logit, chosen, union.candidate_off)
+        usable = _marked(block, torch.cat([reached.rows, rows[chosen]]))
+        kept = usable[every.neighbor]
+        drawn = Drawn(every.position[kept], every.neighbor[kept], every.share[kept], trace=trace)
+        if self.sampled_degrees:
+            drawn = replace(drawn, degree=_degree(block, reached, drawn))
+        return drawn
+
+    def _leaves(self, state: State) -> Params:
+        """Return the flow network's weights, which get gradients if it is trained."""
+        names = () if self.policy == "uniform" else self._network
+        found = {name: state[name].t.detach() for name in names}
+        return {name: w.requires_grad_(self.policy == "trained") for name, w in found.items()}
+
+    def learn(self, block: ClientBlock, state: State, signal: Signal) -> State:
+        """Take a step of Adam on the trajectory balance."""
+        del block
+        if self.policy != "trained" or not signal.draws:
+            return state
+        traces = [drawn.trace for _, drawn in signal.draws]
+        log_p = torch.stack([trace["log_p"] for trace in traces]).sum(0)
+        new = {name: replace(f, t=f.t.clone()) for name, f in state.items()}
+        balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
+        if self.learns_z:
+            self._balance_first(new, signal.clients, balance.detach())
+            z = new["log_z"].t.clone().requires_grad_()
+            balance = balance + self.alpha * z[signal.clients]
+        leaves = [trace[name] for trace in traces for name in self._network]
+        found = torch.autograd.grad(
+            balance.square().sum(), [*leaves, *([z] * self.learns_z)], materialize_grads=True
+        )
+        count = len(self._network)
+        grads = {
+            name: torch.stack(found[place : count * len(traces) : count]).sum(0)
+            for place, name in enumerate(self._network)
+        }
+        grads |= {"log_z": found[-1]} if self.learns_z else {}
+        self._report(state, signal.clients)
+        for a, b in _runs(signal.clients, new["steps"].t):
+            self._step(new, grads, a, b)
+        return new
+
+    def _report(self, state: State, clients: Tensor) -> None:
+        """Report the operations of a step of the clients in it."""
+        fixed = sum(f.t[:1].numel() for n, f in state.items() if n in self._network[1:])
+        rows = state["features"]
+        assert isinstance(rows, Ragged)  # see `specs`
+        sizes = rows.off.diff()[clients] * self.width + fixed
+        report_clients(sizes.double().cpu() * Adam(self.lr).flops)
+
+    @property
+    def _network(self) -> tuple[str, ...]:
+        return ("features", "indicator", "bias", "last", "last_bias")
+
+    @property
+    def _learned(self) -> tuple[str, ...]:
+        return (*self._network, *(["log_z"] * self.learns_z))
+
+    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> None:
+        """Set z where no step has been taken, so that the first one is balanced."""
+        z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
+        z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
+
+    def _step(self, new: State, grads: Mapping[str, Tensor], a: int, b: int) -> None:
+        """Take the step of clients a to b, who have taken equally many, in place."""
+        steps = new["steps"].t[a:b]
+        for names, lr in ((self._network, self.lr), (("log_z",), self.log_z_lr)):
+            if names[0] not in grads:
+                continue
+            kinds = [(f"{kind}/{n}", n) for kind in ("first", "second") for n in names]
+            weights = {name: _slice(new[name], new[name].t, a, b) for name in names}
+            moments = {whole: _slice(new[n], new[whole].t, a, b) for whole, n in kinds}
+            own = {name: _slice(new[name], grads[name], a, b) for name in names}
+            Adam(lr).step_(weights, own, moments | {"steps": steps.clone()})
+        steps += 1
+
+
+def _slice(like: Stacked | Ragged, t: Tensor, a: int, b: int) -> Tensor:
+    """Return the part of clients a to b of a tensor that has the form of a field."""
+    return t[a:b] if isinstance(like, Stacked) else t[int(like.off[a]) : int(like.off[b])]
+
+
+def _runs(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield ranges of clients, all of them in `clients` (A,), that have counted equally many steps.
+
+    Training sorts clients by their number of batches, so there are few.
+    """
+    breaks = (clients.diff() != 1) | (steps[clients].diff() != 0)
+    ends = (breaks.nonzero()[:, 0] + 1).tolist()
+    for a, b in zip([0, *ends], [*ends, len(clients)], strict=True):
+        yield int(clients[a]), int(clients[b - 1]) + 1
+
+
+def top_k(score: Tensor, off: Tensor, k: int) -> Tensor:
+    """Return which candidates have the k highest scores of their client, (m,) bool."""
+    client = torch.repeat_interleave(off.diff())
+    order = score.argsort(descending=True)
+    order = order[client[order].argsort(stable=True)]
+    rank = torch.arange(len(score), device=score.device) - off[client]
+    chosen = torch.zeros_like(client, dtype=torch.bool)
+    chosen[order[rank < k]] = True
+    return chosen
+
+
+def log_forward(logit: Tensor, chosen: Tensor, off: Tensor) -> Tensor:
+    """Return log P_F of the choice of each client, (A,).
+
+    Args:
+        logit: (m,) of the probability that a candidate is chosen.
+        chosen: (m,) bool.
+        off: (A + 1,) candidates of each client.
+    """
+    report_rows(off, 6 * (1 + gradients(logit)))
+    return segment_sum(logsigmoid(torch.where(chosen, logit, -logit)), off)
+
+
+def _marked(block: ClientBlock, rows: Tensor) -> Tensor:
+    """Return which rows of a block are among some, (n,) bool."""
+    marked = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
+    marked[rows] = True
+    return marked
+
+
+def _union(block: ClientBlock, reached: Reached, every: Drawn, hop: int) -> _Union:
+    """Return the rows reached and all their neighbors; see `_Union`."""
+    new = _marked(block, every.neighbor)
+    new[reached.rows] = False
+    added = new.nonzero()[:, 0]
+    rows = torch.cat([reached.rows, added])
+    hops = torch.cat([reached.hops, torch.full_like(added, hop + 1)])
+    order = block.client[rows].argsort(stable=True)
+    rows, hops = rows[order], hops[order]
+    count = len(rows)
+    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
+    place[rows] = torch.arange(count, device=rows.device)
+    hears, sends = place[reached.rows[every.position]], place[every.neighbor]
+    back, itself = new[every.neighbor], place[rows]
+    entry = torch.cat([hears * count + sends, (sends * count + hears)[back], itself * (count + 1)])
+    entry = entry.sort().values
+    row, column = entry // count, entry % count
+    degree = torch.bincount(row, minlength=count)
+    scale = degree.to(every.share.dtype).rsqrt()
+    dtype = torch.int32 if len(entry) < 2**31 else torch.int64
+    operator = CSR(offsets(degree).to(dtype), column.to(dtype), scale[row] * scale[column], count)
+    bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
+    candidate = new[rows].nonzero()[:, 0]
+    off = torch.searchsorted(block.client[rows], bounds)
+    candidate_off = torch.searchsorted(block.client[rows[candidate]], bounds)
+    return _Union(rows, hops, off, operator, candidate, candidate_off)
+
+
+def _logits(block: ClientBlock, union: _Union, clients: Tensor, weights: Params) -> Tensor:
+    """Return the logit of every row of a union by the flow network, a GCN of two layers, (s,)."""
+    part = {
+        name: w[clients] for name, w in weights.items() if name not in ("features", "indicator")
+    }
+    z = _features(block, union, clients, weights["features"])
+    z = z + _indicated(block, union, weights["indicator"])
+    report_rows(union.off, z.shape[1] * 5)  # the sum above, ReLU, and their ways back
+    h = segment_bias(_summed(union, z), part["bias"], union.off).relu()
+    out = _summed(union, segment_heads(h, part["last"], union.off))
+    return segment_bias(out, part["last_bias"], union.off)[:, 0]
+
+
+def _features(block: ClientBlock, union: _Union, clients: Tensor, weight: Tensor) -> Tensor:
+    """Return X W of the rows of a union, (s, H); W (U, H) has rows for the features of clients."""
+    if isinstance(block.x, SparseRows):
+        x = block.x.used.csr.select_rows(union.rows)
+        report_entries(x.indptr, union.off, 2 * weight.shape[1] * (1 + gradients(weight)))
+        return sparse_product(x, weight)
+    each = weight.view(block.num_clients, -1, weight.shape[1])[clients]
+    return segment_linear(block.x[union.rows], each, union.off)
+
+
+def _indicated(block: ClientBlock, union: _Union, weight: Tensor) -> Tensor:
+    """Return the rows of the indicator's weights (C, L + 1, H) of every row of a union, (s, H)."""
+    clients, layers, width = weight.shape
+    column = block.client[union.rows] * layers + union.hops
+    starts = torch.arange(len(column) + 1, device=column.device, dtype=torch.int32)
+    values = torch.ones(len(column), dtype=weight.dtype, device=column.device)
+    report_rows(union.off, 2 * width * (1 + gradients(weight)))
+    onehot = CSR(starts, column.to(torch.int32), values, clients * layers)
+    return sparse_product(onehot, weight.flatten(0, 1))
+
+
+def _summed(union: _Union, z: Tensor) -> Tensor:
+    """Return the sums over neighbors of a union (s, D)."""
+    report_entries(union.operator.indptr, union.off, 2 * z.shape[1] * (1 + gradients(z)))
+    return sparse_product(union.operator, z, symmetric=True)
+
+
+def _degree(block: ClientBlock, reached: Reached, drawn: Drawn) -> Tensor:
+    """Return the degrees in what was drawn, edges counted at both ends, (n,)."""
+    rows = reached.rows
+    degree = torch.bincount(drawn.neighbor, minlength=block.adj.num_rows)
+    degree[rows] = torch.bincount(drawn.position, minlength=len(rows))
+    return degree.to(drawn.share.dtype)

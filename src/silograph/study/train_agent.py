@@ -1,0 +1,173 @@
+"""Training an agent: ordinary runs, one after the other, each with its own seed, carry it on.
+
+    OUT/agent.safetensors              the agent after the last episode, for --option agent=FILE
+    OUT/episodes.jsonl                 a line for each episode that is over
+    OUT/agents/agent-0007.safetensors  the agent after episode 7; there are those of the last two
+
+An episode that was interrupted is run again from its beginning, with the same result.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.control.actor_critic import under
+from silograph.control.agent_file import write_agent
+from silograph.control.ddpg import OF_THE_RUN, PROFILE, AgentOptions
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.core.files import write_atomic
+from silograph.experiment.run.run import run
+from silograph.experiment.run.server_parts import CONTROLLER
+from silograph.federation.checkpoint import CheckpointFolder
+from silograph.graph.graph import Graph
+
+EPISODES = "episodes.jsonl"
+AGENT = "agent.safetensors"
+Told = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class AgentTraining:
+    """How an agent is trained.
+
+    Attributes:
+        config: of every episode; its method is controlled by an agent (`policy=ddpg`).
+        episodes: how many runs, those that are over included.
+        seeds: how many partitions, splits and initial weights they take turns in; draws of
+            training differ in every episode.
+    """
+
+    config: RunConfig
+    episodes: int
+    seeds: int
+
+
+def train_agent(
+    asked: AgentTraining, out: Path, graph: Graph | None = None, told: Told = lambda _: None
+) -> Path:
+    """Train an agent, or go on with its training; return the path of the agent.
+
+    Args:
+        asked: how.
+        out: folder of the agent.
+        graph: of the episodes; None reads that of the config.
+        told: called with the line of every episode that is over.
+
+    Raises:
+        ConfigError: the folder is of another training, or the config has no agent.
+    """
+    config = asked.config
+    if config.options.get("policy", config.options.get("method.policy")) != "ddpg":
+        raise ConfigError(
+            "expected a method whose knobs an agent sets, got none: give --method fedgraph "
+            "--option policy=ddpg"
+        )
+    lines = lines_in(out)
+    for line in lines:
+        check_same(line, asked, out)
+    for number in range(len(lines), asked.episodes):
+        lines.append(episode(asked, out, graph, number))
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        write_atomic(out / EPISODES, text)
+        write_atomic(out / AGENT, agent_path(out, len(lines)).read_bytes())
+        told(lines[-1])
+    return out / AGENT
+
+
+def lines_in(out: Path) -> list[dict[str, Any]]:
+    """Return the lines of the episodes that are over; raise `ConfigError` where they are none."""
+    path = out / EPISODES
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not all(line["episode"] == number for number, line in enumerate(lines, 1)):
+            raise ValueError("their order")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"expected the episodes of an agent in {path}, got: {error}") from None
+    return lines
+
+
+def check_same(line: dict[str, Any], asked: AgentTraining, out: Path) -> None:
+    """Raise `ConfigError` where an episode that is over was one of another training."""
+    ours = described(asked)
+    if line["training"] != ours:
+        raise ConfigError(
+            f"expected to go on with the training in {out}, got another config: take another "
+            f"folder, or ask for what is there: {line['training']}"
+        )
+
+
+def described(asked: AgentTraining) -> str:
+    """Return what all episodes of a training have in common, the number of them apart."""
+    given = {f.name: getattr(asked.config, f.name) for f in fields(asked.config) if f.name != "out"}
+    return json.dumps({"config": given, "seeds": asked.seeds}, sort_keys=True, default=str)
+
+
+def agent_path(out: Path, episodes: int) -> Path:
+    """Return the file of the agent after so many episodes."""
+    return out / "agents" / f"agent-{episodes:04d}.safetensors"
+
+
+def config_of(asked: AgentTraining, out: Path, number: int) -> RunConfig:
+    """Return the config of an episode, counted from 0."""
+    config, turn = asked.config, number % asked.seeds
+    options = dict(config.options)
+    if number > 0:
+        options["agent"] = str(agent_path(out, number).resolve())
+    return replace(
+        config,
+        options=options,
+        seed=config.seed + number,
+        partition_seed=config.seed + turn,
+        split_seed=config.seed + turn,
+        init_seed=config.seed + turn,
+        checkpoint_every=config.rounds,
+        out=str(out / "episode"),
+    )
+
+
+def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -> dict[str, Any]:
+    """Run an episode and write the agent after it; return its line."""
+    config = config_of(asked, out, number)
+    folder = out / "episode"
+    shutil.rmtree(folder, ignore_errors=True)  # of an episode that was interrupted
+    result = run(graph, config=config)
+    checkpoint, _ = CheckpointFolder(folder / "checkpoints").latest()
+    assert checkpoint is not None  # the run has written one after its last round
+    known = under(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
+    agent = {name: t for name, t in known.items() if name not in OF_THE_RUN}
+    path = agent_path(out, number + 1)
+    path.parent.mkdir(exist_ok=True)
+    write_agent(path, agent)
+    agent_path(out, number - 1).unlink(missing_ok=True)
+    shutil.rmtree(folder)
+    rows, view = result.rounds, result.method.evaluate.view
+    name = result.config.metric
+    return {
+        "training": described(asked),
+        "episode": number + 1,
+        "rounds": int(agent["rounds"]),
+        "return": discounted(agent, len(rows)),
+        "best_validation": max(float(row[f"val_{view}_{name}"] or 0) for row in rows),
+        "virtual_seconds": rows[-1].get("virtual_seconds"),
+        "seconds": result.seconds,
+        **{key: rows[-1][key] for key in rows[-1] if key.startswith("fact_knob_")},
+    }
+
+
+def discounted(agent: dict[str, Tensor], rounds: int) -> float | None:
+    """Return the discounted return of the last so many rounds; None before the profile is over."""
+    seen, rewards = int(agent["rounds"]), agent["replay/reward"]
+    if seen < PROFILE or rounds > min(seen, len(rewards)):
+        return None
+    place = torch.arange(seen - rounds, seen) % len(rewards)
+    powers = AgentOptions().learning.discount ** torch.arange(rounds)
+    return float((rewards[place] * powers).sum())

@@ -1,0 +1,350 @@
+"""DDPG: an update by hand and against torchrl, a toy task, an agent's file and what it keeps."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from silograph.control import AgentOptions, Knob, RunStanding
+from silograph.control import ddpg as agents
+from silograph.control.actor_critic import (
+    ACTOR,
+    CRITIC,
+    Learning,
+    Networks,
+    Transitions,
+    act,
+    actor_loss,
+    critic_loss,
+    first_networks,
+    over,
+    updated,
+    value,
+)
+from silograph.control.agent_file import read_agent, write_agent
+from silograph.control.base import ControllerState
+from silograph.control.weight_sketch import SIZE, principal, sketch_of
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.nn.conv import Params
+
+KNOBS = (Knob("share", 0.0, 1.0, 0.5), Knob("size", 1, 9, 4, by_client=True))
+CLIENTS = 3
+
+
+# --- one update, by hand --------------------------------------------------------------------------
+
+
+def by_hand() -> tuple[Networks, Transitions]:
+    """One value of state and of action, two hidden units, of which one is off in each network."""
+    one = torch.tensor
+    actor: Params = {
+        "0.weight": one([[1.0], [-1.0]]),
+        "0.bias": one([0.0, 0.0]),
+        "1.weight": one([[0.5, 2.0]]),
+        "1.bias": one([-1.0]),
+    }
+    critic: Params = {
+        "0.weight": one([[1.0, 2.0], [-1.0, -1.0]]),
+        "0.bias": one([0.0, 0.0]),
+        "1.weight": one([[0.5, 3.0]]),
+        "1.bias": one([0.25]),
+    }
+    weights: Params = {}
+    for name, own in (("actor", actor), ("critic", critic)):
+        weights |= over(name, own) | over(f"target_{name}", own)
+    blank = first_networks(1, 1, (2,), Key.of(0))
+    zero = {name: torch.zeros_like(t) for name, t in blank.memory.items()}
+    found = Transitions(one([[2.0]]), one([[0.5]]), one([1.0]), one([[4.0]]))
+    return Networks(weights, zero), found
+
+
+def test_one_update_is_worked_out_by_hand() -> None:
+    networks, found = by_hand()
+    # Actor: hidden (s, 0), so a = sigmoid(s / 2 - 1): a(4) = sigmoid(1), a(2) = 1/2.
+    a_after = 1 / (1 + math.exp(-1))
+    assert float(act(networks.part("target_actor"), found.after)) == pytest.approx(a_after)
+    # Critic: hidden (s + 2 a, 0), q = (s + 2 a) / 2 + 1/4.
+    q_after, q = (4 + 2 * a_after) / 2 + 0.25, (2 + 2 * 0.5) / 2 + 0.25
+    error = 1.0 + 0.9 * q_after - q
+    leaves = {n: w.requires_grad_() for n, w in networks.part(CRITIC).items()}
+    loss = critic_loss(leaves, networks, found, 0.9)
+    assert loss.item() == pytest.approx(error**2, rel=1e-6)
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    # dL/dq = -2 error; the second hidden unit is off.
+    by_name = {
+        "0.weight": [[2 * 0.5, 0.5 * 0.5], [0, 0]],
+        "0.bias": [0.5, 0],
+        "1.weight": [[3, 0]],
+        "1.bias": [1],
+    }
+    for name, expected in by_name.items():
+        torch.testing.assert_close(grads[name], -2 * error * torch.tensor(expected).float())
+    # dq/da = 1 (2 times 1/2), da/d(before the sigmoid) = 1/4, and the hidden unit is s = 2.
+    own = {n: w.detach().requires_grad_() for n, w in networks.part(ACTOR).items()}
+    loss = actor_loss(own, networks.part(CRITIC), found.state)
+    assert float(loss.detach()) == pytest.approx(-q)
+    climbed = dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+    torch.testing.assert_close(climbed["1.weight"], torch.tensor([[-0.5, 0.0]]))
+    torch.testing.assert_close(climbed["1.bias"], torch.tensor([-0.25]))
+    torch.testing.assert_close(climbed["0.weight"], torch.tensor([[-0.25], [0.0]]))
+    # The first step of Adam is lr along the sign of the gradient, and none where it is 0.
+    learning = Learning(actor_lr=0.01, critic_lr=0.1, discount=0.9, follow=0.25)
+    before = {n: w.detach().clone() for n, w in networks.weights.items()}
+    after = updated(Networks(before, networks.memory), found, learning).weights
+    assert error > 0
+    expected = torch.tensor([[0.6, 3.0]])  # 1/2 and 3, the first up by 0.1
+    torch.testing.assert_close(after["critic/1.weight"], expected, rtol=0, atol=1e-6)
+    expected = torch.tensor([[0.51, 2.0]])  # the critic still wants more
+    torch.testing.assert_close(after["actor/1.weight"], expected, rtol=0, atol=1e-6)
+    expected = torch.tensor([[0.525, 3.0]])  # a quarter of the way from 1/2 to 0.6
+    torch.testing.assert_close(after["target_critic/1.weight"], expected, rtol=0, atol=1e-6)
+    assert all(torch.equal(before[n], networks.weights[n]) for n in before)
+
+
+def test_losses_are_those_of_torchrl() -> None:
+    modules, objectives = (pytest.importorskip(f"torchrl.{n}") for n in ("modules", "objectives"))
+    tensordict = pytest.importorskip("tensordict")
+    networks = first_networks(3, 2, (5, 4), Key.of(4))
+
+    class Net(torch.nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.own = torch.nn.ParameterDict(
+                {n.replace(".", "_"): w.clone() for n, w in networks.part(name).items()}
+            )
+            self.acts = name == ACTOR
+
+        def forward(self, *x: Tensor) -> Tensor:
+            own = {n.replace("_", "."): w for n, w in self.own.items()}
+            if self.acts:
+                return act(own, x[0])
+            return value(own, x[0], x[1])[:, None]
+
+    draws = torch.Generator().manual_seed(1)
+    state, after = (torch.randn(7, 3, generator=draws) for _ in range(2))
+    action, reward = torch.rand(7, 2, generator=draws), torch.randn(7, generator=draws)
+    actor = modules.Actor(Net(ACTOR), in_keys=["observation"])
+    critic = modules.ValueOperator(Net(CRITIC), in_keys=["observation", "action"])
+    theirs = objectives.DDPGLoss(
+        actor, critic, loss_function="l2", delay_actor=True, delay_value=True
+    )
+    theirs.make_value_estimator(gamma=0.9)
+    done = torch.zeros(7, 1, dtype=torch.bool)
+    nexts = {"observation": after, "reward": reward[:, None], "done": done, "terminated": done}
+    told = theirs(
+        tensordict.TensorDict(
+            {"observation": state, "action": action, "next": nexts}, batch_size=[7]
+        )
+    )
+    found = Transitions(state, action, reward, after)
+    ours = critic_loss(networks.part(CRITIC), networks, found, 0.9)
+    torch.testing.assert_close(ours, told["loss_value"].detach())
+    ours = actor_loss(networks.part(ACTOR), networks.part(CRITIC), state)
+    torch.testing.assert_close(ours, told["loss_actor"].detach())
+
+
+# --- a toy task -----------------------------------------------------------------------------------
+
+TOY = AgentOptions(
+    time="measured",
+    target=1.0,
+    omega=1.0,
+    hidden=(64, 32),
+    learning=Learning(actor_lr=1e-3, critic_lr=1e-3, discount=0.1),
+)
+
+
+def played(*, blind: bool, steps: int = 1500) -> float:
+    """The mean distance to the optimum of the last rounds, without noise.
+
+    Weights are drawn alike in [-1, 1]; the best value of the knob is (w + 1) / 2, and a round takes
+    as many seconds as the square of the distance: so time alone tells which value was good.
+    """
+    knobs = (Knob("share", 0.0, 1.0, 0.5),)
+
+    def standing(t: int) -> RunStanding:
+        w = 2 * best(t)[None] - 1
+        shown = torch.zeros(1) if blind else torch.cat([w, -w, 2 * w]).float()
+        return RunStanding(t, 1, 0, None, t, 1.0, 0.5, 0.0, {"w": shown})
+
+    def best(t: int) -> Tensor:
+        return Key.of(9).fold("world", t).matrix(1, 1)[0, 0]
+
+    state: ControllerState = agents.init(TOY, knobs, standing(0))
+    for t in range(1, steps + 1):
+        values = agents.propose(TOY, knobs, state, standing(t - 1), Key.of(3).fold(t))
+        took = float((values["share"] - best(t - 1)).square())
+        state = agents.observe(TOY, knobs, state, standing(t), {"seconds": took}, values)
+    quiet, missed = replace(TOY, explore=False), 0.0
+    for t in range(steps, steps + 100):
+        values = agents.propose(quiet, knobs, state, standing(t), Key.of(0))
+        missed += float((values["share"] - best(t)).abs()) / 100
+        facts = {"seconds": 0.0}
+        state = agents.observe(quiet, knobs, state, standing(t + 1), facts, values)
+    return missed
+
+
+@pytest.mark.slow
+def test_an_optimum_that_depends_on_the_state_is_learned_and_not_without_it() -> None:
+    assert played(blind=False) < 0.08
+    assert played(blind=True) > 0.2  # the best constant misses by 1/4
+
+
+# --- what it keeps --------------------------------------------------------------------------------
+
+SMALL = AgentOptions(hidden=(8, 4), kept=30, batch=5)
+
+
+def standing_at(t: int, score: float = 0.4) -> RunStanding:
+    weights = {"0.weight": Key.of(2).fold(t).matrix(6, 5).float(), "0.bias": torch.zeros(5)}
+    return RunStanding(t, CLIENTS, 0, None, t, 1.0, score, 2.0 * t + t % 3, weights)
+
+
+def after_rounds(count: int, options: AgentOptions = SMALL) -> ControllerState:
+    state: ControllerState = agents.init(options, KNOBS, standing_at(0))
+    for t in range(1, count + 1):
+        values = agents.propose(options, KNOBS, state, standing_at(t - 1), Key.of(1).fold(t))
+        for knob in KNOBS:
+            knob.check(values[knob.name], CLIENTS, "the agent")
+        told = {"seconds": 1.0}
+        state = agents.observe(options, KNOBS, state, standing_at(t, 0.4 + t / 100), told, values)
+    return state
+
+
+def test_the_profile_fixes_components_and_the_scale_of_time() -> None:
+    state = after_rounds(agents.PROFILE)
+    seconds = torch.tensor([2.0 + (t % 3) - ((t - 1) % 3) for t in range(1, 21)]).double()
+    torch.testing.assert_close(state["profile/seconds"], seconds)
+    assert float(state["beta"]) == float(seconds.min())
+    term = state["alpha"] * (seconds - state["beta"])
+    assert float(term.mean()) == pytest.approx(1)
+    score = state["profile/score"]
+    expected = 128 ** (score - 0.9) - term
+    torch.testing.assert_close(state["replay/reward"][:20].double(), expected, rtol=0, atol=1e-6)
+    later = after_rounds(agents.PROFILE + 15)
+    assert all(torch.equal(later[n], state[n]) for n in ("mean", "axes", "alpha", "beta"))
+    assert not torch.equal(later["net/actor/0.weight"], state["net/actor/0.weight"])
+    assert torch.equal(later["replay/after"][20], later["replay/state"][21])
+    assert int(later["rounds"]) == 35
+
+
+def test_the_oldest_transitions_make_room() -> None:
+    """30 are kept: those of rounds 31 to 33 stand where the first three stood."""
+    later, before = after_rounds(33), after_rounds(30)
+    assert torch.equal(later["replay/reward"][3:], before["replay/reward"][3:])
+    assert not torch.equal(later["replay/reward"][:3], before["replay/reward"][:3])
+
+
+def test_without_exploring_nothing_is_learned_and_no_noise_is_added() -> None:
+    state, quiet = after_rounds(25), replace(SMALL, explore=False)
+    one, two = (agents.propose(quiet, KNOBS, state, standing_at(25), Key.of(k)) for k in (1, 2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    new = agents.observe(quiet, KNOBS, state, standing_at(26), {"seconds": 1.0}, one)
+    kept = {n for n in state if n not in agents.OF_THE_RUN}
+    assert all(torch.equal(new[n], state[n]) for n in kept)
+    assert torch.equal(new["sketch"], sketch_of(standing_at(26).weights))
+
+
+def test_an_agent_of_many_clients_is_below_20_mb() -> None:
+    knobs = (
+        *KNOBS,
+        Knob("keep", 0.0, 1.0, 0.5, by_client=True),
+        Knob("k", 1, 9, 2, by_client=True),
+    )
+    agent = agents.blank_agent(AgentOptions(), knobs, 50)
+    assert sum(t.nbytes for t in agent.values()) < 20e6
+
+
+def test_knobs_are_actions_and_back() -> None:
+    action = torch.tensor([0.25, 0.0, 0.5, 1.0])
+    values = agents.to_knobs(KNOBS, action, CLIENTS)
+    assert values["share"].item() == 0.25
+    assert values["size"].tolist() == [1, 5, 9]
+    torch.testing.assert_close(agents.to_action(KNOBS, values), action)
+
+
+def test_principal_components_are_those_of_the_covariance() -> None:
+    rows = Key.of(1).matrix(20, SIZE)
+    mean, axes = principal(rows, 20)
+    seen = (rows - mean) @ axes
+    covariance = seen.T @ seen
+    assert float((covariance - covariance.diagonal().diag()).abs().max()) < 1e-9
+    assert float(seen.square().mean()) == pytest.approx(1)
+    assert bool((covariance.diagonal().diff() <= 1e-9).all())
+
+
+def test_a_sketch_keeps_inner_products_in_expectation() -> None:
+    one, two = Key.of(1).matrix(1, 5000)[0] - 0.5, Key.of(2).matrix(1, 5000)[0] - 0.5
+    a, b = sketch_of({"w": one}), sketch_of({"w": one + 0.3 * two})
+    exact = float(one @ (one + 0.3 * two))
+    assert abs(float(a @ b) / exact - 1) < 0.2
+    assert torch.equal(sketch_of({"b": two, "a": one}), sketch_of({"a": one, "b": two}))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def agent_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t for n, t in state.items() if n not in agents.OF_THE_RUN}
+
+
+def test_an_agent_goes_on_from_its_file(tmp_path: Path) -> None:
+    state, path = after_rounds(25), tmp_path / "agent.safetensors"
+    write_agent(path, agent_of(state))
+    again = agents.init(replace(SMALL, agent=str(path)), KNOBS, standing_at(0))
+    assert all(torch.equal(again[n], t) for n, t in agent_of(state).items())
+    assert torch.equal(again["sketch"], sketch_of(standing_at(0).weights))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": torch.zeros(1)}, "expected extra of shape None in the agent"),
+        ({"axes": torch.zeros(3, 3)}, r"expected axes of shape \(1024, 20\) .* got \(3, 3\)"),
+        ({"beta": torch.tensor(torch.nan).double()}, "expected finite numbers .* in beta"),
+        ({"alpha": torch.tensor(1.0)}, "expected alpha as torch.float64"),
+        ({"rounds": torch.tensor(-1)}, "expected rounds from 0 in the agent .* got -1"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, change: dict[str, Tensor], message: str) -> None:
+    path = tmp_path / "agent.safetensors"
+    like = agents.blank_agent(SMALL, KNOBS, CLIENTS)
+    write_agent(path, {**like, **change})
+    with pytest.raises(ConfigError, match=message):
+        read_agent(path, like)
+
+
+def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
+    like, path = agents.blank_agent(SMALL, KNOBS, CLIENTS), tmp_path / "model.safetensors"
+    path.write_bytes(safetensors.torch.save(like))
+    with pytest.raises(ConfigError, match=r"expected an agent in .* got another file"):
+        read_agent(path, like)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(ConfigError, match="expected an agent in"):
+        read_agent(path, like)
+    with pytest.raises(ConfigError, match="expected an agent in"):
+        read_agent(tmp_path / "none", like)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        ({}, {"weights": {}}, "expected a method whose server has a model for ddpg"),
+        ({}, {"val_score": None}, "expected validation nodes, whose score is in the reward"),
+        ({}, {"val_score": 3.0}, "expected a --metric from 0 to 1"),
+        ({}, {"virtual_seconds": None}, "expected a virtual clock, whose seconds are in the rew"),
+        ({"explore": False}, {}, "expected an agent that has seen 20 rounds or more"),
+    ],
+)
+def test_runs_that_teach_an_agent_nothing_are_refused(
+    options: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agents.init(replace(SMALL, **options), KNOBS, replace(standing_at(0), **change))

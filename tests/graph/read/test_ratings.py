@@ -1,0 +1,272 @@
+"""Laws of rating graphs: who rated what, which cuts and splits they have, and what is refused."""
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import silograph as sg
+from rating_graphs import drawn, rating_graph
+from silograph.core.errors import ConfigError, DataError, PartitionError, ProtocolError
+from silograph.core.key import Key
+from silograph.graph.block.block import make_block
+from silograph.graph.block.pairs import pairs_of, seen_rows
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.split import choose_split
+from silograph.graph.rating_pairs import pairs_among
+
+KEY = Key.of(3)
+THREE = [[7, 1, 4.0], [7, 2, 3.0], [8, 1, 5.0]]
+
+
+def told(graph: Graph) -> set[tuple[str, str, float]]:
+    """Return who rated what how."""
+    assert isinstance(graph.x, torch.Tensor)
+    pairs = pairs_among(graph.x, graph.adj)
+    user, item = (graph.node_id[rows.numpy()] for rows in (pairs.user, pairs.item))
+    return set(zip(user.tolist(), item.tolist(), graph.y[pairs.row].tolist(), strict=True))
+
+
+def cut(graph: Graph, method: str = "category", clients: int = 3, **options: Any) -> Partition:
+    return make_partition(graph, method, clients=clients, key=KEY, **options)
+
+
+def test_a_graph_says_who_rated_what() -> None:
+    data = drawn()
+    graph = sg.ratings(**data)
+    wanted = {(f"u:{u:.0f}", f"i:{i:.0f}", float(v)) for u, i, v in data["ratings"]}
+    assert told(graph) == wanted
+    assert graph.task == "rating"
+    assert int(graph.labeled.sum()) == len(wanted)
+    pair = {tuple(sorted(two)) for two in data["trust"].tolist() if two[0] != two[1]}
+    assert graph.num_edges == 2 * len(wanted) + len(pair)
+    assert len(set(graph.node_id.tolist())) == graph.num_nodes
+
+
+def test_tables_say_what_arrays_say(tmp_path: Path) -> None:
+    data, path, trust = drawn(), tmp_path / "ratings.csv", tmp_path / "trust.csv"
+    lines = ["user,item,rating,category,time"]
+    beside = zip(data["ratings"].tolist(), data["categories"], data["times"], strict=True)
+    lines += [f"{u:.0f},{i:.0f},{v},{kind},{time}" for (u, i, v), kind, time in beside]
+    path.write_text("\n".join(lines))
+    trust.write_text("\n".join(["truster,trustee", *(f"{a},{b}" for a, b in data["trust"])]))
+    cells = zip(*(line.split(",") for line in lines[1:]), strict=True)
+    columns = dict(zip(lines[0].split(","), cells, strict=True))
+    table: dict[str, Any] = {name: np.array(values) for name, values in columns.items()}
+    np.savez(tmp_path / "ratings.npz", **table)
+    here = fingerprint(sg.ratings(**data))
+    assert fingerprint(sg.ratings(path, trust=trust)) == here
+    assert fingerprint(sg.ratings(tmp_path / "ratings.npz", trust=trust)) == here
+
+
+def test_of_repeated_pairs_the_last_one_counts() -> None:
+    table = [[1, 1, 2.0], [1, 1, 5.0], [1, 1, 3.0], [2, 1, 1.0]]
+    assert told(sg.ratings(table)) == {("u:1", "i:1", 3.0), ("u:2", "i:1", 1.0)}
+    by_time = sg.ratings(table, times=[5, 9, 9, 1])
+    assert told(by_time) == {("u:1", "i:1", 3.0), ("u:2", "i:1", 1.0)}
+    assert ("u:1", "i:1", 5.0) in told(sg.ratings(table, times=[5, 9, 8, 1]))
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"ratings": [[1, 1]]}, r"expected ratings \(R, 3\) of user, item and rating"),
+    ({"ratings": [[1, 1, 0.0]]}, r"ratings from 1 to 5, got 0 at rating 0 \(1 such ratings\)"),
+    ({"ratings": [[1, 1, 2.0], [1, 2, np.nan]]}, "from 1 to 5, got nan at rating 1"),
+    ({"ratings": [["a", "", "3"]]}, "the id of a item without tabs at rating 0, got ''"),
+    ({"ratings": [["a\tb", "c", "3"]]}, "the id of a user without tabs"),
+    ({"ratings": [[1.5, 1, 2.0]]}, "the id of a user at rating 0, got 1.5"),
+    ({"ratings": THREE, "scale": (5, 1)}, r"expected a scale \(least, largest\)"),
+    ({"ratings": THREE, "repeated": "no"}, "repeated='last' or 'refuse', got 'no'"),
+    (
+        {"ratings": [*THREE, THREE[0]], "repeated": "refuse"},
+        "another of item 1 by user 7 at rating",
+    ),
+    ({"ratings": THREE, "trust": [[7, 9]]}, r"got user 9 without any \(1 such users\)"),
+    ({"ratings": THREE, "trust": [[7, 8, 9]]}, r"expected trust \(T, 2\)"),
+    ({"ratings": THREE, "unrated": "no"}, "unrated='refuse' or 'drop', got 'no'"),
+    ({"ratings": THREE, "categories": ["a"]}, r"expected categories \(3,\), one for each rating"),
+    ({"ratings": THREE, "times": [1.0, np.inf, 2.0]}, "finite times, got inf at rating 1"),
+    ({"ratings": "r.txt"}, "expected a table in one of .csv, .npz, .parquet, got r.txt"),
+    ({"ratings": "r.csv", "times": [1]}, "columns of the table of ratings, got arrays"),
+]
+
+
+@pytest.mark.parametrize(("given", "line"), BAD, ids=[line[:30] for _, line in BAD])
+def test_what_is_wrong_is_one_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(DataError, match=line) as caught:
+        sg.ratings(**given)
+    assert "\n" not in str(caught.value)
+
+
+TABLES = [
+    ("user,item,rating\n", "expected at least one row, got none"),
+    ("user,item\na,b\n", "expected a column 'rating'"),
+    ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
+    ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
+    ("user,item,rating\n,b,3\n", "the id of a user without tabs in .*line 2"),
+    ("user,item,rating,time\na,b,3,\n", "column 'time': expected a number, got ''"),
+    ("user,item,rating,category\na,b,3,\n", "column 'category': expected a name, got ''"),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), TABLES)
+def test_a_wrong_table_is_told_by_line(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "ratings.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=line):
+        sg.ratings(path)
+
+
+def test_trust_of_users_without_ratings_can_be_dropped() -> None:
+    graph = sg.ratings(THREE, trust=[[7, 9], [8, 7], [7, 7], [7, 8]], unrated="drop")
+    assert graph.num_edges == 2 * 3 + 1
+
+
+def archive(path: Path, **changed: np.ndarray) -> Path:
+    data = drawn()
+    table = data["ratings"].astype(np.int32)
+    table[0, 2] = 0  # not on the scale
+    kept = table[:, 0] % 2 == 0  # the others trust nobody
+    arrays = {
+        "ratings": table,
+        "trust": np.stack([table[kept, 0], table[kept, 0][::-1]], axis=1),
+        "rating_category": np.arange(len(table)) % 4,
+        "rating_time": data["times"],
+    }
+    np.savez(path, **(arrays | changed))
+    return path
+
+
+def test_an_archive_of_ratings_is_filtered_as_in_the_papers(tmp_path: Path) -> None:
+    table = drawn()["ratings"]
+    graph = sg.load(archive(tmp_path / "ciao.npz"))
+    kept = (table[:, 0] % 2 == 0) & (np.arange(len(table)) > 0)
+    wanted = {(f"u:{u:.0f}", f"i:{i:.0f}", float(v)) for u, i, v in table[kept]}
+    assert told(graph) == wanted
+    assert graph.columns.keys() == {"category", "time"}
+    wrong = archive(tmp_path / "wrong.npz", rating_time=np.ones(3))
+    with pytest.raises(DataError, match="one category and time for each of 200 ratings"):
+        sg.load(wrong)
+    flat = archive(tmp_path / "flat.npz", ratings=np.ones(3))
+    with pytest.raises(DataError, match=r"expected ratings \(R, 3\) of numbers"):
+        sg.load(flat)
+
+
+@pytest.mark.parametrize("method", ["category", "random", "louvain"])
+def test_a_client_holds_its_ratings_with_their_users_and_items(method: str) -> None:
+    graph = rating_graph()
+    partition = cut(graph, method)
+    block, route = make_block(graph, partition, choose_split(graph, partition, "0.8/0.1/0.1", KEY))
+    pairs = pairs_of(block)
+    assert torch.equal(block.client[pairs.row], block.client[pairs.user])
+    assert torch.equal(block.client[pairs.row], block.client[pairs.item])
+    assert len(pairs.row) == int(graph.labeled.sum())  # every rating at one client
+    assert bool((block.x.sum(dim=1) > 0)[torch.cat([pairs.user, pairs.item])].all())  # type: ignore[union-attr]
+    ends = torch.cat([pairs.row, pairs.user, pairs.item])
+    assert len(torch.unique(ends)) == len(block.row_key)  # nobody holds anything else
+    assert block.halo.adj.nnz == 0  # nor knows of others' ratings
+    assert len(route.target) == 0
+
+
+@pytest.mark.parametrize(
+    ("spread", "ends"), [("average", (2, 3)), ("skewed", (2, 4)), ("extreme", (1, 5))]
+)
+def test_clients_get_whole_categories(spread: str, ends: tuple[int, int]) -> None:
+    graph = rating_graph(60, 112, 1500, 28)
+    code = graph.columns["category"]
+    seen: set[int] = set()
+    for seed in range(8):
+        key = Key.of(seed)
+        partition = make_partition(graph, "category", clients=10, key=key, spread=spread)
+        held = [torch.unique(code[nodes][code[nodes] >= 0]).tolist() for nodes in partition.nodes]
+        assert sorted(chain.from_iterable(held)) == list(range(28))
+        seen |= {len(values) for values in held}
+    assert (min(seen), max(seen)) == ends
+
+
+def test_any_column_can_be_dealt() -> None:
+    table = [[u, i, 3.0] for u in range(4) for i in range(3)]
+    graph = sg.ratings(table, categories=[f"{u % 2}" for u, _, _ in table])
+    partition = cut(graph, clients=2)
+    assert [int(graph.labeled[nodes].sum()) for nodes in partition.nodes] == [6, 6]
+
+
+def test_cuts_that_cannot_be_made_are_refused(make_graph: Callable[..., Graph]) -> None:
+    with pytest.raises(
+        PartitionError, match=r"at least 7 values of 'category', one a client, got 6"
+    ):
+        cut(rating_graph(), clients=7)
+    with pytest.raises(PartitionError, match="expected a column 'shop' of words"):
+        cut(rating_graph(), column="shop")
+    with pytest.raises(PartitionError, match="got none: name one as option column="):
+        cut(make_graph(20))
+    with pytest.raises(PartitionError, match=r"no drop_edges for a rating graph, got 0\.5"):
+        cut(rating_graph(), drop_edges=0.5)
+    with pytest.raises(PartitionError, match="at least one rating a client, got none at client"):
+        cut(sg.ratings(THREE), "random", 7)
+
+
+def test_renumbering_changes_nothing() -> None:
+    data = drawn()
+    order = np.random.default_rng(1).permutation(len(data["ratings"]))
+    other = data | {name: data[name][order] for name in ("ratings", "categories", "times")}
+    assert fingerprint(sg.ratings(**data)) == fingerprint(sg.ratings(**other))
+
+
+def test_a_pair_has_one_role_in_shares_of_each_client() -> None:
+    graph = rating_graph()
+    partition = cut(graph)
+    for how in ("0.8/0.1/0.1", "time:0.8/0.1/0.1"):
+        split = choose_split(graph, partition, how, KEY)
+        roles = torch.stack(list(vars(split).values())).int().sum(dim=0)
+        assert torch.equal(roles > 0, graph.labeled)
+        assert int(roles.max()) == 1
+        for nodes in partition.nodes:
+            count = int(graph.labeled[nodes].sum())
+            assert abs(int(split.train[nodes].sum()) - 0.8 * count) <= 0.5 + 1e-9
+
+
+def test_by_time_nobody_trains_on_what_is_later_than_a_test() -> None:
+    graph = rating_graph()
+    partition = cut(graph)
+    split, time = choose_split(graph, partition, "time:0.8/0.1/0.1", KEY), graph.columns["time"]
+    for nodes in partition.nodes:
+        train, val, test = (time[nodes[mask[nodes]]] for mask in vars(split).values())
+        assert float(train.max()) <= float(val.min())
+        assert float(val.max()) <= float(test.min())
+    with pytest.raises(DataError, match="expected a time for every labeled node"):
+        choose_split(
+            sg.ratings(THREE), cut(sg.ratings(THREE), "random", 1), "time:0.8/0.1/0.1", KEY
+        )
+    with pytest.raises(ConfigError, match="expected a split of"):
+        choose_split(graph, partition, "time:now", KEY)
+
+
+def test_seen_ratings_are_those_whose_user_and_item_train_at_the_client() -> None:
+    graph = rating_graph()
+    partition = cut(graph)
+    split = choose_split(graph, partition, "0.5/0.2/0.3", KEY)
+    block, _ = make_block(graph, partition, split)
+    seen, pairs, train = seen_rows(block), pairs_of(block), block.split.train
+    for row, user, item in zip(*(t.tolist() for t in vars(pairs).values()), strict=True):
+        near = [
+            bool(train[pairs.row[ends == end]].any())
+            for ends, end in ((pairs.user, user), (pairs.item, item))
+        ]
+        assert bool(seen[row]) == all(near)
+    assert 0 < int(seen[block.split.test].sum()) < int(block.split.test.sum())
+
+
+def test_edges_that_are_no_pairs_are_refused() -> None:
+    kinds = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    one = CSR.undirected(np.array([[2], [0]]), 3)
+    two = CSR.undirected(np.array([[2, 2], [0, 1]]), 3)
+    assert pairs_among(kinds, two).item.tolist() == [1]
+    for x, adj in ((kinds, one), (kinds[:, [0, 0]], two)):
+        with pytest.raises(ProtocolError, match=r"edges from each rating to its user and its item"):
+            pairs_among(x, adj)

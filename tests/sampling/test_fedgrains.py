@@ -1,0 +1,382 @@
+"""Laws of FedGrAINS' sampler: the flow network's choices, its loss and steps by hand."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runs import go, same_bits, weights_of
+from sessions import session
+from silograph.core.key import Key
+from silograph.core.payload import State, under
+from silograph.federation.in_process import InProcess
+from silograph.federation.program import Program
+from silograph.federation.session.names import own_ops
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph, Split
+from silograph.methods import FEDAVG, MethodConfig, NoOptions
+from silograph.nn.backends import BACKENDS
+from silograph.nn.fit import Schedule, Training, TrainingInputs
+from silograph.nn.mini_batches import sampled_pass
+from silograph.nn.model import Model
+from silograph.nn.neighbors import FULL, Drawn, Neighbors, Reached, Signal
+from silograph.nn.optim import SGD, Adam
+from silograph.sampling.fedgrains import FedGrains, log_forward, top_k
+
+MakeGraph = Callable[..., Graph]
+CutBlock = Callable[..., tuple[ClientBlock, Route]]
+Draws = tuple[tuple[Reached, Drawn], ...]
+EDGES = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 4), (2, 4), (3, 5), (4, 5)]
+STAR = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+NETWORK = ("features", "indicator", "bias", "last", "last_bias")
+
+
+def small(make_graph: MakeGraph, edges: Sequence[tuple[int, int]], *, sparse: bool) -> ClientBlock:
+    """One client with 6 nodes, of which the first is in training."""
+    rows, cols = torch.tensor([*edges, *((b, a) for a, b in edges)]).T
+    graph = replace(make_graph(6, sparse=sparse), adj=CSR.from_pairs(rows, cols, (6, 6)))
+    train = torch.arange(6) < 1
+    block, _ = make_block(graph, whole(graph), Split(train, ~train, ~train), torch.float64)
+    return block
+
+
+def draws_of(
+    sampler: Neighbors, block: ClientBlock, key: Key, state: State, hops: int = 2
+) -> Draws:
+    """What is drawn for the first node."""
+    seeds, off = torch.tensor([0]), torch.tensor([0, 1])
+    return sampled_pass(block, block.x, seeds, off, sampler, key, (True,) * hops, state)[1]
+
+
+def dense(block: ClientBlock) -> Tensor:
+    """The features, (n, F)."""
+    if isinstance(block.x, Tensor):
+        return block.x
+    return block.x.csr.tensor.to_dense()
+
+
+def weights_of_network(block: ClientBlock, state: State) -> dict[str, Tensor]:
+    """The flow network of the only client, features that do not occur as zeros."""
+    found = {name: state[name].t for name in NETWORK}
+    if not isinstance(block.x, Tensor):
+        whole_rows = found["features"].new_zeros(block.num_features, found["features"].shape[1])
+        whole_rows[block.x.used.feature] = found["features"]
+        found["features"] = whole_rows
+    return {name: w.clone().requires_grad_() for name, w in found.items()}
+
+
+def log_p_by_hand(
+    block: ClientBlock, chosen: Mapping[int, int], picked: set[int], hop: int, w: dict[str, Tensor]
+) -> tuple[Tensor, list[int]]:
+    """Return log P_F of picking nodes, and the candidates, as section 3.1 has it.
+
+    Args:
+        block: the only client.
+        chosen: the layer of every node chosen so far.
+        picked: of the candidates.
+        hop: of this draw, from 0.
+        w: the flow network.
+    """
+    adj = block.adj.tensor.to_dense()
+    candidates = [v for v in range(6) if v not in chosen and any(adj[u, v] for u in chosen)]
+    layer = dict(chosen) | dict.fromkeys(candidates, hop + 1)
+    rows = sorted(layer)
+    among = torch.tensor(
+        [[float((a in chosen or b in chosen) and adj[a, b] > 0) for b in rows] for a in rows]
+    ).double() + torch.eye(len(rows))
+    scale = among.sum(1).rsqrt()
+    operator = scale[:, None] * among * scale
+    first = dense(block)[rows] @ w["features"] + w["indicator"][0][[layer[v] for v in rows]]
+    hidden = torch.relu(operator @ first + w["bias"][0])
+    logit = (operator @ hidden @ w["last"][0].T + w["last_bias"][0])[:, 0]
+    each = [
+        torch.nn.functional.logsigmoid(logit[rows.index(v)] * (1 if v in picked else -1))
+        for v in candidates
+    ]
+    return sum(each, torch.zeros(())), candidates
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("learns_z", [True, False])
+def test_the_balance_of_every_choice_by_hand(
+    make_graph: MakeGraph, learns_z: bool, sparse: bool
+) -> None:
+    """All pairs of k-subsets of two layers: log P_F, the loss, and a step of torch's Adam on it."""
+    block = small(make_graph, EDGES, sparse=sparse)
+    sampler = FedGrains(2, 2, alpha=3.0, lr=0.05, learns_z=learns_z, log_z_lr=0.2, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 2, 0.0, "multiclass")
+    start = dict(sampler.init(block, model, Key.of(1)))
+    start["bias"] = replace(start["bias"], t=start["bias"].t + 0.3)
+    seen: set[tuple[Any, ...]] = set()
+    for number in range(60):
+        draws = draws_of(sampler, block, Key.of(number), start)
+        path, layer = [], {0: 0}
+        w = weights_of_network(block, start)
+        total = torch.zeros((), dtype=torch.float64)
+        for hop, (reached, drawn) in enumerate(draws):
+            assert set(reached.rows.tolist()) == set(layer)
+            picked = set(drawn.neighbor.tolist()) - set(layer)
+            one, candidates = log_p_by_hand(block, layer, picked, hop, w)
+            assert len(picked) == min(2, len(candidates))
+            torch.testing.assert_close(drawn.trace["log_p"][0], one, rtol=0, atol=1e-10)
+            total = total + one
+            layer |= dict.fromkeys(picked, hop + 1)
+            path.append(frozenset(picked))
+        if tuple(path) in seen:
+            continue
+        seen.add(tuple(path))
+        loss = torch.tensor([0.7 + 0.01 * number], dtype=torch.float64)
+        state = sampler.learn(block, start, Signal(torch.tensor([0]), draws, loss, Key.of(0)))
+        z = (-(loss + total.detach() / 3.0)).requires_grad_()
+        balance = total + 3.0 * loss + (3.0 * z if learns_z else 0)
+        groups = [{"params": [*w.values()], "lr": 0.05}, {"params": [z], "lr": 0.2}]
+        # A first step that is balanced moves nothing: look at the gradient of a second one.
+        if learns_z:
+            assert all(torch.equal(state[n].t, start[n].t) for n in NETWORK)
+            torch.testing.assert_close(state["log_z"].t, z.detach(), rtol=0, atol=1e-12)
+            continue
+        optimizer = torch.optim.Adam(groups[:1])
+        balance.square().sum().backward()
+        optimizer.step()
+        for name, found in weights_of_network(block, state).items():
+            torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
+    # Of three neighbors of node 0 two are chosen; then two of those that are left.
+    first = {step[0] for step in seen}
+    assert first == {frozenset(pair) for pair in itertools.combinations((1, 2, 3), 2)}
+
+
+def test_a_learned_log_z_follows_its_own_adam(make_graph: MakeGraph) -> None:
+    """Two steps: the first is balanced, the second is Adam's on the balance of its own loss."""
+    block = small(make_graph, EDGES, sparse=False)
+    sampler = FedGrains(2, 1, alpha=3.0, lr=0.05, log_z_lr=0.2, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 1, 0.0, "multiclass")
+    state = sampler.init(block, model, Key.of(1))
+    w = weights_of_network(block, state)
+    z = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    groups = [{"params": [*w.values()], "lr": 0.05}, {"params": [z], "lr": 0.2}]
+    optimizer = torch.optim.Adam(groups)
+    for number, value in enumerate((0.9, 0.4, 0.6)):
+        draws = draws_of(sampler, block, Key.of(number), state, hops=1)
+        loss = torch.tensor([value], dtype=torch.float64)
+        state = sampler.learn(block, state, Signal(torch.tensor([0]), draws, loss, Key.of(0)))
+        picked = set(draws[0][1].neighbor.tolist())
+        total, _ = log_p_by_hand(block, {0: 0}, picked, 0, w)
+        if number == 0:
+            z.data[:] = -(loss + total.detach() / 3.0)
+        optimizer.zero_grad()
+        (3.0 * z + total + 3.0 * loss).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(state["log_z"].t, z.detach(), rtol=0, atol=1e-10)
+    assert float(state["steps"].t) == 3
+    for name, found in weights_of_network(block, state).items():
+        torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
+
+
+def conditional(weight: Sequence[float], k: int) -> dict[frozenset[int], float]:
+    """Probability of each k-subset, in proportion to the product of its members' weights."""
+    each = {
+        frozenset(s): math.prod(weight[i] for i in s)
+        for s in itertools.combinations(range(len(weight)), k)
+    }
+    return {s: p / sum(each.values()) for s, p in each.items()}
+
+
+def test_an_additive_reward_is_learned(make_graph: MakeGraph) -> None:
+    """One layer, log R = sum of what chosen nodes are worth: the balance trains to zero."""
+    block = small(make_graph, STAR, sparse=False)
+    block = replace(block, x=torch.eye(6, dtype=torch.float64))
+    worth, sampler = torch.tensor([0.0, 1.5, 0.2, -1.0, 0.8, -0.3]), FedGrains(2, 1, alpha=1.0)
+    sampler = replace(sampler, lr=0.01, log_z_lr=0.01, width=32)
+    model = Model("gcn", 6, 4, 3, 1, 0.0, "multiclass")
+    state = sampler.init(block, model, Key.of(1))
+    for number in range(1500):
+        if number == 1000:
+            sampler = replace(sampler, lr=0.001, log_z_lr=0.001)
+        draws = draws_of(sampler, block, Key.of(number), state, hops=1)
+        loss = -worth[draws[0][1].neighbor].sum()[None].double()
+        state = sampler.learn(block, state, Signal(torch.tensor([0]), draws, loss, Key.of(0)))
+    w = weights_of_network(block, state)
+    found: dict[frozenset[int], float] = {}
+    for pair in itertools.combinations(range(1, 6), 2):
+        log_p, _ = log_p_by_hand(block, {0: 0}, set(pair), 0, w)
+        balance = float(state["log_z"].t + log_p.detach()) - float(worth[list(pair)].sum())
+        assert abs(balance) < 0.02
+        found[frozenset(i - 1 for i in pair)] = math.exp(float(log_p.detach()))
+    reward = conditional([math.exp(v) for v in worth[1:].tolist()], 2)
+    total = sum(found.values())
+    assert sum(abs(p / total - reward[s]) for s, p in found.items()) / 2 < 0.02
+
+
+def plackett_luce(p: Sequence[float], k: int) -> dict[frozenset[int], float]:
+    """Probability of each k-subset if one after the other is drawn in proportion to p."""
+    found: dict[frozenset[int], float] = {}
+    for order in itertools.permutations(range(len(p)), k):
+        left, chance = sum(p), 1.0
+        for i in order:
+            chance, left = chance * p[i] / left, left - p[i]
+        found[frozenset(order)] = found.get(frozenset(order), 0.0) + chance
+    return found
+
+
+def test_choices_are_plackett_luce(make_graph: MakeGraph) -> None:
+    block, sampler = small(make_graph, STAR, sparse=True), FedGrains(2, 1, width=6)
+    model = Model("gcn", block.num_features, 4, 3, 1, 0.0, "multiclass")
+    state = dict(sampler.init(block, model, Key.of(1)))
+    state["last"] = replace(state["last"], t=20 * state["last"].t)
+    state["last_bias"] = replace(state["last_bias"], t=state["last_bias"].t - 20)
+    w, draws = weights_of_network(block, state), 3000
+    chance = [
+        float(torch.exp(log_p_by_hand(block, {0: 0}, {v}, 0, w)[0].detach())) for v in range(1, 6)
+    ]
+    without = float(torch.exp(log_p_by_hand(block, {0: 0}, set(), 0, w)[0].detach()))
+    odds = [c / without for c in chance]
+    exact = plackett_luce([o / (1 + o) for o in odds], 2)
+    assert max(exact.values()) > 1.5 * min(exact.values())
+    count = dict.fromkeys(exact, 0)
+    for number in range(draws):
+        neighbor = draws_of(sampler, block, Key.of(number), state, hops=1)[0][1].neighbor
+        count[frozenset(v - 1 for v in neighbor.tolist())] += 1
+    for s, p in exact.items():
+        assert abs(count[s] / draws - p) < 4 * (p * (1 - p) / draws) ** 0.5
+
+
+def test_k_of_each_client() -> None:
+    score, off = torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0]), torch.tensor([0, 3, 3, 5])
+    assert top_k(score, off, 1).tolist() == [True, False, False, True, False]
+    assert top_k(score, off, 2).tolist() == [True, False, True, True, True]
+    assert top_k(score[:0], torch.zeros(3, dtype=torch.int64), 2).tolist() == []
+    logit = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5], dtype=torch.float64)
+    chosen = torch.tensor([True, False, True, False, True])
+    p = logit.sigmoid()
+    by_hand = [p[0] * (1 - p[1]) * p[2], torch.tensor(1.0), (1 - p[3]) * p[4]]
+    found = log_forward(logit, chosen, off).exp()
+    torch.testing.assert_close(found, torch.stack([t.double() for t in by_hand]))
+
+
+@pytest.mark.parametrize("conv", ["gcn", "sage", "gin", "gat"])
+def test_choosing_all_is_no_sampler(make_graph: MakeGraph, cut_block: CutBlock, conv: str) -> None:
+    """Full degrees, k as large as there are candidates: the weights after steps, 1e-10."""
+    graph = make_graph(60, sparse=True)
+    block, _ = cut_block(graph, 4)
+    model = Model(conv, graph.num_features, 6, graph.num_classes, 2, 0.3, graph.task)
+    start = model.init_weights(Key.of(1), torch.float64)
+    sampler = FedGrains(99, 2, width=6)
+    ours, theirs = (
+        BACKENDS["torch"].fit(
+            Training(model, Adam(0.05), Schedule(2, 3, each)),
+            TrainingInputs(block, start, None, Key.of(3), each.init(block, model, Key.of(0))),
+        )
+        for each in (sampler, FULL)
+    )
+    for name, w in theirs.tensors.items():
+        torch.testing.assert_close(ours.tensors[name], w, rtol=0, atol=1e-10)
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=0, atol=1e-10)
+
+
+def test_sampled_degrees_are_those_of_what_was_chosen(make_graph: MakeGraph) -> None:
+    block = small(make_graph, EDGES, sparse=False)
+    sampler = FedGrains(2, 2, sampled_degrees=True, policy="uniform")
+    for reached, drawn in draws_of(sampler, block, Key.of(3), {}):
+        among = torch.zeros(6, 6)
+        among[reached.rows[drawn.position], drawn.neighbor] = 1
+        among = torch.maximum(among, among.T)
+        assert drawn.degree is not None
+        touched = torch.cat([reached.rows, drawn.neighbor]).unique()
+        assert torch.equal(drawn.degree[touched], among.sum(1)[touched].double())
+
+
+RUN: dict[str, Any] = {
+    "rounds": 3,
+    "batch_size": 4,
+    "participation": 0.6,
+    "neighbors": "fedgrains",
+    "kernels": "torch",
+}
+OWN = {"neighbors.k": 2, "neighbors.width": 6}
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedopt", "fedper", "fedprox"])
+def test_bytes_are_those_of_the_base(make_graph: MakeGraph, name: str) -> None:
+    """Record by record: nothing of the flow network travels."""
+    graph = make_graph(60)
+    ours = go(graph, method=name, options=OWN, **RUN).ledger.records
+    theirs = go(graph, method=name, **RUN | {"neighbors": "full"}).ledger.records
+    sizes = [
+        [(r.op, r.direction, r.clients.tolist(), r.bytes.tolist()) for r in rs]
+        for rs in (ours, theirs)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_the_network_is_learned_by_those_who_take_part(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    """Steps of each client are counted; the others keep their network, bit for bit."""
+    graph = make_graph(60, sparse=True)
+    block, route = cut_block(graph, 5)
+    cfg = config(graph, participation=0.4)
+    fed = InProcess(cfg, block, route, 5)
+    state = FEDAVG.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), Key.of(5))
+    taken = torch.zeros(5)
+    batches = -(-block.num_train // 4)
+    for t in range(1, 4):
+        before = {
+            name: field.clone() for name, field in under("neighbors", fed.states()[0]).items()
+        }
+        state, report = FEDAVG.round(fed, cfg, state, t, Key.of(5))
+        here = torch.tensor([name in report.participants for name in fed.ids])
+        taken += here * batches
+        after = under("neighbors", fed.states()[0])
+        assert after["steps"].tolist() == taken.tolist()
+        same = (after["last"] == before["last"]).flatten(1).all(1)
+        assert same.tolist() == [not h for h in here.tolist()] or t == 1
+
+
+def config(graph: Graph, **changes: Any) -> MethodConfig:
+    cfg = MethodConfig(
+        model=Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task),
+        optimizer=SGD(0.1),
+        schedule=Schedule(1, 4, FedGrains(5, 2, width=6)),
+        keep_optimizer=False,
+        participation=1.0,
+        options=NoOptions(),
+    )
+    return replace(cfg, **changes)
+
+
+def test_a_session_has_the_bits_of_a_simulation(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    graph = make_graph(60, sparse=True)
+    block, route = cut_block(graph, 3)
+    cfg, key = config(graph), Key.of(5)
+    calls = FEDAVG.calls
+    assert calls is not None
+    agreed = Program(calls.setup(cfg, key), lambda t: calls.round(cfg, t, key), 3, calls.state(cfg))
+    remote, _ = session(block, route, cfg, own_ops(), program=agreed)
+    found = []
+    for fed in (remote, InProcess(cfg, block, route, 1)):
+        state = FEDAVG.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), key)
+        for t in range(1, 4):
+            fed.start_round(t)
+            state, _ = FEDAVG.round(fed, cfg, state, t, key)
+        found.append((state.weights, list(fed.ledger.records)))
+    assert same_bits(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("policy", ["untrained", "uniform"])
+def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, policy: str) -> None:
+    graph = make_graph(60)
+    runs = {"method": "fedavg", **RUN, "local_epochs": 5}
+    ours = go(graph, options=OWN | {"neighbors.lr": 0.5, "neighbors.log_z": "constant"}, **runs)
+    control, again = (
+        go(graph, options=OWN | {"neighbors.policy": policy}, **runs) for _ in range(2)
+    )
+    assert not same_bits(weights_of(ours), weights_of(control))
+    assert same_bits(weights_of(again), weights_of(control))

@@ -1,0 +1,191 @@
+"""Budgets are kept before the fact, least clients and least selections are met, or refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote_runs import setup_of
+from runs import go
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.experiment.resolve.resolve import DTYPES
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.run.result import Result
+from silograph.federation.base import positions_of
+from silograph.federation.expected_bytes import bytes_of_steps
+from silograph.graph.graph import Graph
+from silograph.methods import METHODS
+from silograph.selection.limits import SelectionLimits, resized
+
+MakeGraph = Callable[..., Graph]
+DECLARED = [
+    name
+    for name, method in METHODS.items()
+    if method.calls is not None and not method.evaluate.all_silos and not method.setting.uncut
+]
+
+
+@st.composite
+def limited(draw: st.DrawFn) -> SelectionLimits:
+    clients = draw(st.integers(1, 12))
+    return SelectionLimits(
+        clients,
+        draw(st.integers(1, clients)),
+        draw(st.none() | st.integers(0, 80)),
+        draw(st.integers(-3, 60)),
+        draw(st.integers(1, 12)),
+    )
+
+
+@given(limited(), st.lists(st.integers(1, 12), min_size=12, max_size=12))
+def test_limits_hold_whatever_is_wanted(limits: SelectionLimits, wanted: list[int]) -> None:
+    """At least L a round, never more than is paid for, and enough in all where that can be."""
+    left, total = limits, 0
+    for each in wanted[: limits.rounds]:
+        number = left.number(min(each, limits.clients))
+        if number is None:
+            assert left.affordable is not None
+            assert left.affordable < max(each, left.least) or left.affordable < left.least
+            break
+        assert limits.least <= number <= limits.clients
+        left, total = left.after(number), total + number
+    if limits.affordable is not None:
+        assert total <= limits.affordable
+    if limits.can_be_met:
+        assert total >= limits.lacking
+
+
+@given(limited())
+def test_what_is_refused_has_no_rounds(limits: SelectionLimits) -> None:
+    """By trying all totals that so many rounds of L to N clients can have."""
+    most = 10**9 if limits.affordable is None else limits.affordable
+    possible = any(
+        max(limits.lacking, rounds * limits.least) <= min(most, rounds * limits.clients)
+        for rounds in range(limits.rounds + 1)
+    )
+    assert limits.can_be_met == possible
+
+
+@given(st.integers(1, 7), st.sets(st.sampled_from("abcdefg"), min_size=1), st.integers(0, 9))
+def test_resized_keeps_who_was_chosen(number: int, chosen: set[str], seed: int) -> None:
+    ids = list("abcdefg")
+    drawn = resized([n for n in ids if n in chosen], ids, number, Key.of(seed))
+    positions_of(ids, drawn)
+    assert len(drawn) == number
+    assert set(drawn) <= chosen or set(drawn) >= chosen
+
+
+def spent(result: Result, t: int | None = None) -> int:
+    """Bytes without evaluation, of one round or of all."""
+    return sum(
+        int(r.bytes.sum())
+        for r in result.ledger.records
+        if r.what != "evaluation" and (t is None or r.round == t)
+    )
+
+
+@pytest.mark.parametrize("selector", ["uniform", "ucb"])
+@pytest.mark.parametrize("method", DECLARED)
+def test_what_a_round_costs_is_known_before_it(
+    make_graph: MakeGraph, method: str, selector: str
+) -> None:
+    """Bytes of every round = number of selected clients times the closed form."""
+    own: dict[str, Any] = {"selector": selector, "lr": 0.05, "rounds": 4}
+    own |= {"participation": 0.5} if selector == "uniform" else {}
+    result = go(make_graph(), method=method, **own)
+    setup = setup_of(make_graph(), METHODS[method], **own)
+    steps = METHODS[method].calls.round(setup.method_config, 1, training_key(setup.config))  # type: ignore[union-attr]
+    each = bytes_of_steps(steps, DTYPES[setup.config.dtype])
+    assert each
+    numbers = [row["participants"] for row in result.rounds]
+    assert [spent(result, t) for t in range(1, 5)] == [each * (n or 0) for n in numbers]
+
+
+def test_rows_have_no_size_before_the_round(make_graph: MakeGraph) -> None:
+    setup = setup_of(make_graph(), METHODS["cagnet"])
+    steps = METHODS["cagnet"].calls.round(setup.method_config, 1, training_key(setup.config))  # type: ignore[union-attr]
+    assert bytes_of_steps(steps, DTYPES["float64"]) is None
+
+
+BUDGETED: dict[str, dict[str, Any]] = {
+    "all": {},
+    "uniform": {"participation": 0.5},
+    "round_robin": {"selector.clients": 2},
+    "power_of_choice": {"selector.clients": 3},
+    "oort": {"selector.clients": 2},
+    "harmony": {"selector.clients": 3},
+    "ucb": {},
+}
+
+
+def asked(selector: str, **limits: Any) -> dict[str, Any]:
+    named = {f"selector.{name}": value for name, value in limits.items()}
+    own = BUDGETED[selector]
+    options = {n: v for n, v in own.items() if n.startswith("selector.")} | named
+    rest = {n: v for n, v in own.items() if not n.startswith("selector.")}
+    return {"selector": selector, "rounds": 30, "eval_every": 5, "options": options, **rest}
+
+
+@pytest.mark.parametrize("selector", BUDGETED)
+def test_a_run_keeps_its_budget(make_graph: MakeGraph, selector: str) -> None:
+    free = go(make_graph(), **asked(selector) | {"rounds": 1})
+    each = spent(free, 1) // int(free.rounds[0]["participants"] or 0)
+    budget = spent(free, 0) + each * 23 + each // 2
+    result = go(make_graph(), **asked(selector, budget=budget, least_clients=2))
+    assert spent(result) <= budget
+    assert result.stopped.startswith("selector.budget: a round of ")
+    called = [len(r.clients) for r in result.ledger.records if r.op.startswith("train")]
+    assert min(called) >= 2
+    enough = go(
+        make_graph(), **asked(selector, budget=budget, least_clients=2, least_selections=23)
+    )
+    assert spent(enough) == spent(free, 0) + 23 * each
+
+
+def test_an_ample_budget_changes_nothing(make_graph: MakeGraph) -> None:
+    plain = go(make_graph(), participation=0.5)
+    ample = go(make_graph(), participation=0.5, options={"selector.budget": "1GB"})
+    assert plain.ledger.records == ample.ledger.records
+    assert plain.to_dict()["test"] == ample.to_dict()["test"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 100}, r"pays for a round of 1, got  100 B: .* spent before round 1 and a "),
+        ({"least_clients": 5}, "selector.least_clients of at most 4 clients, got 5"),
+        (
+            {"least_selections": 17},
+            "selector.least_selections that 4 rounds of 1 to 4 clients can have, got 17",
+        ),
+        ({"budget": 15000, "least_selections": 15}, r"got 15 15.0 kB: .* selections in all"),
+        ({"budget": 5000}, "pays for the first round of all, of 4 clients, got  5.0 kB"),
+        ({"budget": "10 miles"}, "expected a number of bytes"),
+        ({"budget": 0}, "greater than or equal to 1"),
+        ({"least_clients": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_met_is_refused_with_figures(
+    make_graph: MakeGraph, options: dict[str, Any], message: str
+) -> None:
+    named = {f"selector.{name}": value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=message):
+        go(make_graph(), selector="all", options=named)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"method": "llcg"}, "messages are of a known size for selector.budget, got llcg"),
+        ({"method": "cagnet"}, "trains locally for selector uniform, got cagnet"),
+        ({"method": "centralized"}, "trains locally for selector uniform, got centralized"),
+    ],
+)
+def test_a_budget_needs_a_method_whose_messages_are_known(
+    make_graph: MakeGraph, own: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        go(make_graph(), **own, options={"selector.budget": "1GB"})

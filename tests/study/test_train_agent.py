@@ -1,0 +1,94 @@
+"""Training of an agent: it stops and goes on, its file is used, and silos never see a path."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from runs import FAST, go, rows_of
+from silograph.control.ddpg import PROFILE
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError
+from silograph.deploy.silo import start_facts
+from silograph.experiment.run.setup import prepare
+from silograph.graph.graph import Graph
+from silograph.study import train_agent as training
+from silograph.study.train_agent import AgentTraining, train_agent
+
+MakeGraph = Callable[..., Graph]
+RUN: dict[str, Any] = {
+    **FAST,
+    "method": "fedgraph",
+    "rounds": 12,
+    "clients": 2,
+    "speeds": "1,2",
+    "options": {"policy": "ddpg", "share": "none"},
+}
+
+
+def asked(episodes: int, **other: Any) -> AgentTraining:
+    return AgentTraining(make_config({**RUN, **other}), episodes, seeds=2)
+
+
+def test_a_training_that_stopped_goes_on_as_if_it_had_not(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph(60)
+    whole = train_agent(asked(3), tmp_path / "whole", graph)
+    train_agent(asked(1), tmp_path / "parts", graph)
+
+    def stopped(*args: Any, **options: Any) -> Any:
+        (tmp_path / "parts" / "episode").mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train_agent(asked(3), tmp_path / "parts", graph)
+    parts = train_agent(asked(3), tmp_path / "parts", graph)
+    ours, theirs = load_file(whole), load_file(parts)
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    assert int(ours["rounds"]) == 36 > PROFILE
+    lines = (tmp_path / "parts" / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [line["episode"] for line in found] == [1, 2, 3]
+    assert [line["return"] is None for line in found] == [True, False, False]
+    assert sorted(p.name for p in (tmp_path / "parts" / "agents").iterdir()) == [
+        "agent-0002.safetensors",
+        "agent-0003.safetensors",
+    ]
+    configs = [training.config_of(asked(3), tmp_path, number) for number in range(3)]
+    assert [c.seed for c in configs] == [0, 1, 2]
+    assert [c.partition_seed for c in configs] == [0, 1, 0]
+
+    # What it has learned is used, and stays as it is.
+    options = {**RUN["options"], "agent": str(whole), "explore": False}
+    one, two = (go(graph, **{**RUN, "options": options, "seed": seed}) for seed in (5, 5))
+    assert rows_of(one) == rows_of(two)
+
+    with pytest.raises(ConfigError, match="expected to go on with the training in"):
+        train_agent(asked(4, hidden=16), tmp_path / "parts", graph)
+    (tmp_path / "parts" / "episodes.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="expected the episodes of an agent in"):
+        train_agent(asked(4), tmp_path / "parts", graph)
+
+
+def test_a_config_without_an_agent_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a method whose knobs an agent sets, got none"):
+        train_agent(asked(1, options={}), tmp_path)
+
+
+def test_the_path_of_an_agent_stays_at_the_server(make_graph: MakeGraph) -> None:
+    config = make_config({**RUN, "options": {**RUN["options"], "agent": "/at/the/server"}})
+    setup = prepare(config, make_graph(60))
+    assert setup.config.options["method.agent"] == "/at/the/server"
+    told = start_facts(setup.config, setup.schema)
+    assert "method.agent" not in told["config"]["options"]
+    assert "/at/the/server" not in json.dumps(told)
+    other = replace(setup.config, options={**setup.config.options, "method.agent": None})
+    assert start_facts(other, setup.schema) == told
