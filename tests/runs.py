@@ -15,6 +15,7 @@ from silograph.experiment.run import round_scores
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph
+from silograph.methods import METHODS
 from silograph.nn.conv import Params
 
 MakeGraph = Callable[..., Graph]
@@ -30,6 +31,12 @@ FAST: dict[str, Any] = {
     "split": "0.4/0.3/0.3",
     "dtype": "float64",
 }
+
+
+def blind(method: str) -> dict[str, str]:
+    """Return options with which a method decides nothing by scores."""
+    found = METHODS[method]
+    return {"interval": "fixed"} if found.needs.controller(found.options()).needs_scores else {}
 
 
 def with_values(

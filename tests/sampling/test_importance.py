@@ -1,6 +1,7 @@
 """Draws by importance: eq. 8, draws without replacement, and the unbiased way."""
 
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -92,23 +93,20 @@ def test_systematic_draws_have_their_inclusions_by_enumeration() -> None:
 
     hits = torch.zeros(13, dtype=torch.float64)
     for number in range(starts):
-        found = systematic(pi, OFF, KEYS, _Fixed((number + 0.5) / starts), torch.arange(4))
+        found = systematic(pi, OFF, KEYS, _Fixed(5, (number + 0.5) / starts), torch.arange(4))
         hits += found
         counts = segment_sum(found.long(), OFF)
         assert counts.tolist() in ([2, 0, 1, 3],)
     torch.testing.assert_close(hits / starts, pi, rtol=0, atol=2 / starts)
 
 
+@dataclass(frozen=True)
 class _Fixed(Key):
     """A key whose uniform draws all have one value."""
 
-    start: float
+    start: float = 0.0
 
-    def __init__(self, value: float) -> None:
-        object.__setattr__(self, "value", 5)
-        object.__setattr__(self, "start", value)
-
-    def fold(self, *parts: int | str) -> "Key":
+    def fold(self, *parts: int | str) -> Key:
         return self if parts == ("start",) else Key(self.value).fold(*parts)
 
     def uniform(self, row_key: Tensor, width: int = 1) -> Tensor:
@@ -121,7 +119,7 @@ def test_weighed_losses_are_unbiased_by_enumeration() -> None:
     pi = inclusions(probabilities(changes(), OFF, 0.2), OFF, torch.tensor([2, 0, 1, 3]))
     starts, total = 4000, torch.zeros(4, dtype=torch.float64)
     for number in range(starts):
-        found = systematic(pi, OFF, KEYS, _Fixed((number + 0.5) / starts), torch.arange(4))
+        found = systematic(pi, OFF, KEYS, _Fixed(5, (number + 0.5) / starts), torch.arange(4))
         total += segment_sum(torch.where(found, f / (SIZES[owners(OFF)] * pi), 0), OFF) / starts
     mean = segment_sum(f, OFF) / SIZES.clamp(min=1)
     torch.testing.assert_close(total, mean, rtol=0, atol=2e-3)

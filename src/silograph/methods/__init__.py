@@ -40,6 +40,7 @@ from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedais import FEDAIS
+from silograph.methods.fedais import PRESETS as FEDAIS_PRESETS
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
 from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedper import FEDPER
@@ -92,6 +93,8 @@ METHODS: dict[str, AnyMethod] = {
         CAGNET,
         CENTRALIZED,
         GRAPHSAINT,
+        FEDAIS,
+        *FEDAIS_PRESETS,
     )
 }
 

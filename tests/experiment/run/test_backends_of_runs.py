@@ -34,7 +34,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "drawn": {"local_epochs": 2, "batch_size": 3, "fanout": "2,1"},
 }
 # Global training and corrected steps are torch's alone.
-COMPILED = [n for n, m in METHODS.items() if not m.evaluate.all_silos and n != "scaffold"]
+COMPILED = [n for n, m in METHODS.items() if not m.evaluate.crosses and n != "scaffold"]
 METHOD = pytest.mark.parametrize("method", COMPILED)
 SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from runs import FAST, MakeGraph, go, same_bits, weights_of
+from runs import FAST, MakeGraph, blind, go, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
@@ -106,7 +106,7 @@ def test_evaluating_less_often_trains_the_same(make_graph: MakeGraph, method: st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_without_validation_nodes_the_last_round_counts(make_graph: MakeGraph, method: str) -> None:
-    result = go(make_graph(), method=method, split=NO_VALIDATION)
+    result = go(make_graph(), method=method, split=NO_VALIDATION, options=blind(method))
     assert result.best_round == 4
     assert (result.val.server, result.val.uncut, result.val.personalized) == (None, None, None)
     for row in result.rounds:

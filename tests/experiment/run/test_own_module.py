@@ -32,7 +32,7 @@ OWN: dict[str, Any] = {"hidden": 128}  # its default: a module decides by itself
 
 
 # Sums over all silos are refused with modules: tests/methods/test_label_guided.py.
-ALONE = [name for name, method in METHODS.items() if not method.evaluate.all_silos]
+ALONE = [name for name, method in METHODS.items() if not method.evaluate.crosses]
 
 
 class Net(nn.Module):

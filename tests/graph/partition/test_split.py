@@ -153,7 +153,7 @@ def test_folds_leave_every_node_out_of_training_once(folds: int) -> None:
     made = [
         choose_split(graph, partition, f"fold={i}/{folds}", Key.of(2)) for i in range(1, folds + 1)
     ]
-    outside = torch.stack([(split.val | split.test).long() for split in made]).sum(0)
+    outside = torch.stack([split.val | split.test for split in made]).sum(0)
     assert torch.equal(outside, graph.labeled.long())
     for split in made:
         assert torch.equal(split.train.long() + split.val + split.test, graph.labeled.long())

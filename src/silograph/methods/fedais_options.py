@@ -1,0 +1,99 @@
+"""Options of FedAIS (`silograph.methods.fedais`), and what follows from them for a round."""
+
+from dataclasses import dataclass as plain
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from silograph.core.config import STRICT
+from silograph.core.ranges import lin
+from silograph.methods.base import MethodConfig
+
+MOST = 100  # batches between two exchanges
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedAISOptions:
+    """The help texts are the documentation of the fields."""
+
+    nodes: Literal["all", "random", "importance"] = field(
+        default="importance",
+        metadata={"help": "training nodes of a round: all, a random share, or by importance"},
+    )
+    interval: Literal["fixed", "adaptive"] = field(
+        default="adaptive",
+        metadata={"help": "batches between two exchanges: always tau, or fewer as the loss falls"},
+    )
+    halo: Literal["none", "drawn", "held", "all"] = field(
+        default="drawn",
+        metadata={
+            "help": "what an exchange fetches: nothing, what its batch has drawn, the same and no "
+            "others are read until the next one, or all slots"
+        },
+    )
+    tau: Annotated[int, Field(ge=1, le=MOST)] = field(
+        default=2,
+        metadata={"help": "batches between two exchanges at first", "knob": lin(1, MOST)},
+    )
+    ratio: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.7, metadata={"help": "share of its training nodes that a client draws"}
+    )
+    batches: Annotated[int, Field(ge=1, le=1000)] = field(
+        default=10, metadata={"help": "batches of a round, in each of its local epochs"}
+    )
+    drawn: Annotated[int, Field(ge=0)] = field(
+        default=10,
+        metadata={"help": "neighbors drawn for a node of a batch, halo included; 0: all"},
+    )
+    warmup: Annotated[int, Field(ge=0)] = field(
+        default=1, metadata={"help": "rounds of a client in which its nodes are drawn evenly"}
+    )
+    floor: Annotated[float, Field(ge=0, le=1)] = field(
+        default=0.1, metadata={"help": "share of the probability that all nodes have alike"}
+    )
+    unbiased: bool = field(
+        default=False,
+        metadata={"help": "draw systematically, and weigh losses so that steps are unbiased"},
+    )
+    owners: Literal["recompute", "stored"] = field(
+        default="recompute",
+        metadata={"help": "rows that are asked for: worked out anew, or as they were stored"},
+    )
+    share_features: bool = field(
+        default=False, metadata={"help": "features leave, too: the first layer sees the halo"}
+    )
+    average: Literal["clients", "nodes"] = field(
+        default="clients",
+        metadata={"help": "mean of the models: plain, or weighted by training nodes"},
+    )
+
+
+Config = MethodConfig[FedAISOptions]
+
+
+@plain(frozen=True)
+class Plan:
+    """How many batches a round has, and how many exchanges.
+
+    Attributes:
+        batches: of all local epochs.
+        tau: batches between two exchanges.
+    """
+
+    batches: int
+    tau: int
+
+    @property
+    def starts(self) -> range:
+        """Number of the first batch after each exchange."""
+        return range(0, self.batches, self.tau)
+
+
+def plan_of(cfg: Config) -> Plan:
+    """Return the plan of a round; without a halo nothing is exchanged."""
+    total = cfg.options.batches * cfg.schedule.epochs
+    if cfg.options.halo == "none":
+        return Plan(total, total)
+    return Plan(total, int(cfg.knobs["tau"]) if "tau" in cfg.knobs else cfg.options.tau)

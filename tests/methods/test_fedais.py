@@ -1,0 +1,433 @@
+"""Laws of FedAIS: what stored rows are, what a batch reads and costs, and what crosses."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from silograph.control import LOSS_INTERVAL, RunStanding, knobs_of
+from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+from silograph.core.payload import offsets
+from silograph.core.work import metered
+from silograph.evaluation.scoring import HaloSums
+from silograph.exchange.history import OWN, PASSES, SEEN, blank_history, stored_in
+from silograph.federation.in_process import InProcess
+from silograph.graph.block.block import ClientBlock, make_block
+from silograph.graph.block.halo import Route
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph
+from silograph.graph.partition.partition import make_partition
+from silograph.graph.partition.split import make_split
+from silograph.methods.base import MethodConfig, ServerState
+from silograph.methods.fedais import FEDAIS, PRESETS
+from silograph.methods.fedais_options import FedAISOptions
+from silograph.nn.conv import internal_messages
+from silograph.nn.fit import Schedule
+from silograph.nn.forward import Pass, Staged, forward_pass
+from silograph.nn.neighbors import FULL, Fanout
+from silograph.nn.optim import SGD, Adam
+from silograph.nn.steps import LOSS_FLOPS
+from silograph.nn.stored_rows import (
+    StoredRows,
+    batch_of_edges,
+    batch_pass,
+    drawn_batch,
+    stored_stages,
+    surroundings,
+    whole_batch,
+)
+from silograph.nn.stored_training import TrainingRows, started, step_
+from together import SHARED, cut_of, model_of
+
+MakeGraph = Callable[..., Graph]
+KEY = Key.of(5)
+STILL = SGD(0.0)
+EVERYTHING = FedAISOptions(
+    nodes="all", interval="fixed", halo="all", tau=1, batches=1, drawn=0, share_features=True
+)
+
+
+def config(conv: str = "sage", **changes: Any) -> MethodConfig[FedAISOptions]:
+    shape = changes.pop("shape", {})
+    cfg = MethodConfig(
+        model=model_of(conv, **{"dropout": 0.0, **shape}),
+        optimizer=STILL,
+        schedule=Schedule(1),
+        keep_optimizer=False,
+        participation=1.0,
+        options=EVERYTHING,
+    )
+    return replace(cfg, **changes)
+
+
+def model_in(cfg: MethodConfig[FedAISOptions]) -> Staged:
+    model = cfg.model.staged
+    assert model is not None
+    return model
+
+
+def play(
+    cfg: MethodConfig[FedAISOptions], block: ClientBlock, route: Route, rounds: int, size: int = 0
+) -> tuple[InProcess, ServerState]:
+    fed = InProcess(cfg, block, route, size or block.num_clients)
+    state = FEDAIS.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
+    for t in range(1, rounds + 1):
+        fed.start_round(t)
+        state, _ = FEDAIS.round(fed, cfg, state, t, KEY)
+    return fed, state
+
+
+def joined(graph: Graph, clients: int) -> Tensor:
+    """The node of every row of the clients."""
+    return torch.cat(make_partition(graph, "random", clients=clients, key=Key.of(0)).nodes)
+
+
+@pytest.mark.parametrize("conv", SHARED)
+def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
+    make_graph: MakeGraph, conv: str
+) -> None:
+    graph = make_graph(40)
+    block, route, uncut = cut_of(graph, 4, "random")
+    cfg = config(conv)
+    fed, state = play(cfg, block, route, rounds=len(model_in(cfg).stages))
+    assert state.weights is not None
+    node, seen = joined(graph, 4), fed.states()[0]
+    first = cfg.model.init_weights(Key.of(2), torch.float64)
+    logits = cfg.model.forward(first, uncut)
+    judged = (block.split.val | block.split.test).nonzero()[:, 0]
+    torch.testing.assert_close(seen["own/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
+    for number in stored_stages(model_in(cfg)):
+        entering = _entering(cfg.model, first, uncut, number)[node]
+        torch.testing.assert_close(seen[f"{OWN}{number}"].t, entering, rtol=0, atol=1e-10)
+    HaloSums().counts(fed, cfg.model, first, KEY)
+    seen = fed.states()[0]
+    torch.testing.assert_close(seen["server/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
+
+
+def _entering(model: Any, weights: dict[str, Tensor], block: ClientBlock, number: int) -> Tensor:
+    """What enters a stage in a plain pass, by a model that ends before it."""
+    around = surroundings(block, halo=False)
+    blank = stored_in(blank_history(model, block), halo=False)
+    batch = whole_batch(block, around, blank)
+    return batch_pass(model, weights, block, block.x, batch, blank, None)[1][number]
+
+
+@pytest.mark.parametrize("conv", ["sage", "gcn", "gin"])
+def test_without_features_of_others_the_first_layer_stays_at_home(
+    make_graph: MakeGraph, conv: str
+) -> None:
+    graph = make_graph(40)
+    block, route, uncut = cut_of(graph, 4, "random")
+    cfg = config(conv, options=replace(EVERYTHING, share_features=False))
+    fed, _ = play(cfg, block, route, rounds=len(model_in(cfg).stages))
+    node = joined(graph, 4)
+    place = torch.empty_like(node)
+    place[node] = torch.arange(len(node))
+    pairs = place[uncut.adj.row], place[uncut.adj.indices.long()]
+    adj = CSR.from_pairs(*pairs, (len(node), len(node))).to("cpu", torch.float64)
+    everywhere = internal_messages(replace(uncut, adj=adj), torch.float64)
+    home, count = internal_messages(block, torch.float64), len(model_in(cfg).stages)
+    inputs = Pass(block.x, (home, *(everywhere,) * (count - 1)), (block.row_key,) * count)
+    first = cfg.model.init_weights(Key.of(2), torch.float64)
+    logits = forward_pass(model_in(cfg), first, inputs, None)
+    judged = (block.split.val | block.split.test).nonzero()[:, 0]
+    HaloSums().counts(fed, cfg.model, first, KEY)
+    for view in ("own", "server"):
+        found = fed.states()[0][f"{view}/logits"].t
+        torch.testing.assert_close(found, logits[judged], rtol=0, atol=1e-10)
+
+
+def block_with_history(
+    graph: Graph, conv: str, **shape: Any
+) -> tuple[ClientBlock, Any, dict[str, Tensor], StoredRows]:
+    """A block whose stored rows are drawn, and known for two slots of three."""
+    block, _, _ = cut_of(graph, 3, "random")
+    model = model_of(conv, **{"dropout": 0.0, **shape})
+    blank = stored_in(blank_history(model, block))
+    own = {k: Key.of(k).matrix(*t.shape) for k, t in blank.own.items()}
+    halo = {k: Key.of(k + 50).matrix(*t.shape) for k, t in blank.halo.items()}
+    known = torch.arange(len(blank.known)) % 3 > 0
+    return block, model, model.init_weights(Key.of(2), torch.float64), StoredRows(own, halo, known)
+
+
+def rows_of_batch(block: ClientBlock, each: int) -> tuple[Tensor, Tensor]:
+    rows = torch.cat([torch.arange(int(a), int(a) + each) for a in block.off[:-1]])
+    return rows, offsets(torch.full((block.num_clients,), each))
+
+
+def dense_sage(
+    block: ClientBlock,
+    weights: dict[str, Tensor],
+    rows: Tensor,
+    stored: StoredRows,
+    stages: int,
+) -> Tensor:
+    """Logits of a batch by loops over nodes: stored rows are constants."""
+    assert isinstance(block.x, Tensor)
+    inside = {int(r): i for i, r in enumerate(rows)}
+    adj, halo = block.adj, block.halo.adj
+    h = block.x[rows]
+    for number in range(stages):
+        out = []
+        for i, row in enumerate(rows.tolist()):
+            near = adj.indices[adj.indptr[row] : adj.indptr[row + 1]].tolist()
+            heard = [
+                h[inside[u]] if u in inside else (stored.own[number] if number else block.x)[u]
+                for u in near
+            ]
+            if number:
+                slots = halo.indices[halo.indptr[row] : halo.indptr[row + 1]].tolist()
+                heard += [stored.halo[number][s] for s in slots if bool(stored.known[s])]
+            mean = torch.stack(heard).mean(0) if heard else torch.zeros_like(h[0])
+            p = {k[2:]: w for k, w in weights.items() if k.startswith(f"{number}.")}
+            out.append(mean @ p["weight"] + h[i] @ p["root"] + p["bias"])
+        h = torch.stack(out)
+        h = torch.relu(h) if number < stages - 1 else h
+    return h
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4])
+def test_a_batch_and_its_gradient_are_those_of_a_loop_over_nodes(
+    make_graph: MakeGraph, layers: int
+) -> None:
+    """Stored rows are constants: no gradient flows through them, and unknown ones are left out."""
+    block, model, weights, stored = block_with_history(make_graph(40), "sage", layers=layers)
+    rows, off = rows_of_batch(block, 4)
+    batch = batch_of_edges(block, surroundings(block), stored, rows, off)
+    leaves = {k: w.clone().requires_grad_() for k, w in weights.items()}
+    ours, entered = batch_pass(model, leaves, block, block.x, batch, stored, None)
+    theirs = dense_sage(block, leaves, rows, stored, layers)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    probe = Key.of(9).matrix(*ours.shape)
+    grads = [torch.autograd.grad((t * probe).sum(), list(leaves.values())) for t in (ours, theirs)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert not any(x.requires_grad for x in entered.values())
+
+
+def test_nothing_two_hops_away_is_read_until_it_is_stored(make_graph: MakeGraph) -> None:
+    block, model, weights, stored = block_with_history(make_graph(40), "sage", layers=3)
+    rows, off = torch.tensor([int(block.off[0])]), torch.tensor([0, 1, 1, 1])
+    near = block.adj.indices[block.adj.indptr[rows[0]] : block.adj.indptr[rows[0] + 1]].long()
+    far = torch.ones(len(block.row_key), dtype=torch.bool)
+    far[near] = far[rows] = False
+
+    def logits(moved: Tensor) -> Tensor:
+        assert isinstance(block.x, Tensor)
+        x = torch.where(moved[:, None], block.x + 1, block.x)
+        batch = batch_of_edges(block, surroundings(block), stored, rows, off)
+        return batch_pass(model, weights, block, x, batch, stored, None)[0]
+
+    assert len(near)
+    assert torch.equal(logits(far), logits(torch.zeros_like(far)))
+    assert not torch.equal(logits(~far), logits(torch.zeros_like(far)))
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("drawn", [0, 3])
+def test_work_of_a_batch_is_that_of_one_hop(make_graph: MakeGraph, layers: int, drawn: int) -> None:
+    block, model, weights, stored = block_with_history(make_graph(60), "sage", layers=layers)
+    rows, off = rows_of_batch(block, 4)
+    sampler = Fanout((drawn,)) if drawn else FULL
+    batch = drawn_batch(block, surroundings(block), stored, rows, off, sampler, KEY)
+    cfg = config(shape={"layers": layers}, optimizer=SGD(0.1))
+    held = started(model, cfg.training, block, weights, None, compact=True)
+    with metered(block.num_clients) as meter:
+        step_(model, cfg.training, block, held, TrainingRows(batch, None), stored, KEY)
+    total = 0
+    for number, stage in enumerate(model.stages):
+        heard = batch.later if number else batch.first
+        b, others, edges = len(rows), len(heard.rows) + len(heard.slots), heard.adj.nnz
+        fresh = 3 if number else 2  # forward, and gradients of weights, and of what entered
+        inner, outer = 2 * stage.inputs * stage.outputs, stage.outputs
+        total += inner * (fresh * b + 2 * others)  # the map
+        total += 2 * outer * 2 * edges + 2 * outer * b  # the sum, its scale
+        total += inner * fresh * b + outer * b  # the own row
+        total += 2 * outer * b + 2 * outer * b * (number < layers - 1)  # bias, ReLU
+    total += LOSS_FLOPS * 3 * len(rows)
+    total += 3 * 2 * sum(w.numel() for w in weights.values())  # the optimizer
+    assert float(meter.flops.sum()) == total
+    for number in range(1, layers):
+        assert len(batch.later.rows) + len(batch.later.slots) <= batch.later.adj.nnz, number
+
+
+def neighbors_of(block: ClientBlock, row: int) -> list[int]:
+    found = block.adj.indices[block.adj.indptr[row] : block.adj.indptr[row + 1]]
+    return [int(v) for v in found]
+
+
+def test_errors_of_stored_rows_stay_within_the_bound() -> None:
+    """||error|| <= sum_l eps_l (a_1 a_2 D)^(L-l), D the largest degree in the (L-1)-hop ball."""
+    from conftest import planted_graph
+
+    tight = 0.0
+    for seed in range(8):
+        graph = planted_graph(30, seed=seed)
+        for layers in (2, 3, 4):
+            block, _, _ = cut_of(graph, 1, "random")
+            model = model_of("sage", layers=layers, dropout=0.0)
+            weights = model.init_weights(Key.of(seed), torch.float64)
+            blank = stored_in(blank_history(model, block), halo=False)
+            around = surroundings(block, halo=False)
+            whole = whole_batch(block, around, blank)
+            exact, entered = batch_pass(model, weights, block, block.x, whole, blank, None)
+            own, eps = {}, {}
+            for number, x in entered.items():
+                noise = Key.of(seed).fold(number).matrix(*x.shape) - 0.5
+                own[number], eps[number] = x + noise / 10, float((noise / 10).norm(dim=1).max())
+            stored = replace(blank, own=own)
+            rows = torch.arange(0, 6)
+            batch = batch_of_edges(block, around, stored, rows, torch.tensor([0, 6]))
+            found, _ = batch_pass(model, weights, block, block.x, batch, stored, None)
+            for i, row in enumerate(rows.tolist()):
+                ball = {row}
+                for _ in range(layers - 1):
+                    near = [
+                        block.adj.indices[block.adj.indptr[u] : block.adj.indptr[u + 1]]
+                        for u in ball
+                    ]
+                    ball |= {int(v) for part in near for v in part}
+                most = max(1, max(int(block.adj.degree[u]) for u in ball))
+                bound = 0.0
+                for number in entered:
+                    steep = 1.0
+                    for later in range(number, layers):
+                        p = {k: weights[f"{later}.{k}"] for k in ("weight", "root")}
+                        steep *= sum(float(torch.linalg.matrix_norm(w, 2)) for w in p.values())
+                        steep *= most
+                    bound += eps[number] * steep
+                error = float((found[i] - exact[row]).norm())
+                assert error <= bound
+                tight = max(tight, error / bound)
+    assert tight > 1e-3  # the bound says something
+
+
+def test_without_a_halo_fedais_on_all_nodes_is_fedlocal_bit_for_bit(make_graph: MakeGraph) -> None:
+    graph = make_graph(60, sparse=True)
+    cut = make_partition(graph, "random", clients=4, key=Key.of(0))
+    same = cut.owner[graph.adj.row] == cut.owner[graph.adj.indices.long()]
+    pairs = graph.adj.row[same], graph.adj.indices.long()[same]
+    graph = replace(graph, adj=CSR.from_pairs(*pairs, (60, 60)))
+    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    block, route = make_block(graph, cut, split, torch.float64)
+    found = []
+    for options in (
+        FedAISOptions(nodes="all", drawn=3),
+        PRESETS_BY_NAME["fedlocal"].options(drawn=3),
+    ):
+        cfg = config("gcn", options=options, optimizer=Adam(0.01, 5e-4), shape={"dropout": 0.4})
+        fed, state = play(cfg, block, route, rounds=3)
+        assert fed.ledger.bytes_by_kind.get("embeddings", 0) == 0
+        found.append((state.weights or {}, fed.states()[0]["own/logits"].t))
+    assert all(torch.equal(w, found[1][0][name]) for name, w in found[0][0].items())
+    assert torch.equal(found[0][1], found[1][1])
+
+
+PRESETS_BY_NAME = {method.name: method for method in PRESETS}
+
+
+def head(name: str, dims: int) -> int:
+    from silograph.federation.frame import DIMENSION, FIELD
+
+    return FIELD.size + len(name) + dims * DIMENSION.size
+
+
+def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None:
+    """Every slot asks once; every owner sends a wanted row once."""
+    from silograph.federation.frame import HEADER
+
+    block, route, _ = cut_of(make_graph(40), 4, "random")
+    options = replace(EVERYTHING, share_features=False, batches=4, tau=2)
+    cfg = config("sage", options=options, shape={"layers": 3})
+    fed, _ = play(cfg, block, route, rounds=1)
+    slots, rows, clients, times = len(block.halo.key), len(block.halo.boundary), 4, 2
+    told = sum(
+        head(name, 0) + size for name, size in (("round", 4), ("start", 4), ("knobs/tau", 8))
+    )
+    fields = [f"rows/{n}" for n in stored_stages(model_in(cfg))]
+    width = 8 * sum(model_in(cfg).stages[n].inputs for n in stored_stages(model_in(cfg)))
+    heads = head("answered", 1) + sum(head(name, 2) for name in fields)
+    ask = 2 * HEADER.size + 2 * len("ask") + told + head("slot", 1)
+    serve = 2 * HEADER.size + 2 * len("serve") + told + head("row", 1) + heads
+    store = 2 * HEADER.size + 2 * len("store") + told + heads
+    by_kind = fed.ledger.bytes_by_kind
+    assert by_kind["halo_keys"] == times * (clients * ask + 4 * slots)
+    assert by_kind["embeddings"] == times * (
+        clients * (serve + store) + (4 + 1 + width) * rows + (1 + width) * slots
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_owners_that_take_no_part_send_what_they_have_or_nothing(
+    make_graph: MakeGraph, size: int
+) -> None:
+    block, route, _ = cut_of(make_graph(50), 5, "random")
+    options = FedAISOptions(interval="fixed", batches=3, drawn=0)
+    cfg = config("sage", options=options, participation=0.4, optimizer=SGD(0.1))
+    fed, _ = play(cfg, block, route, rounds=2, size=size)
+    passes = torch.cat([s[PASSES].t for s in fed.states()])
+    seen = torch.cat([s[SEEN].t for s in fed.states()])
+    owner = torch.searchsorted(route.boundary_off, route.target, right=True) - 1
+    mine = torch.repeat_interleave(torch.arange(5), route.slot_off.diff())
+    assert 0 < int((passes > 0).sum()) < 5
+    assert bool((passes[owner[seen >= 0]] > 0).all())  # nobody has sent a row that it had not
+    assert bool((passes[mine[seen >= 0]] > 0).all())
+    assert int(seen.max()) >= 3  # rows of the second round
+
+
+# What sets the interval.
+
+
+def standing(loss: float | None, **other: Any) -> RunStanding:
+    values = {"round": 1, "clients": 3, "bytes": 0, "bytes_left": None, "scored": 1}
+    return RunStanding(**{**values, "val_loss": loss, "val_score": 0.5, **other})
+
+
+def test_intervals_are_those_of_eq_11() -> None:
+    options = FedAISOptions(tau=4)
+    knobs = knobs_of(options)
+    state = LOSS_INTERVAL.init(None, knobs, standing(2.0))
+    losses = [2.0, 1.9, 1.2, 1.125, 0.5, 0.1, 0.0, 8.0, 1e9]
+    found = [
+        int(LOSS_INTERVAL.propose(None, knobs, state, standing(f), KEY)["tau"]) for f in losses
+    ]
+    assert found == [4, 4, 4, 3, 2, 1, 1, 8, 100]
+
+
+def test_intervals_grow_where_the_bytes_left_do_not_suffice() -> None:
+    knobs = knobs_of(FedAISOptions(tau=1))
+    state = LOSS_INTERVAL.init(None, knobs, standing(2.0, bytes=100))
+    facts = {"row_bytes": 50.0, "exchanges": 10.0, "batches": 10.0}
+    assert LOSS_INTERVAL.observe is not None
+    state = LOSS_INTERVAL.observe(None, knobs, state, standing(2.0, bytes=170), facts, {})
+    found = []
+    for left in (10_000, 700, 699, 450, 250, 210, 0):
+        now = standing(2.0, bytes=170, bytes_left=left, rounds_left=10)
+        found.append(int(LOSS_INTERVAL.propose(None, knobs, state, now, KEY)["tau"]))
+    # A round costs 20 and 5 for each exchange; its 10 batches have up to 10 of them.
+    assert found == [1, 1, 2, 2, 10, 100, 100]
+
+
+# Bad input.
+
+
+def test_bad_input_is_refused_in_one_line(make_graph: MakeGraph) -> None:
+    block, route, _ = cut_of(make_graph(40), 4, "random")
+    for changes, message in (
+        ({"conv": "gat"}, "expected a model whose sums can be shared, got GAT"),
+        ({"schedule": Schedule(1, batch_size=3)}, "expected neither batch_size nor fanout"),
+        ({"schedule": Schedule(1, neighbors=Fanout((2, 2)))}, "expected neither batch_size nor"),
+        ({"options": replace(EVERYTHING, halo="none")}, "expected a halo for share_features"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            play(config(**changes), block, route, rounds=0)
+    bad: list[dict[str, Any]] = [{"ratio": 0}, {"ratio": 1.2}, {"tau": 0}, {"floor": 2}]
+    for given in [*bad, {"batches": 0}]:
+        with pytest.raises(ValueError, match=next(iter(given))):
+            FedAISOptions(**given)
+    with pytest.raises(ConfigError, match="expected validation nodes for an interval that follows"):
+        LOSS_INTERVAL.init(None, (), standing(None))
