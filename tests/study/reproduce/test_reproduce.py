@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "defaults"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedacs"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedgrains"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "local_bias"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
@@ -24,6 +25,7 @@ import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
 import recipe_pubmed as pubmed
+import recipe_ratings as of_ratings
 import recipe_sweep as tables_of_the_sweep
 import sweep_cells as sweep
 
@@ -222,6 +224,8 @@ def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "row" in labels:
+        return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
         return methods.cell_of(*labels.values())
     if "seed" not in labels:
