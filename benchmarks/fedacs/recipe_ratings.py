@@ -36,11 +36,12 @@ PROTOCOL: dict[str, Any] = {
 }
 CUT: dict[str, Scalar] = {"partition.column": "category", "partition.spread": "average"}
 BIASES: dict[str, Scalar] = {"model.damping": 5.0, "model.terms": "biases"}
-GCN = {"model": "rating_gcn", "rounds": 20, "local_epochs": 5, "eval_every": 1}
+GCN = {"model": "rating_gcn", "rounds": 20, "local_epochs": 5, "weight_decay": 5e-4}
 # What the page calls a row: the fields, the options, and the view that is told.
 Row = tuple[dict[str, Any], dict[str, Scalar], str]
 SOLVED: dict[str, Any] = {"model": "rating_biases", "rounds": 1, "local_epochs": 1}
 WITHOUT: dict[str, Row] = {
+    "global mean": (SOLVED | {"method": "centralized"}, BIASES | {"model.terms": "mean"}, "server"),
     "silo mean": (SOLVED | {"method": "local"}, BIASES | {"model.terms": "mean"}, "personalized"),
     "biases in each silo": (SOLVED | {"method": "fedavg"}, BIASES, "server"),
     "biases of all ratings": (SOLVED | {"method": "fedavg"}, BIASES, "uncut"),
@@ -93,16 +94,7 @@ def scores(lines: Sequence[Line], view: str, metric: str) -> str:
 def without_training(found: Found) -> str:
     """Return the table of what needs no training."""
     head = ["RMSE", *(f"{d} {part}" for d in DATASETS for part in ("all", "seen", "unseen"))]
-    runs = {
-        d: found.scored([cell_of(d, "biases in each silo", s) for s in seeds])
-        for d, seeds in DATASETS.items()
-    }
-    means = [
-        cell
-        for lines in runs.values()
-        for cell in (shown([line["baseline"]["scores"]["rmse"] for line in lines]), "", "")
-    ]
-    rows = [["global mean", *means]]
+    rows = []
     for name, (_, _, view) in WITHOUT.items():
         row = [name]
         for d, seeds in DATASETS.items():
@@ -158,8 +150,9 @@ what a federation could add through shared users is small.
 ## With training
 
 The paper's GCN with 2 layers (the paper has 5) of width 32, embeddings of 64, Adam of rate .01
-built anew every round (the paper: SGD), 5 local epochs, 20 rounds, seed 0. One seed and one
-setting, not tuned: no ranking. Embeddings and biases stay with the clients.
+built anew every round (the paper: SGD), weight decay 5e-4, 5 local epochs, 20 rounds, seed 0. One
+seed and one setting, not tuned: no ranking. Embeddings and biases stay with the clients. Without
+weight decay the same run of all clients was best after 3 rounds, with a validation RMSE of 1.011.
 
 <!-- training -->
 <!-- training -->

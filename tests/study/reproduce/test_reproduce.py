@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "defaults"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedacs"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedgrains"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "local_bias"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
@@ -25,6 +26,7 @@ import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
 import recipe_pubmed as pubmed
+import recipe_ratings as of_ratings
 import recipe_sweep as tables_of_the_sweep
 import sweep_cells as sweep
 
@@ -226,6 +228,8 @@ def again_of(line: Line) -> Cell:
     if "scenario" in labels:
         place = personal.Place(labels["scenario"], labels["dataset"], labels["clients"])
         return personal.cell_of(place, labels["method"], labels["sampler"], labels["seed"])
+    if "row" in labels:
+        return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
         return methods.cell_of(*labels.values())
     if "seed" not in labels:
