@@ -21,8 +21,22 @@ from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
 from silograph.nn.own_module import Make
 
+# Presets of FedAIS differ in options alone: batteries over all methods take these in the slow suite.
+PRESETS_APART = {"fedall", "fedrandom", "fedpns", "fedais1", "fedais2", "stale"}
+OWN_TESTS = ("test_fedais.py", "test_defaults.py", "test_program.py", "test_cli.py")
+
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
+
+
+@pytest.hookimpl(tryfirst=True)  # before what is slow is left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is None or item.path.name in OWN_TESTS:
+            continue
+        if any(isinstance(v, str) and v in PRESETS_APART for v in call.params.values()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

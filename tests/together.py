@@ -17,6 +17,7 @@ from silograph.nn.model import Model
 from silograph.task.loss import node_loss
 
 KEY = Key.of(5)
+EPOCHS = {"fedgraph": 1}  # of methods that take no other number
 STEPS = 50
 SHARED = ("gcn", "graphconv", "gin", "sage", "appnp")  # models whose sums silos can share
 

@@ -146,6 +146,7 @@ def test_the_set_of_flags() -> None:
         "--all-components",
         "--no-keep-optimizer",
         "--no-residual",
+        "--no-eval-on-receipt",
         "--no-local-bias",
         "--no-strict",
     }

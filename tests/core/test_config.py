@@ -264,7 +264,11 @@ def test_an_unknown_key_that_is_near_to_none() -> None:
         ({"dtype": "float16"}, "dtype: input should be 'float32' or 'float64'", "got 'float16'"),
         ({"threads": 0}, "threads: input should be greater than or equal to 1", "got 0"),
         ({"block_size": 0}, "block_size: input should be greater than", "got 0"),
-        ({"normalize": "Row"}, "normalize: input should be 'none' or 'row'", "got 'Row'"),
+        (
+            {"normalize": "Row"},
+            "normalize: input should be 'none', 'row' or 'standard'",
+            "got 'Row'",
+        ),
         ({"dataset": 3}, "dataset: input should be a valid string", "got 3"),
         ({"options": 3}, "options: input should be a valid", "got 3"),
         ({"options": {"mu": [1, 2]}}, "options.mu", "got [1, 2]"),

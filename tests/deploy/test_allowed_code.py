@@ -205,7 +205,8 @@ class Server:
         told = {k: v for k, v in vars(config).items() if v is not None and k != "dataset"}
         parts = choose(make_config({**plain, **options, "method": "fedopt", "model": "gcn"}))
         told |= {k: v for k, v in known_values(config, parts).items() if v is not None}
-        others = {k: v for k, v in parts.options.items() if not k.startswith("method.")}
+        given = {k: v for k, v in parts.options.items() if v is not None}
+        others = {k: v for k, v in given.items() if not k.startswith("method.")}
         told |= {"metric": "accuracy", "options": others | options.get("options", {})}
         self.sequence += 1
         body = facts_body({"config": told, "code": code})

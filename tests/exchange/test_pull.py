@@ -665,7 +665,7 @@ def history_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
 
 STALE: Method = replace(
     FEDAVG,
-    name="stale",
+    name="history",
     init=history_init,
     round=history_round,
     calls=Calls(

@@ -16,6 +16,7 @@ DRAWN: dict[str, dict[str, Any]] = {
     "label_guided": {"sample": 30, "normalize": "conditional"},
     "bns": {"rate": 0.4},
     "cagnet": {},
+    "fedgraph": {"kappa": 4, "keep_1": 0.5},
     "graphsaint": {"budget": 10, "sample_coverage": 3},
 }
 
@@ -23,6 +24,8 @@ DRAWN: dict[str, dict[str, Any]] = {
 def steps_of(method: str, *, drawn: bool) -> dict[str, Any]:
     if METHODS[method].evaluate.all_silos:
         return {"options": DRAWN[method] if drawn else {}}
+    if METHODS[method].evaluate.crosses:  # these draw both themselves
+        return {"participation": 0.6, "options": {"drawn": 2, "batches": 3} if drawn else {}}
     return {"participation": 0.6} | ({"batch_size": 4, "fanout": "2,1"} if drawn else {})
 
 

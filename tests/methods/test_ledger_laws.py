@@ -27,7 +27,7 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.selection.uniform import select_uniform
-from together import held_of, whole_round
+from together import EPOCHS, held_of, whole_round
 
 Built = tuple[ClientBlock, Route]
 ROUNDS = 3
@@ -39,7 +39,7 @@ def config(graph: Graph, name: str, participation: float = 1.0) -> MethodConfig:
     return MethodConfig(
         model=Model("gcn", graph.num_features, 8, graph.num_classes, 2, 0.5, graph.task),
         optimizer=SGD(0.1, 5e-4) if method.needs.plain_sgd else Adam(lr=0.01, weight_decay=5e-4),
-        schedule=Schedule(2),
+        schedule=Schedule(EPOCHS.get(name, 2)),
         keep_optimizer=method.needs.keep_optimizer,
         participation=participation,
         options=method.options(),

@@ -27,7 +27,7 @@ from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
-from together import held_of, whole_round
+from together import EPOCHS, held_of, whole_round
 
 ROUNDS = 4
 TOLERANCE = 1e-10
@@ -48,7 +48,7 @@ def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
     cfg = MethodConfig(
         model=shape(graph, changes.pop("conv", "gcn"), **changes.pop("shape", {})),
         optimizer=SGD(0.1, 5e-4) if method.needs.plain_sgd else OPTIMIZERS[optimizer],
-        schedule=Schedule(2),
+        schedule=Schedule(EPOCHS.get(method.name, 2)),
         keep_optimizer=method.needs.keep_optimizer,
         participation=1.0,
         options=method.options(),

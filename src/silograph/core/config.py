@@ -105,8 +105,8 @@ class RunConfig:
     partition: str = field(
         default="metis",
         metadata=option(
-            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, with overlap "
-            "metis_overlapping or shares, or FILE.csv with columns node and client",
+            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, category, with "
+            "overlap metis_overlapping or shares, or FILE.csv with columns node and client",
             "Clients",
         ),
     )
@@ -167,7 +167,8 @@ class RunConfig:
         default="fedopt",
         metadata=option(
             "what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
-            "llcg, label_guided, bns, cagnet, local, centralized or graphsaint",
+            "llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, "
+            "label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )
@@ -206,10 +207,8 @@ class RunConfig:
     neighbors: str | None = field(
         default=None,
         metadata=option(
-            "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
-            "what draws the neighbors that a local step sums over: full, fanout, bernoulli, "
-            "drop_edge, drop_node, fastgcn, ladies or fedgrains (default: fanout if that is given, "
-            "else full); torch draws what is not compiled",
+            "what draws neighbors in local steps: full, fanout, bernoulli, drop_edge, drop_node, "
+            "fastgcn, ladies or fedgrains (default: fanout if that is given, else full)",
             "Training",
         ),
     )

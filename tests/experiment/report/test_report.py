@@ -412,8 +412,9 @@ def test_runs_side_by_side(three: list[Path], tmp_path: Path) -> None:
     path = write_comparison(three, tmp_path / "c.html")
     assert path == tmp_path / "c.html"
     page = read_page(path)
-    assert page.titles[:5] == [
+    assert page.titles[:6] == [
         "Scores",
+        "Each run",
         "Learning",
         "Validation accuracy",
         "Training loss",

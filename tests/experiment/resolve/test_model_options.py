@@ -43,8 +43,8 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
     [
         (
             {"model": "gcn", "heads": 4},
-            "expected an option of the chosen parts (model gcn), got heads: model gat has it; "
-            "leave it out, or choose that part",
+            "expected an option of the chosen parts (model gcn), got heads: model gat and model "
+            "rating_gat have it; leave it out, or choose one of them",
         ),
         (
             {"model": "gat", "hops": 2},
@@ -93,7 +93,7 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
         (
             {"model": "gcm"},
             "unknown model 'gcm': did you mean 'gcn'? Choices: appnp, gat, gcn, gin, graphconv, "
-            "mlp, sage",
+            "mlp, rating_biases, rating_gat, rating_gcn, sage",
         ),
     ],
 )
