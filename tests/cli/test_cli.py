@@ -230,7 +230,7 @@ def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> Non
 
 
 def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # so that no text is wrapped
+    monkeypatch.setenv("COLUMNS", "500")  # so that no text is wrapped
     text = printed(capsys, "run", "--help")
     for field in dataclasses.fields(RunConfig):
         if field.name not in ("dataset", "options"):

@@ -48,7 +48,7 @@ class StudyOptions(TypedDict, total=False):
         | Tensor
         | Callable[[Graph], Any]
     )
-    """how to cut: metis, louvain, random, dirichlet, class_biased, silo, with overlap
+    """how to cut: metis, louvain, random, dirichlet, class_biased, silo, category, with overlap
     metis_overlapping or shares, or FILE.csv with columns node and client"""
     clients: int | None
     """number of clients (default: 10; silo: as many as silos)"""
@@ -106,10 +106,8 @@ class StudyOptions(TypedDict, total=False):
     fanout: str | None
     """fanout: neighbors drawn of a node, hop by hop: 10,5; 0 is all (default: 10)"""
     neighbors: str | None
-    """what draws the neighbors that a local step sums over: full, fanout, bernoulli, what draws
-    the neighbors that a local step sums over: full, fanout, bernoulli, drop_edge, drop_node,
-    fastgcn, ladies or fedgrains (default: fanout if that is given, else full); torch draws what
-    is not compiled"""
+    """what draws neighbors in local steps: full, fanout, bernoulli, drop_edge, drop_node,
+    fastgcn, ladies or fedgrains (default: fanout if that is given, else full)"""
     optimizer: Literal["adam", "sgd"] | None
     """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
     lr: float | None
@@ -173,7 +171,8 @@ class TuneOptions(StudyOptions, total=False):
 
     method: Method | str
     """what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, llcg,
-    label_guided, bns, cagnet, local, centralized or graphsaint"""
+    fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided,
+    bns, cagnet, local, centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector (see silograph parts)"""

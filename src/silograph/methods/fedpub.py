@@ -285,8 +285,12 @@ def _outputs(model: Staged, graph: _SharedGraph, weights: Params, clients: int) 
 def init(
     fed: Federation, cfg: MethodConfig[FedPubOptions], weights: Params, key: Key
 ) -> ServerState:
-    """Send the first model; every client starts from it."""
-    del cfg
+    """Send the first model; every client starts from it.
+
+    Raises:
+        ConfigError: see `masked`.
+    """
+    masked(cfg)
     fed.call(begin_masks, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     clients = len(fed.ids)
     return ServerState(None, {n: w.expand(clients, *w.shape).clone() for n, w in weights.items()})

@@ -179,7 +179,7 @@ def _over(mask: Tensor, like: Tensor) -> Tensor:
 
 def products(changes: Mapping[str, Tensor]) -> Tensor:
     """Return the products of all clients' changes (C, P) with each other, (C, C) float64."""
-    flat = (t.flatten(1) for t in changes.values())
+    flat = (t.reshape(len(t), -1) for t in changes.values())
     return torch.stack([(t @ t.T).double() for t in flat]).sum(0)
 
 

@@ -88,6 +88,9 @@ OPTIONS = {
     "model.residual": False,
     "model.head": "conv",
     "selector.participation": 1.0,
+    "selector.budget": None,
+    "selector.least_clients": None,
+    "selector.least_selections": None,
 }
 
 

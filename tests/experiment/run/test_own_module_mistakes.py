@@ -179,8 +179,12 @@ def test_options_of_layers_are_refused(
 @pytest.mark.parametrize(
     ("options", "owners"),
     [
-        ({"residual": True}, "model gcn, sage, graphconv, gin, gat, appnp, mlp has it"),
-        ({"heads": 2}, "model gat has it"),
+        (
+            {"residual": True},
+            "model gcn, model sage, model graphconv, model gin, model gat, model appnp and model "
+            "mlp have it",
+        ),
+        ({"heads": 2}, "model gat and model rating_gat have it"),
     ],
 )
 def test_options_of_other_models_are_refused(
@@ -190,7 +194,7 @@ def test_options_of_other_models_are_refused(
         go(make_graph(), model=Linear, **OWN | options)
     assert str(caught.value) == (
         f"expected an option of the chosen parts (model module), got {next(iter(options))}: "
-        f"{owners}; leave it out, or choose that part"
+        f"{owners}; leave it out, or choose one of them"
     )
 
 

@@ -118,7 +118,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"partition": "nope.csv"}, r"nope\.csv: expected a CSV file, got No such file"),
     ({"partition": big(), "clients": 7}, "expected 3 clients, as the partition has, got 7: leave"),
     ({"partition": "./cut"}, r"name, or a file of clients whose name ends in \.csv, got '\./cut'"),
-    ({"partition": "metos"}, "did you mean 'metis'[?] Choices: FILE.csv, class_biased"),
+    ({"partition": "metos"}, "did you mean 'metis'[?] Choices: FILE.csv, category, class_biased"),
     ({"partition": big(), "alpha": 1.0}, "got alpha: partition dirichlet has it"),
     ({"partition": "given:0123456789abcdef"}, "expected the partition given:0123.* in memory; use"),
 ]
