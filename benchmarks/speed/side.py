@@ -37,8 +37,8 @@ class Ours:
     def round(self) -> object:
         """Run one round and judge it, as `silograph run` does."""
         with torch_threads(self.setup.config.threads):
-            self.snapshot, row = rounds._round(self.setup, self.snapshot, 0.0)
-        return row
+            self.snapshot, rows = rounds._round(self.setup, self.snapshot, 0.0)
+        return rows[0]
 
     def train(self) -> object:
         """Run one round that nobody judges."""

@@ -280,9 +280,11 @@ def test_no_nodes_have_no_scores(make_graph: MakeGraph, task: LabelForm) -> None
     assert score(empty, "test", task) is None
 
 
-def test_validation_has_all_scores_but_the_auc(make_graph: MakeGraph) -> None:
+def test_validation_has_all_scores_and_the_auc_where_histograms_came(make_graph: MakeGraph) -> None:
     case = make_case(make_graph, "multiclass")
     moved = {name.replace("test.", "val."): t for name, t in case.counts.items()}
+    assert score({**case.counts, **moved}, "val", "multiclass") == Scores({**case.scores()})
+    del moved["val.histogram"]
     val = score({**case.counts, **moved}, "val", "multiclass")
     assert val == Scores({**case.scores(), "auc": None})
 

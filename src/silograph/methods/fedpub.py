@@ -51,6 +51,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, under
 from silograph.core.ranges import lin, log
 from silograph.core.work import work_of
+from silograph.evaluation.on_receipt import received_specs
 from silograph.evaluation.scoring import personal
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Gather
@@ -68,6 +69,7 @@ from silograph.methods.local_training import (
     stacked,
     start_from,
     state_specs,
+    told,
     train_from,
     zero_weights,
 )
@@ -198,8 +200,7 @@ def train_masked(
     reply = stacked("weights", plain) | {
         "embedding": Stacked(functional_embedding(cfg, block, mine)),
         "sparsity": Stacked(sparsity(kept, cfg.options.l1, fitted.loss)),
-        "nodes": Stacked(block.num_train),
-        "loss": Stacked(fitted.loss),
+        **told(fitted, block),
     }
     return {**new, **stacked("masks", kept), **stacked("weights", mine)}, reply
 
@@ -309,7 +310,8 @@ def fit_round(
         key=key.fold("train", t),
         to=chosen,
         reduce=Gather(
-            "nodes", "loss", "sparsity", "embedding", *(f"weights/{n}" for n in state.memory)
+            *("nodes", "loss", "sparsity", "embedding", *received_specs(cfg)),
+            *(f"weights/{n}" for n in state.memory),
         ),
     )
     found = under("by_client", reply)

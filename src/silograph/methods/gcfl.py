@@ -51,6 +51,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, under
 from silograph.core.ranges import log
+from silograph.evaluation.on_receipt import received_specs
 from silograph.evaluation.scoring import personal
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Gather
@@ -147,7 +148,7 @@ def fit_round(
         what=Kind.WEIGHTS,
         key=key.fold("train", t),
         to=chosen,
-        reduce=Gather("nodes", "loss", *(f"weights/{name}" for name in models)),
+        reduce=Gather("nodes", "loss", *received_specs(cfg), *(f"weights/{n}" for n in models)),
     )
     found = under("by_client", reply)
     took_part = found["answered"] & (found["nodes"] > 0)

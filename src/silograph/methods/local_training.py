@@ -260,14 +260,15 @@ def report_of(
 
     Args:
         chosen: who was called.
-        found: `answered`, `nodes` and `loss` of all clients, (C,).
+        found: `answered`, `nodes` and `loss` of all clients, (C,), and `received/*` if asked for.
         facts: of the round.
         client_facts: of the clients.
         observed: see `MethodConfig`.
     """
     nodes = found["nodes"] * found["answered"]
     loss = float((found["loss"] * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
-    told = {name: found[name] for name in ("answered", "nodes", "loss")} if observed else {}
+    names = {"answered", "nodes", "loss", *(n for n in found if n.startswith(f"{RECEIVED}/"))}
+    told = {name: found[name] for name in names} if observed else {}
     return RoundReport(chosen, loss, facts, client_facts, told)
 
 

@@ -86,6 +86,7 @@ CHANGED: dict[str, Any] = {
     "alpha": 0.01,
     "favored_classes": 1,
     "favor": 500.0,
+    "halve": False,
     "clients_per_part": 2,
     "part_share": 0.8,
     "share_mean": 0.3,

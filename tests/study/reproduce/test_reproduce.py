@@ -15,19 +15,25 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "defaults"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedacs"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedgrains"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedgraph"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "local_bias"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "selection"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
 import personal_cells as personal
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
+import recipe_figures as fedgraph
 import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
 import recipe_pubmed as pubmed
 import recipe_ratings as of_ratings
+import recipe_selectors as selectors
+import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
+import recipe_table3 as sensitivity
 import sweep_cells as sweep
 
 import silograph as sg
@@ -222,12 +228,34 @@ def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
     assert "<!-- cells -->" in text
 
 
+def selection_of(cut: str, name: str, seed: int, clock: str) -> Cell:
+    """The cell of a selector; a control takes its participation from the bandit's line."""
+    if name == "start":
+        return selectors.start_of(cut, seed)
+    if name not in (selectors.SAME, selectors.TURN):
+        return selectors.run_of(cut, name, seed, clock)
+    found = Found(read_lines(PAGES / "selection" / "selectors.jsonl"))
+    control = selectors.control_of(found, cut, name, seed)
+    assert control is not None
+    return control
+
+
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "base" in labels:
+        return strong.cell_of(
+            *(labels[p] for p in ("dataset", "clients", "base", "sampler", "seed"))
+        )
+    if "scenario" in labels and "setting" in labels:
+        return sensitivity.cell_of(labels["scenario"], labels["setting"], labels["seed"])
     if "scenario" in labels:
         place = personal.Place(labels["scenario"], labels["dataset"], labels["clients"])
         return personal.cell_of(place, labels["method"], labels["sampler"], labels["seed"])
+    if "selector" in labels:
+        return selection_of(labels["cut"], labels["selector"], labels["seed"], labels["clock"])
+    if "clock" in labels:
+        return fedgraph.cell_of(*(labels[p] for p in ("dataset", "method", "clock", "seed")))
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:

@@ -23,6 +23,7 @@ from silograph.experiment.run.server_parts import SELECTED, SELECTOR, part_of, w
 from silograph.experiment.run.setup import Setup
 from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
+from silograph.federation.program import calls_of
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.selection.base import RoundFacts, Selector
@@ -52,12 +53,26 @@ class Selection:
         Raises:
             ConfigError: the limits of the selector cannot be met.
         """
+        self._check_received()
         known = self.selector.init(self.setup.federation.ids, self.options)
         state = with_part(state, SELECTOR, known)
         if is_limited(self.options):
             state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
             self._check_limits(state)
         return state
+
+    def _check_received(self) -> None:
+        """Raise `ConfigError` where the method declares no scores that the selector needs."""
+        setup, calls = self.setup, self.setup.method.calls
+        if not self.selector.on_receipt or calls is None:
+            return
+        steps = calls.round(setup.method_config, 1, training_key(setup.config))
+        if not any(name.startswith(f"{RECEIVED}/") for c in calls_of(steps) for name in c.gives):
+            raise ConfigError(
+                f"expected a method whose clients score the model that they receive for selector "
+                f"{self.selector.name}, got {setup.method.name}: use selector uniform, "
+                "round_robin or all"
+            )
 
     def choose(self, state: ServerState, t: int, key: Key) -> MethodConfig:
         """Return what the method's round reads, with the clients that are selected.
