@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import silograph as sg
+from crossed import crossed
 from remote_runs import finish, lines, remote, setup_of
 from runs import go, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, TrainingError
@@ -41,8 +42,10 @@ def asked(selector: str, **own: Any) -> dict[str, Any]:
     return found | {"options": OPTIONS.get(selector, {})} | own
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("method", LOCAL)
+@crossed(
+    {"method": LOCAL, "selector": list(SELECTORS)},
+    quick=[(m, s) for m in LOCAL for s in SELECTORS if m == "fedopt" or s == "ucb"],
+)
 def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     make_graph: MakeGraph,
     tmp_path: Path,
