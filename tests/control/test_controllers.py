@@ -42,6 +42,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,
+    METHODS,
     Method,
     MethodConfig,
     Needs,
@@ -418,3 +419,15 @@ def test_a_silo_refuses_knobs_and_calls_beyond_their_range(make_graph: MakeGraph
             repeated += 1
             assert "as agreed" in refused(body) or "with the key" in refused(body)
     assert repeated == 2 * (MOST - 1)
+
+
+def test_knobs_that_nothing_moves_are_what_the_options_say() -> None:
+    """A silo that agreed to fixed rates takes no others from its server."""
+    for name in ("fedgraph", "fedlocal", "fedall"):
+        method = METHODS[name]
+        specs = knob_specs(method.options(), moved=False)
+        knobs = {f"knobs/{knob.name}": knob.start for knob in knobs_of(method.options())}
+        assert {n: (s.low, s.high) for n, s in specs.items()} == {
+            n: (k, k) for n, k in knobs.items()
+        }
+        assert knobs

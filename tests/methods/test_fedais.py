@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from remote_runs import setup_of
 from silograph.control import LOSS_INTERVAL, RunStanding, knobs_of
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import offsets
 from silograph.core.work import metered
 from silograph.evaluation.scoring import HaloSums
@@ -22,9 +24,12 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import make_split
+from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, ServerState
-from silograph.methods.fedais import FEDAIS, PRESETS
+from silograph.methods.fedais import FEDAIS, PRESETS, init, told_of
+from silograph.methods.fedais_clients import advance, close_round, open_round
 from silograph.methods.fedais_options import FedAISOptions
+from silograph.methods.local_training import shared
 from silograph.nn.conv import internal_messages
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import Pass, Staged, forward_pass
@@ -431,3 +436,19 @@ def test_bad_input_is_refused_in_one_line(make_graph: MakeGraph) -> None:
             FedAISOptions(**given)
     with pytest.raises(ConfigError, match="expected validation nodes for an interval that follows"):
         LOSS_INTERVAL.init(None, (), standing(None))
+
+
+def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) -> None:
+    """A server can have no batch again, none left out, and no round closed before its end."""
+    setup = setup_of(make_graph(), METHODS["fedlocal"])
+    cfg, key = setup.method_config, Key.of(1)
+    fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
+    init(fed, cfg, weights, key)
+    fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
+    with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 10"):
+        fed.call(close_round, {}, what=Kind.WEIGHTS, key=key)
+    with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 3"):
+        fed.call(advance, told_of(cfg, 1, 3), what=Kind.CONTROL, key=key)
+    fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
+    with pytest.raises(ProtocolError, match=r"expected batch 10 of the round next, got 0"):
+        fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)

@@ -54,8 +54,8 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     selector: str,
 ) -> None:
     graph, own = make_graph(), asked(selector)
-    if METHODS[method].evaluate.crosses and SELECTORS[selector].on_receipt:
-        with pytest.raises(ConfigError, match=r"score the model that they receive for selector"):
+    if METHODS[method].evaluate.crosses and SELECTORS[selector].observe is not None:
+        with pytest.raises(ConfigError, match=r"does not report its clients one by one, got sel"):
             go(graph, method=method, **own)
         return
     whole = go(graph, method=method, **own)

@@ -30,11 +30,20 @@ def knob_fields(
     return {PREFIX + n: Stacked(t[at]) if t.dim() else Shared(t) for n, t in knobs.items()}
 
 
-def knob_specs(options: Any) -> FieldSpecs:
-    """Return the specs of these fields, with the ranges that the options declare."""
+def knob_specs(options: Any, *, moved: bool = True) -> FieldSpecs:
+    """Return the specs of these fields, with the ranges that the options declare.
+
+    Args:
+        options: of the method.
+        moved: whether anything moves the knobs; if not, clients take the options' values alone.
+    """
     return {
         PREFIX + knob.name: FieldSpec(
-            Stacked if knob.by_client else Shared, (), knob.dtype, low=knob.low, high=knob.high
+            Stacked if knob.by_client else Shared,
+            (),
+            knob.dtype,
+            low=knob.low if moved else knob.start,
+            high=knob.high if moved else knob.start,
         )
         for knob in knobs_of(options)
     }

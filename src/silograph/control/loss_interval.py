@@ -38,10 +38,14 @@ def propose(
 ) -> Mapping[str, Tensor]:
     """Follow eq. 11, and the bytes that are left."""
     del options, key
-    share = math.sqrt(_loss_of(standing) / float(state["first"]))
+    # Silos report losses, so that a ratio of any size may come.
+    loss, first = max(_loss_of(standing), 0.0), float(state["first"])
+    share = math.sqrt(loss / first) if first > 0 else 1.0
     return {
         knob.name: knob.constant(
-            _affordable(math.ceil(share * knob.start), int(knob.high), state, standing),
+            _affordable(
+                math.ceil(min(share * knob.start, knob.high)), int(knob.high), state, standing
+            ),
             standing.clients,
         )
         for knob in knobs

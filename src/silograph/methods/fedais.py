@@ -179,7 +179,8 @@ def facts_of(
 def told_specs(cfg: Config, t: int) -> FieldSpecs:
     """Return the specs of what clients are told of an exchange."""
     start = FieldSpec(Shared, (), torch.int32, low=0, high=plan_of(cfg).batches - 1)
-    return {**knob_specs(cfg.options), "round": exactly(t), "start": start}
+    moves = controller_of(cfg.options) is not FIXED
+    return {**knob_specs(cfg.options, moved=moves), "round": exactly(t), "start": start}
 
 
 def setup_steps(cfg: Config, key: Key) -> Steps:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -90,6 +91,7 @@ from silograph.task.registry import task_of
 LOSSES = "importance/loss"
 TRAINED, BASE = "round/model/", "round/base/"
 ROWS, SHARE = "round/rows", "round/share"
+DONE = "round/done"  # (C,) int32 batches of this round so far
 TALLY = "round/tally"  # (C, 4): loss, rows, ages, and slots, summed over the batches so far
 FIXED_IN_ROUND = (ROWS, SHARE, ASKED, SEEN)
 
@@ -145,7 +147,7 @@ def open_round(
             w = weights[name]
             new[f"{BASE}{name}"] = Stacked(w.expand(block.num_clients, *w.shape))
     zeros = torch.zeros(block.num_clients, 4, dtype=torch.float64, device=block.off.device)
-    return new | {TALLY: Stacked(zeros)}, {}
+    return new | {TALLY: Stacked(zeros), DONE: Stacked(torch.zeros_like(passes))}, {}
 
 
 def whole_pass(
@@ -277,7 +279,12 @@ def number_of(cfg: Config, inbox: Payload) -> int:
 def advance(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train on the batches up to the next exchange. In: `start`, `round`, `knobs/tau`."""
+    """Train on the batches up to the next exchange. In: `start`, `round`, `knobs/tau`.
+
+    Raises:
+        ProtocolError: `start` is not the next batch.
+    """
+    check_next(state, int(inbox["start"].t))
     start, tau, total = int(inbox["start"].t), int(inbox["knobs/tau"].t), plan_of(cfg).batches
     end = total if cfg.options.halo == "none" else min(start + tau, total)
     live = copied({name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))})
@@ -294,7 +301,20 @@ def advance(
                 part, some = part_of(live, who), fields_of(take_all(fixed, who))
                 train_batch_(cfg, block.called(who), some, part, number, now + number, own)
             live = put_back(live, part, who)
-    return {**state, **live}, {}
+    return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
+
+
+def check_next(state: State, number: int) -> None:
+    """Raise `ProtocolError` unless all batches before a number are done, and no others.
+
+    Without this a server could have one batch trained on again and again, or one alone.
+    """
+    done = state[DONE].t
+    if not bool((done == number).all()):
+        raise ProtocolError(
+            f"expected batch {int(done.min())} of the round next, got {number}: batches are "
+            "trained on in their order, each once"
+        )
 
 
 def train_batch_(
@@ -346,8 +366,12 @@ def close_round(
 
     In: nothing. Out: `weights/*` (C, ...), `share` (C,) weight of the model, `loss`, `row_age` in
     batches and `rows_trained` (C,).
+
+    Raises:
+        ProtocolError: batches are left.
     """
     del inbox, key
+    check_next(state, plan_of(cfg).batches)
     held = fields_under(TRAINED, state)
     with work_for(Kind.EVALUATION):
         x = features_for(block, is_compact(held))

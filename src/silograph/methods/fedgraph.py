@@ -328,7 +328,8 @@ def setup_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
 
 def round_steps(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> Steps:
     """Return the calls of `fit_round`."""
-    takes = {**weight_specs(cfg.model, Shared), **knob_specs(cfg.options)}
+    moves = controller_of(cfg.options) is not FIXED
+    takes = {**weight_specs(cfg.model, Shared), **knob_specs(cfg.options, moved=moves)}
     gives = weight_specs(cfg.model, Stacked)
     return (
         Call(begin_round, Kind.WEIGHTS, key.fold("begin", t), takes),

@@ -315,7 +315,9 @@ def fit_round(
         ),
     )
     found = under("by_client", reply)
-    gives = found["answered"] & (found["nodes"] > 0) & found["embedding"].isfinite().all(1)
+    sent = [found["embedding"], *(found[f"weights/{name}"] for name in state.memory)]
+    sound = torch.stack([t.reshape(len(t), -1).isfinite().all(1) for t in sent]).all(0)
+    gives = found["answered"] & (found["nodes"] > 0) & sound  # who diverged enters no mean
     share = shares(found["embedding"], gives, cfg.options.scale)
     memory = {
         name: torch.where(

@@ -156,8 +156,11 @@ def fit_round(
         name: torch.where(_over(took_part, w), found[f"weights/{name}"] - w[cluster], 0.0)
         for name, w in models.items()
     }
+    sound = torch.stack([_rows(t).isfinite().all(1) for t in changes.values()])
+    took_part = took_part & sound.all(0)  # a model that diverged enters no mean
+    changes = {name: torch.where(_over(took_part, w), w, 0.0) for name, w in changes.items()}
     gram = products(changes)
-    judged = took_part & gram.diagonal().isfinite()  # a model that diverged splits no cluster
+    judged = took_part & gram.diagonal().isfinite()  # nor does one that is too far off to compare
     alike, known, memory = likenesses(memory, gram, judged)
     new = cluster
     if t > cfg.options.warmup:
@@ -178,9 +181,14 @@ def _over(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view(-1, *[1] * (like.dim() - 1))
 
 
+def _rows(t: Tensor) -> Tensor:
+    """Return a tensor (C, ...) of any shape as rows (C, P)."""
+    return t.reshape(len(t), -1)
+
+
 def products(changes: Mapping[str, Tensor]) -> Tensor:
     """Return the products of all clients' changes (C, P) with each other, (C, C) float64."""
-    flat = (t.reshape(len(t), -1) for t in changes.values())
+    flat = map(_rows, changes.values())
     return torch.stack([(t @ t.T).double() for t in flat]).sum(0)
 
 

@@ -62,8 +62,15 @@ class Selection:
         return state
 
     def _check_received(self) -> None:
-        """Raise `ConfigError` where the method declares no scores that the selector needs."""
+        """Raise `ConfigError` where the method does not report what the selector needs."""
         setup, calls = self.setup, self.setup.method.calls
+        learns = self.selector.observe is not None or is_limited(self.options)
+        if learns and setup.method.evaluate.crosses:
+            raise ConfigError(
+                f"expected selector uniform, round_robin or all, without limits, for "
+                f"{setup.method.name}, which does not report its clients one by one, got selector "
+                f"{self.selector.name}"
+            )
         if not self.selector.on_receipt or calls is None:
             return
         steps = calls.round(setup.method_config, 1, training_key(setup.config))
