@@ -23,7 +23,6 @@ from silograph.control.actor_critic import (
     actor_loss,
     critic_loss,
     first_networks,
-    over,
     updated,
     value,
 )
@@ -32,6 +31,7 @@ from silograph.control.base import ControllerState
 from silograph.control.weight_sketch import SIZE, principal, sketch_of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.payload import named
 from silograph.nn.conv import Params
 
 KNOBS = (Knob("share", 0.0, 1.0, 0.5), Knob("size", 1, 9, 4, by_client=True))
@@ -58,7 +58,7 @@ def by_hand() -> tuple[Networks, Transitions]:
     }
     weights: Params = {}
     for name, own in (("actor", actor), ("critic", critic)):
-        weights |= over(name, own) | over(f"target_{name}", own)
+        weights |= named(name, own) | named(f"target_{name}", own)
     blank = first_networks(1, 1, (2,), Key.of(0))
     zero = {name: torch.zeros_like(t) for name, t in blank.memory.items()}
     found = Transitions(one([[2.0]]), one([[0.5]]), one([1.0]), one([[4.0]]))
@@ -310,7 +310,12 @@ def test_an_agent_goes_on_from_its_file(tmp_path: Path) -> None:
         ({"axes": torch.zeros(3, 3)}, r"expected axes of shape \(1024, 20\) .* got \(3, 3\)"),
         ({"beta": torch.tensor(torch.nan).double()}, "expected finite numbers .* in beta"),
         ({"alpha": torch.tensor(1.0)}, "expected alpha as torch.float64"),
-        ({"rounds": torch.tensor(-1)}, "expected rounds from 0 in the agent .* got -1"),
+        ({"rounds": torch.tensor(-1)}, "expected rounds from 0 to 2147483647 .* got -1"),
+        ({"rounds": torch.tensor(2**62)}, "expected rounds from 0 to 2147483647 in the agent"),
+        (
+            {"beta": torch.tensor(1e300, dtype=torch.float64)},
+            "expected numbers up to 1e.12 in .* got beta",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, change: dict[str, Tensor], message: str) -> None:

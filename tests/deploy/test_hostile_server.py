@@ -485,6 +485,11 @@ def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) ->
         ({"threads": 50_000}, "expected threads of at most 256 at a silo, got 50000"),
         ({"local_epochs": 2**62}, "expected local_epochs of at most 10000 at a silo"),
         ({"layers": 10**5}, "expected layers of at most 1000 at a silo, got 100000"),
+        ({"method": "fedpub", "method.communities": 10**6}, "expected communities of at most 1000"),
+        (
+            {"neighbors": "fedgrains", "neighbors.width": 10**7},
+            "expected width of at most 4096 at a silo, got 10000000",
+        ),
         ({"model": "appnp", "hops": 10**7}, "expected hops of at most 1000 at a silo"),
         ({"hidden": "1," * 1001}, "hidden: expected a width of 1 or more"),
         ({"hidden": "9" * 5000}, "hidden: expected a width of 1 or more"),

@@ -40,9 +40,11 @@ from silograph.federation.program import (
     Either,
     Maybe,
     Program,
+    Repeat,
     Steps,
     calls_of,
     can_end,
+    counted_calls,
 )
 from silograph.federation.session.message import (
     CallBody,
@@ -306,13 +308,27 @@ def accepts(steps: Steps, word: str) -> bool:
         ((A, (), (Maybe(A), B)), {"ab", "aab"}),
         (Either((A, B), B), {"ab", "b"}),
         (Either((A, Maybe(B)), Maybe(B)), {"", "a", "ab", "b"}),
+        (Repeat((A, Maybe(B)), 0), {""}),
+        (Repeat((A, Maybe(B)), 2), {"", "a", "ab", "aa", "aab", "aba", "abab"}),
+        ((Repeat(A, 3), B), {"b", "ab", "aab", "aaab"}),
     ],
 )
 def test_the_words_of_a_program(steps: Steps, words: set[str]) -> None:
     """All words up to four letters: exactly those that the steps spell."""
     every = ("".join(w) for n in range(5) for w in itertools.product("ab", repeat=n))
     assert {word for word in every if (word or can_end(steps)) and accepts(steps, word)} == words
-    assert len(list(calls_of(steps))) >= max(map(len, words))
+    assert sum(times for _, times in counted_calls(steps)) >= max(map(len, words))
+    letters = {"a": op_a, "b": op_b}
+    assert {call.op for call in calls_of(steps)} == {letters[c] for word in words for c in word}
+
+
+def test_steps_repeated_a_billion_times_cost_what_a_few_cost() -> None:
+    """So no config makes a silo's program long."""
+    run = course(A, Repeat(B, 10**9))
+    take(run, 1, op_a, Kind.WEIGHTS, KEY)
+    for _ in range(20):
+        take(run, 1, op_b, Kind.CONTROL, KEY)
+    assert len(list(calls_of(Repeat(B, 10**9)))) == 1
 
 
 def test_what_is_not_agreed_is_refused_by_name() -> None:

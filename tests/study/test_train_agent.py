@@ -42,7 +42,7 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(
     train_agent(asked(1), tmp_path / "parts", graph)
 
     def stopped(*args: Any, **options: Any) -> Any:
-        (tmp_path / "parts" / "episode").mkdir()
+        (tmp_path / "parts" / ".episode").mkdir()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from silograph.core.key import Key
+from silograph.core.payload import below, named
 from silograph.nn.conv import Params
 from silograph.nn.optim import Adam
 
@@ -74,18 +75,7 @@ class Networks:
 
     def part(self, name: str) -> Params:
         """Return one network's weights by their own names."""
-        return under(name, self.weights)
-
-
-def under(name: str, tensors: Mapping[str, Tensor]) -> Params:
-    """Return the tensors `name/*` without that beginning."""
-    begin = f"{name}/"
-    return {k.removeprefix(begin): t for k, t in tensors.items() if k.startswith(begin)}
-
-
-def over(name: str, tensors: Mapping[str, Tensor]) -> Params:
-    """Return the tensors with `name/` before their names."""
-    return {f"{name}/{k}": t for k, t in tensors.items()}
+        return below(name, self.weights)
 
 
 def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -> Networks:
@@ -100,8 +90,8 @@ def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -
     weights, memory = Params(), Params()
     for name, inputs, outputs in ((ACTOR, states, actions), (CRITIC, states + actions, 1)):
         own = _first_layers([inputs, *hidden, outputs], key.fold(name))
-        weights |= over(name, own) | over(TARGET + name, {n: w.clone() for n, w in own.items()})
-        memory |= over(name, _optimizer(0.0).init(_stacked(own)))
+        weights |= named(name, own) | named(TARGET + name, {n: w.clone() for n, w in own.items()})
+        memory |= named(name, _optimizer(0.0).init(_stacked(own)))
     return Networks(weights, memory)
 
 
@@ -177,11 +167,11 @@ def _stepped(
     found = torch.autograd.grad(loss, list(leaves.values()))
     grads = _stacked(dict(zip(leaves, found, strict=True)))
     weights = {n: w.detach()[None].clone() for n, w in leaves.items()}
-    memory = {n: m.clone() for n, m in under(name, networks.memory).items()}
+    memory = {n: m.clone() for n, m in below(name, networks.memory).items()}
     _optimizer(lr).step_(weights, grads, memory)
     own = {n: w[0] for n, w in weights.items()}
     return Networks(
-        {**networks.weights, **over(name, own)}, {**networks.memory, **over(name, memory)}
+        {**networks.weights, **named(name, own)}, {**networks.memory, **named(name, memory)}
     )
 
 

@@ -13,6 +13,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 
 FORMAT = {"silograph_agent": "1"}
+LARGEST = 1e12  # so that products of its numbers are finite in float32, too
+MOST_ROUNDS = 2**31
 
 
 def write_agent(path: Path, agent: Mapping[str, Tensor]) -> None:
@@ -50,8 +52,13 @@ def read_agent(path: str | Path, like: Mapping[str, Tensor]) -> dict[str, Tensor
             )
         if not bool(torch.isfinite(t).all()):
             raise ConfigError(f"expected finite numbers in the agent {path}, got others in {name}")
-    if int(found["rounds"]) < 0:
-        raise ConfigError(f"expected rounds from 0 in the agent {path}, got {int(found['rounds'])}")
+        if t.is_floating_point() and float(t.abs().max()) > LARGEST:
+            raise ConfigError(f"expected numbers up to {LARGEST:g} in the agent {path}, got {name}")
+    if not 0 <= int(found["rounds"]) < MOST_ROUNDS:
+        raise ConfigError(
+            f"expected rounds from 0 to {MOST_ROUNDS - 1} in the agent {path}, got "
+            f"{int(found['rounds'])}"
+        )
     return found
 
 

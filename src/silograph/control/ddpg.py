@@ -36,8 +36,6 @@ from silograph.control.actor_critic import (
     Transitions,
     act,
     first_networks,
-    over,
-    under,
     updated,
 )
 from silograph.control.agent_file import read_agent
@@ -45,6 +43,7 @@ from silograph.control.base import Controller, ControllerState, Knob, Knobs, Run
 from silograph.control.weight_sketch import SIZE, principal, sketch_of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.payload import below, named
 
 PROFILE = 20  # rounds; as many as there are principal components
 COMPONENTS = 20
@@ -128,8 +127,8 @@ def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, 
     size, most = action_size(knobs, clients), options.kept
     networks = first_networks(COMPONENTS, size, options.hidden, Key.of(options.seed).fold("ddpg"))
     return {
-        **over("net", networks.weights),
-        **over("optimizer", networks.memory),
+        **named("net", networks.weights),
+        **named("optimizer", networks.memory),
         "replay/state": torch.zeros(most, COMPONENTS),
         "replay/action": torch.zeros(most, size),
         "replay/reward": torch.zeros(most),
@@ -200,7 +199,7 @@ def rewards(
 
 def _profiled(options: AgentOptions, state: ControllerState) -> ControllerState:
     """Fix what the profile decides, and store its transitions."""
-    profile = under("profile", state)
+    profile = below("profile", state)
     mean, axes = principal(profile["sketch"], COMPONENTS)
     beta = profile["seconds"].min()
     over_least = profile["seconds"].mean() - beta
@@ -215,23 +214,23 @@ def _stored(state: ControllerState, found: Transitions, number: int) -> Controll
     """Return the agent with transitions from `number` on in its replay, over the oldest."""
     most = len(state["replay/reward"])
     place = torch.arange(number, number + len(found.reward)) % most
-    rows = over("replay", vars(found))
+    rows = named("replay", vars(found))
     return {**state, **{name: state[name].index_copy(0, place, t) for name, t in rows.items()}}
 
 
 def _learned(options: AgentOptions, state: ControllerState) -> ControllerState:
     """Return the agent after an update on a batch of its replay."""
-    rounds, replay = int(state["rounds"]), under("replay", state)
+    rounds, replay = int(state["rounds"]), below("replay", state)
     there = min(rounds, len(replay["reward"]))
     key = Key.of(options.seed).fold("replay", rounds)
     drawn = (key.matrix(1, options.batch)[0] * there).long()
     batch = Transitions(**{name: t[drawn] for name, t in replay.items()})
     after = updated(_networks(state), batch, options.learning)
-    return {**state, **over("net", after.weights), **over("optimizer", after.memory)}
+    return {**state, **named("net", after.weights), **named("optimizer", after.memory)}
 
 
 def _networks(state: ControllerState) -> Networks:
-    return Networks(under("net", state), under("optimizer", state))
+    return Networks(below("net", state), below("optimizer", state))
 
 
 def _seen(state: ControllerState, sketch: Tensor) -> Tensor:

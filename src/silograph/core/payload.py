@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 
+Element = TypeVar("Element")
 LONG_RUN = 32  # rows of a client from which on copying its run is faster than gathering its rows
 
 
@@ -242,10 +244,15 @@ def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": t for name, t in tensors.items()}
 
 
+def below(prefix: str, values: Mapping[str, Element]) -> dict[str, Element]:
+    """Return the values under names `prefix/name`, by name."""
+    start = f"{prefix}/"
+    return {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
+
+
 def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
     """Return the tensors of the fields `prefix/name`, by name; those of `Patched` ones whole."""
-    start = f"{prefix}/"
-    return {k.removeprefix(start): dense(f) for k, f in fields.items() if k.startswith(start)}
+    return {name: dense(field) for name, field in below(prefix, fields).items()}
 
 
 def join(parts: Sequence[Mapping[str, Field]]) -> dict[str, Field]:

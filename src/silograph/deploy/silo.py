@@ -44,7 +44,13 @@ NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 # What a server may ask a silo for, so that no config can hold it up or fill its memory.
 MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000}
-MOST_OF_PARTS = {"model.hops": 1000, "model.heads": 1000}
+MOST_OF_PARTS = {
+    "model.hops": 1000,
+    "model.heads": 1000,
+    "model.embedding": 4096,
+    "neighbors.width": 4096,
+    "method.communities": 1000,
+}
 MOST_WEIGHTS = 2**28
 PRIVATE = (
     "out",

@@ -21,7 +21,17 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, named, offsets, under
+from silograph.core.payload import (
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    below,
+    named,
+    offsets,
+    under,
+)
 from silograph.exchange.collect import local_graph
 from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
@@ -50,12 +60,6 @@ from silograph.task.registry import task_of
 
 HISTOGRAM, VAL_HISTOGRAM = "test.histogram", "val.histogram"
 TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
-
-
-def kept(prefix: str, state: State) -> State:
-    """Return the fields `prefix/NAME` of a state by their names."""
-    begins = f"{prefix}/"
-    return {k.removeprefix(begins): f for k, f in state.items() if k.startswith(begins)}
 
 
 def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
@@ -101,7 +105,7 @@ def judge_server(
     """Judge the server's model on own nodes. In: `weights/*`. Out: see `Task.tally`."""
     del key
     graph = local_graph(block, state)
-    weights, tables = under("weights", inbox), kept(TABLES, state)
+    weights, tables = under("weights", inbox), below(TABLES, state)
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     return new, _tallied(_rows(cfg, block, new, "server"))

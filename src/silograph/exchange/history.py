@@ -5,7 +5,7 @@ slots. A slot keeps its row until a later one comes; how old it is counts in bat
 with stored rows is in `silograph.nn.stored_rows`.
 
 State: `history/own/I` (n, D) of own rows, I the number of the stage that they enter;
-`history/halo/I` (S, D) of slots, scaled by their owners; `history/seen` (S,) int32 number of the
+`history/halo/I` (S, D) of slots, scaled by their owners; `history/seen` (S,) int64 number of the
 batch before which a slot's rows came, -1 if never; `history/passes` (C,) int32 how often all own
 rows were worked out. With shared features `history/halo/0` (S, F) has those of the halo.
 
@@ -51,7 +51,7 @@ def blank_history(model: Staged, block: ClientBlock) -> dict[str, Stacked | Ragg
         fields[f"{OWN}{number}"] = Ragged(own, block.off)
         halo = torch.zeros(slots, width, dtype=dtype, device=device)
         fields[f"{HALO}{number}"] = Ragged(halo, block.halo.off)
-    never = torch.full((slots,), NEVER, dtype=torch.int32, device=device)
+    never = torch.full((slots,), NEVER, device=device)
     fields[SEEN] = Ragged(never, block.halo.off)
     none = torch.zeros(block.num_clients, dtype=torch.int32, device=device)
     return fields | {PASSES: Stacked(none)}
@@ -66,7 +66,7 @@ def history_specs(model: Staged, *, features: bool) -> FieldSpecs:
         specs[f"{HALO}{number}"] = FieldSpec(Ragged, (width,), rows=SLOTS)
     if features:
         specs[f"{HALO}0"] = FieldSpec(Ragged, (model.features,), rows=SLOTS)
-    specs[SEEN] = FieldSpec(Ragged, (), torch.int32, rows=SLOTS, low=NEVER)
+    specs[SEEN] = FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=NEVER)
     return specs | {PASSES: FieldSpec(Stacked, (), torch.int32, low=0)}
 
 

@@ -6,7 +6,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.frame import frame_sizes
-from silograph.federation.program import Steps, calls_of
+from silograph.federation.program import Steps, counted_calls
 
 
 def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
@@ -20,12 +20,12 @@ def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
         dtype: of floating point values in the run.
     """
     sizes = [
-        bytes_of_frame(call.op.__name__, specs, dtype)
-        for call in calls_of(steps)
+        (times, bytes_of_frame(call.op.__name__, specs, dtype))
+        for call, times in counted_calls(steps)
         if call.what is not Kind.EVALUATION
         for specs in (call.takes, call.gives)
     ]
-    known = [size for size in sizes if size is not None]
+    known = [times * size for times, size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
 
 

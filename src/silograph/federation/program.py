@@ -97,7 +97,15 @@ class Either:
         object.__setattr__(self, "ways", ways)
 
 
-Steps = Call | Maybe | Either | tuple["Steps", ...]
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """The same steps again and again, 0 to `most` times; however many, it takes no more memory."""
+
+    steps: "Steps"
+    most: int
+
+
+Steps = Call | Maybe | Either | Repeat | tuple["Steps", ...]
 
 
 def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
@@ -171,17 +179,25 @@ class Program:
 
 
 def calls_of(steps: Steps) -> Iterator[Call]:
-    """Yield all calls that steps may make, in order."""
+    """Yield all calls that steps may make, in order; what is repeated once."""
+    for call, _ in counted_calls(steps):
+        yield call
+
+
+def counted_calls(steps: Steps, times: int = 1) -> Iterator[tuple[Call, int]]:
+    """Yield all calls that steps may make, and how often they may at most."""
     match steps:
         case Call():
-            yield steps
+            yield steps, times
         case Maybe(inner):
-            yield from calls_of(inner)
+            yield from counted_calls(inner, times)
         case Either():
-            yield from calls_of(steps.ways)
+            yield from counted_calls(steps.ways, times)
+        case Repeat(inner, most):
+            yield from counted_calls(inner, times * most) if most else ()
         case _:
             for step in steps:
-                yield from calls_of(step)
+                yield from counted_calls(step, times)
 
 
 def can_end(steps: Steps) -> bool:
@@ -189,7 +205,7 @@ def can_end(steps: Steps) -> bool:
     match steps:
         case Call():
             return False
-        case Maybe():
+        case Maybe() | Repeat():
             return True
         case Either():
             return any(map(can_end, steps.ways))
@@ -207,6 +223,9 @@ def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
         case Either():
             for way in steps.ways:
                 yield from possible(way)
+        case Repeat(inner, most):
+            for call, rest in possible(inner) if most else ():
+                yield call, (rest, Repeat(inner, most - 1))
         case _:
             for place, step in enumerate(steps):
                 for call, rest in possible(step):

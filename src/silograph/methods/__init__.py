@@ -22,7 +22,7 @@ from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.known_rows import onto, rows_for, rows_from
 from silograph.federation.per_client import per_client
-from silograph.federation.program import Call, Calls, Either, Maybe, up_to
+from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, up_to
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
@@ -147,6 +147,7 @@ __all__ = [
     "Proximal",
     "PullForm",
     "Ragged",
+    "Repeat",
     "RoundReport",
     "RunStanding",
     "ServerAdam",

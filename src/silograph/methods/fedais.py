@@ -59,7 +59,7 @@ from silograph.exchange.passes import divisible, weight_specs
 from silograph.exchange.pull import pull, pull_steps
 from silograph.federation.base import Federation, WeightedMean, positions_of
 from silograph.federation.field_specs import COUNT, LOSS, NODES, FieldSpec, FieldSpecs, exactly
-from silograph.federation.program import Call, Calls, Either, Maybe, Steps
+from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
 from silograph.methods.fedais_clients import (
     LOSSES,
@@ -204,8 +204,8 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     pulled = pull_steps(ask, serve, store, what=what, key=own, inbox=told, form=form)
     assert isinstance(pulled, Either)  # clients that do not ask may answer
     most = plan_of(cfg).batches
-    trains = (opens, *((Maybe((pulled, steps)),) * most), closes)
-    return trains if cfg.everyone_trains else Either(trains, (pulled.ways[1],) * most)
+    trains = (opens, Repeat((pulled, steps), most), closes)
+    return trains if cfg.everyone_trains else Either(trains, Repeat(pulled.ways[1], most))
 
 
 def kept_specs(cfg: Config) -> FieldSpecs:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
+from silograph.core.payload import Payload, Shared, Stacked, State, below, state_of, under
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import TABLES, kept, remembered
+from silograph.evaluation.evaluate import TABLES, remembered
 from silograph.evaluation.scoring import personal
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
@@ -50,7 +50,7 @@ def begin_own(
     own = stacked_copies(under("weights", inbox), block.num_clients)
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
-        weights, tables = under("weights", inbox), kept(TABLES, new)
+        weights, tables = under("weights", inbox), below(TABLES, new)
         said = remembered(cfg.backend.predict(cfg.model, weights, graph, tables), graph)
     return {**new, **stacked("weights", own), **said}, reply
 

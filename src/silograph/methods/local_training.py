@@ -26,11 +26,12 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
+    below,
     from_bases,
     named,
     under,
 )
-from silograph.evaluation.evaluate import TABLES, kept, logits_specs, no_logits, remembered
+from silograph.evaluation.evaluate import TABLES, logits_specs, no_logits, remembered
 from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
@@ -165,7 +166,7 @@ def train_from(
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
-    drawing, tables = kept(NEIGHBORS, state), kept(TABLES, state)
+    drawing, tables = below(NEIGHBORS, state), below(TABLES, state)
     said, counts = score_received(cfg, graph, start, tables)
     inputs = TrainingInputs(graph, start, memory, key, drawing, tables)
     fitted = cfg.backend.fit(cfg.training, inputs)

@@ -114,7 +114,12 @@ class Neighbors(Protocol):
 
 
 class Stateless:
-    """What samplers share that remember nothing."""
+    """What samplers share that remember nothing, and draw in torch."""
+
+    def fanout(self, hops: int) -> tuple[int, ...] | None:
+        """It is not compiled."""
+        del hops
+        return None
 
     def specs(self, model: AnyModel) -> FieldSpecs:
         """Nothing."""

@@ -38,6 +38,7 @@ from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
 from silograph.nn.conv.gat import SLOPE
+from silograph.nn.doors import dtype_of
 from silograph.nn.forward import dropped
 from silograph.nn.mini_batches import batches
 from silograph.nn.rating_graph import RatingGraph, rating_graph
@@ -124,7 +125,7 @@ class RatingModel:
 
         Rows of unseen users and items are 0.
         """
-        off, dtype = offsets(table_rows(_alone(block))), _dtype_of(block)
+        off, dtype = offsets(table_rows(_alone(block))), dtype_of(block)
         found: dict[str, Ragged] = {}
         for name, width in self.table_widths.items():
             zero = torch.zeros(int(off[-1]), width, dtype=dtype, device=off.device)
@@ -142,7 +143,7 @@ class RatingModel:
         Raises:
             ProtocolError: several clients, or not the tables of this one.
         """
-        graph = rating_graph(_alone(block), _dtype_of(block))
+        graph = rating_graph(_alone(block), dtype_of(block))
         shapes = self.weight_shapes
         own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
         rows = _checked(self, block, tables)
@@ -219,11 +220,6 @@ def _gat(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
     return (summed / loop.index_add(0, rows, edge)[..., None]).flatten(1) + p["bias"]
 
 
-def _dtype_of(block: ClientBlock) -> torch.dtype:
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    return block.adj.values.dtype
-
-
 def _alone(block: ClientBlock) -> ClientBlock:
     if block.num_clients != 1:
         raise ProtocolError(f"expected a block of one client for ratings, got {block.num_clients}")
@@ -232,7 +228,7 @@ def _alone(block: ClientBlock) -> ClientBlock:
 
 def _checked(model: RatingModel, block: ClientBlock, tables: State) -> Params:
     """Return a client's tables; raise `ProtocolError` unless they are of this client and model."""
-    rows, dtype = int(table_rows(block).sum()), _dtype_of(block)
+    rows, dtype = int(table_rows(block).sum()), dtype_of(block)
     for name, width in model.table_widths.items():
         found = tables[name].t if name in tables else None
         if found is None or found.shape != (rows, width) or found.dtype is not dtype:
@@ -248,7 +244,7 @@ def _fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitt
     block, start, memory = _alone(inputs.block), inputs.start, inputs.memory
     key, tables = inputs.key, inputs.tables
     optimizer, schedule = training.optimizer, training.schedule
-    graph, names = rating_graph(block, _dtype_of(block)), tuple(model.weight_shapes)
+    graph, names = rating_graph(block, dtype_of(block)), tuple(model.weight_shapes)
     weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
     begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     # Tables are one client's, so they stand beside its weights (1, ...) in every step.

@@ -52,13 +52,9 @@ class DropEdge(Stateless):
 
     drop: float
 
-    def fanout(self, hops: int) -> None:
-        """It is not compiled."""
-        del hops
-
     def why_not(self, model: AnyModel) -> str | None:
         """A model must take edges layer by layer."""
-        return None if model.staged is not None else f"{model.noun} sees all edges of a client"
+        return edges_by_layer(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep edges by a hash that is the same from both ends."""
@@ -86,13 +82,9 @@ class DropNode(Stateless):
 
     drop: float
 
-    def fanout(self, hops: int) -> None:
-        """It is not compiled."""
-        del hops
-
     def why_not(self, model: AnyModel) -> str | None:
         """A model must take edges layer by layer."""
-        return None if model.staged is not None else f"{model.noun} sees all edges of a client"
+        return edges_by_layer(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep senders by hashes of their keys."""
@@ -103,3 +95,8 @@ class DropNode(Stateless):
         return Drawn(
             every.position[kept], every.neighbor[kept], every.share[kept] / (1 - self.drop)
         )
+
+
+def edges_by_layer(model: AnyModel) -> str | None:
+    """Return why a model cannot take other edges in each layer, or None if it can."""
+    return None if model.staged is not None else f"{model.noun} sees all edges of a client"

@@ -70,10 +70,6 @@ class FastGCN(Stateless):
 
     size: int
 
-    def fanout(self, hops: int) -> None:
-        """It is not compiled."""
-        del hops
-
     def why_not(self, model: AnyModel) -> str | None:
         """Weights of drawn neighbors must be those of a sum."""
         return weights_of_a_sum(model)
@@ -101,10 +97,6 @@ class Ladies(Stateless):
 
     size: int
     normalize: bool = False
-
-    def fanout(self, hops: int) -> None:
-        """It is not compiled."""
-        del hops
 
     def why_not(self, model: AnyModel) -> str | None:
         """Weights of drawn neighbors must be those of a sum."""

@@ -109,10 +109,6 @@ class Bernoulli(Stateless):
     keep: float
     by_degree: bool = False
 
-    def fanout(self, hops: int) -> None:
-        """It is not compiled."""
-        del hops
-
     def why_not(self, model: AnyModel) -> str | None:
         """Weights of drawn neighbors must be those of a sum."""
         return weights_of_a_sum(model)

@@ -17,18 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.control.actor_critic import under
 from silograph.control.agent_file import write_agent
 from silograph.control.ddpg import OF_THE_RUN, PROFILE, AgentOptions
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
+from silograph.core.payload import below
 from silograph.experiment.run.run import run
 from silograph.experiment.run.server_parts import CONTROLLER
 from silograph.federation.checkpoint import CheckpointFolder
 from silograph.graph.graph import Graph
 
 EPISODES = "episodes.jsonl"
+EPISODE = ".episode"  # folder of the run that is going on; removed before and after
 AGENT = "agent.safetensors"
 Told = Callable[[dict[str, Any]], None]
 
@@ -90,6 +91,8 @@ def lines_in(out: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not all(line["episode"] == number for number, line in enumerate(lines, 1)):
             raise ValueError("their order")
+        if not all(isinstance(line["training"], str) for line in lines):
+            raise ValueError("a line without its training")
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"expected the episodes of an agent in {path}, got: {error}") from None
     return lines
@@ -130,19 +133,19 @@ def config_of(asked: AgentTraining, out: Path, number: int) -> RunConfig:
         split_seed=config.seed + turn,
         init_seed=config.seed + turn,
         checkpoint_every=config.rounds,
-        out=str(out / "episode"),
+        out=str(out / EPISODE),
     )
 
 
 def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -> dict[str, Any]:
     """Run an episode and write the agent after it; return its line."""
     config = config_of(asked, out, number)
-    folder = out / "episode"
+    folder = out / EPISODE
     shutil.rmtree(folder, ignore_errors=True)  # of an episode that was interrupted
     result = run(graph, config=config)
     checkpoint, _ = CheckpointFolder(folder / "checkpoints").latest()
     assert checkpoint is not None  # the run has written one after its last round
-    known = under(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
+    known = below(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
     agent = {name: t for name, t in known.items() if name not in OF_THE_RUN}
     path = agent_path(out, number + 1)
     path.parent.mkdir(exist_ok=True)

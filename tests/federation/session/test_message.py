@@ -141,6 +141,7 @@ def test_what_is_no_call(body: bytes, says: str) -> None:
         (b"\x01" + METER.pack(200, 1.0), "expected the work of a known kind, got 1.0 of 200"),
         (b"\x01" + METER.pack(0, -1.0), "expected the work of a known kind, got -1.0 of 0"),
         (b"\x01" + METER.pack(0, float("nan")), "expected the work of a known kind, got nan of 0"),
+        (b"\x01" + METER.pack(0, 1.7e308), "expected the work of a known kind, got 1.7e.308 of 0"),
     ],
 )
 def test_what_is_no_reply(body: bytes, says: str) -> None:

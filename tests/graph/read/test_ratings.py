@@ -109,6 +109,10 @@ TABLES = [
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
     ("user,item,rating\n,b,3\n", "the id of a user without tabs in .*line 2"),
+    (
+        f"user,item,rating\n{'a' * 257},b,3\n",
+        "line 2, column 'user': expected at most 256 characters, got 'aaaaaaaaaaaaaaaaaaaa...'",
+    ),
     ("user,item,rating,time\na,b,3,\n", "column 'time': expected a number, got ''"),
     ("user,item,rating,category\na,b,3,\n", "column 'category': expected a name, got ''"),
 ]

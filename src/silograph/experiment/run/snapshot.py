@@ -13,7 +13,7 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError
-from silograph.core.payload import State, named
+from silograph.core.payload import State, below, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.user_code import digest
@@ -204,10 +204,10 @@ def from_checkpoint(
     facts = checkpoint.facts
 
     def group(prefix: str) -> dict[str, Tensor] | None:
-        return _below(prefix, parts) if prefix in facts["groups"] else None
+        return below(prefix, parts) if prefix in facts["groups"] else None
 
     try:
-        state = ServerState(group("server/weights"), _below("server/memory", parts))
+        state = ServerState(group("server/weights"), below("server/memory", parts))
         best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
         if best_round is not None:
             apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}
@@ -216,17 +216,17 @@ def from_checkpoint(
                 setup,
                 best_round,
                 group("best/server"),
-                _below("best/personalized", parts),
+                below("best/personalized", parts),
                 server or state.weights,
                 tuple(facts.get("best_away", ())),
             )
         scores = None
         if "scores_round" in facts:
-            own, away = _below("scores/personalized", parts), tuple(facts["scores_away"])
+            own, away = below("scores/personalized", parts), tuple(facts["scores_away"])
             scores = judged(setup, facts["scores_round"], group("scores/server"), own, None, away)
         pending = None
         if "pending_row" in facts:
-            own, away = _below("pending", parts), tuple(facts["pending_away"])
+            own, away = below("pending", parts), tuple(facts["pending_away"])
             half = judged(setup, checkpoint.round, None, own, None, away)
             pending = Pending(half, dict(facts["pending_row"]))
         seconds, stopped = facts["seconds"], facts["stopped"]
@@ -234,18 +234,13 @@ def from_checkpoint(
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
-    states = [state_from(_below(f"client/{number}", parts)) for number in blocks]
+    states = [state_from(below(f"client/{number}", parts)) for number in blocks]
     if best is not None:
-        kept: Params | None = _below(OWN, apart_here)
+        kept: Params | None = below(OWN, apart_here)
         if best.round == checkpoint.round:
             kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
         best = replace(best, own=kept or None)
-    facts = {name: t.cpu() for name, t in _below("facts", parts).items()}
+    facts = {name: t.cpu() for name, t in below("facts", parts).items()}
     return Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending
     ), states
-
-
-def _below(prefix: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}/"
-    return {name.removeprefix(start): t for name, t in parts.items() if name.startswith(start)}

@@ -33,6 +33,7 @@ CALL_HEAD = struct.Struct("<QBH")
 METER = struct.Struct("<Bd")
 LENGTH = struct.Struct("<I")
 MAX_NAME = 255
+MOST_FLOPS = 1e18  # of a reply, so that no sum of a run overflows
 MAX_FACTS = 2**20  # bytes of a JSON object
 MAX_MESSAGE_BYTES = 2**30
 ROWS = 1  # flag of a call
@@ -207,7 +208,7 @@ def read_reply(body: bytes) -> tuple[Meter, bytes]:
         raise FrameError(f"expected a reply, got {len(body)} bytes and {count} meters")
     total = Meter(1)
     for number, (kind, flops) in enumerate(METER.iter_unpack(body[1:start])):
-        if kind >= len(KINDS) or not 0 <= flops < float("inf"):
+        if kind >= len(KINDS) or not 0 <= flops <= MOST_FLOPS:
             raise FrameError(f"expected the work of a known kind, got {flops} of {kind}")
         (total if number == 0 else total.part(KINDS[kind])).add_each(flops)
     return total, body[start:]

@@ -25,6 +25,7 @@ from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
 
 USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category"
 SPLIT = "split"
+LONGEST = 256  # characters of a cell
 TRUSTER, TRUSTEE = "truster", "trustee"
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
@@ -214,6 +215,8 @@ def _table(path: str | os.PathLike[str]) -> Table:
     table = read_table(path)
     if not len(table.rows):
         raise DataError(f"{path}: expected at least one row, got none")
+    for name in table.header:
+        _check_lengths(table, name)
     return table
 
 
@@ -236,6 +239,13 @@ def _of_table(table: Table) -> _Ratings:
     for what, ids in zip((USER, ITEM), words, strict=True):
         _check_ids(ids, what, lambda row: f"in {table.where(row)}")
     return _Ratings(*words, np.array(numbers, dtype=np.float64), columns, table)
+
+
+def _check_lengths(table: Table, name: str) -> None:
+    """Raise `DataError` for a long cell: in memory every row is as wide as the longest one."""
+    for row, cell in enumerate(table.column(name)):
+        if len(str(cell)) > LONGEST:
+            raise table.wrong(row, name, f"at most {LONGEST} characters", f"{str(cell)[:20]}...")
 
 
 def _times(table: Table) -> np.ndarray:
