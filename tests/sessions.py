@@ -15,9 +15,10 @@ from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
-from silograph.federation.session.engine import Limits, Session
+from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.holder import Prepared
+from silograph.federation.session.limits import Limits
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import qualified
 from silograph.federation.session.peer import Arrived, LostError, Peer

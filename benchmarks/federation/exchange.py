@@ -32,10 +32,11 @@ from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.certificates import make_certificates
-from silograph.federation.session.engine import Limits, Session
+from silograph.federation.session.engine import Session
 from silograph.federation.session.holder import Prepared
 from silograph.federation.session.hub import Hub
 from silograph.federation.session.identity import Register, SiloKey
+from silograph.federation.session.limits import Limits
 from silograph.federation.session.message import Type
 from silograph.federation.session.names import qualified
 from silograph.federation.session.parting import say_goodbye

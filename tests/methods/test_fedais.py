@@ -36,15 +36,8 @@ from silograph.nn.forward import Pass, Staged, forward_pass
 from silograph.nn.neighbors import FULL, Fanout
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
-from silograph.nn.stored_rows import (
-    StoredRows,
-    batch_of_edges,
-    batch_pass,
-    drawn_batch,
-    stored_stages,
-    surroundings,
-    whole_batch,
-)
+from silograph.nn.stored_batches import batch_of_edges, drawn_batch, surroundings, whole_batch
+from silograph.nn.stored_rows import StoredRows, batch_pass, stored_stages
 from silograph.nn.stored_training import TrainingRows, started, step_
 from together import SHARED, cut_of, model_of
 

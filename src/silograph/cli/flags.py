@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from pydantic import BeforeValidator
 
-from silograph.core.config import RunConfig, changed_values, make_config, not_said_again
+from silograph.core.config import RunConfig, make_config
+from silograph.core.config_changes import changed_values, not_said_again
 from silograph.core.run_file import parse_option, read_toml
 from silograph.experiment.resolve.flat_options import HELP
 

@@ -37,8 +37,9 @@ from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import check_code, check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
-from silograph.federation.session.engine import Limits, Session
+from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
+from silograph.federation.session.limits import Limits
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.parting import say_goodbye, say_stopping

@@ -11,11 +11,8 @@ C: clients. n: rows. j: judged rows.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
@@ -34,20 +31,16 @@ from silograph.core.payload import (
 )
 from silograph.exchange.collect import local_graph
 from silograph.exchange.history import finish_alone
-from silograph.exchange.passes import divisible, predict_steps, weight_specs
+from silograph.exchange.passes import divisible
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
 from silograph.nn.doors import dtype_of
 from silograph.task.counts import (
-    BINS,
-    LEAST_DEVIATION,
     SCORE_SUMS,
     JudgedRows,
     histogram,
@@ -243,15 +236,6 @@ def _val_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return mean.where(~none, 0.0), deviation.where(~none, 1.0)
 
 
-def validation_steps(
-    model: AnyModel, whose: Literal["server", "own"], key: Key
-) -> tuple[Call, ...]:
-    """Return the call of `with_validation`."""
-    sort = bin_server_val if whose == "server" else bin_own_val
-    scale, bins = _histogram_specs(model.outputs)
-    return (Call(sort, Kind.EVALUATION, key, scale, {VAL_HISTOGRAM: bins[HISTOGRAM]}),)
-
-
 def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
@@ -356,64 +340,3 @@ def counts_of(rows: JudgedRows, *, validation: bool = False) -> dict[str, Tensor
     if validation:
         found[VAL_HISTOGRAM] = val_histogram(rows, *_val_scale(fields)).sum(0)
     return found
-
-
-def server_steps(model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `server_counts`."""
-    weights = weight_specs(model, Shared)
-    return judged_steps(judge_server, bin_server, weights, model, key)
-
-
-def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
-    """Return the calls of `received_counts`; `everyone`: whether all clients score on receipt."""
-    steps = server_steps(model, key)
-    assert isinstance(steps, tuple)  # the scores, and histograms if the task has any
-    return steps[1:] if everyone else (Maybe(steps[0]), *steps[1:])
-
-
-def exchanged_steps(model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `exchanged_counts`."""
-    predicted = predict_steps(divisible(model), key)
-    return predicted, judged_steps(judge_exchanged, bin_server, {}, model, key)
-
-
-def halo_steps(model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `halo_counts`."""
-    predicted = predict_steps(divisible(model), key, finish_alone)
-    return predicted, judged_steps(judge_left, bin_server, {}, model, key)
-
-
-def own_steps(model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `own_counts`."""
-    return judged_steps(judge_own, bin_own, {}, model, key)
-
-
-def judged_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `tallied_counts`."""
-    what = Kind.EVALUATION
-    judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs))
-    if not task_of(model.task).histograms:
-        return (judged,)
-    scale, bins = _histogram_specs(model.outputs)
-    return judged, Call(sort, what, key, scale, bins)
-
-
-@lru_cache(maxsize=16)  # programs ask for specs in every round
-def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
-    """Return the scale that histograms are made on, and what they are."""
-    scale = {
-        "mean": FieldSpec(Shared, (classes,), torch.float64),
-        "deviation": FieldSpec(Shared, (classes,), torch.float64, low=LEAST_DEVIATION),
-    }
-    bins = FieldSpec(Stacked, (classes, 2, BINS), torch.int32, low=0)
-    return MappingProxyType(scale), MappingProxyType({HISTOGRAM: bins})
-
-
-@lru_cache(maxsize=16)
-def tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
-    """Return what `Task.tally` gives."""
-    counts = task_of(labels).counts(outputs)
-    specs = {
-        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high) for n, c in counts.items()
-    }
-    return MappingProxyType(specs)

@@ -16,7 +16,8 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, named
-from silograph.evaluation.evaluate import bin_server, judge_left, judged_steps, tallied_counts
+from silograph.evaluation.evaluate import bin_server, judge_left, tallied_counts
+from silograph.evaluation.evaluation_steps import judged_steps
 from silograph.evaluation.views import HALO, SILOS
 from silograph.exchange.passes import begin_step, divisible, sum_specs, with_sums
 from silograph.exchange.pull import pull, pull_steps, rows_of_width

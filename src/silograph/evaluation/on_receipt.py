@@ -15,7 +15,8 @@ from torch import Tensor
 from silograph.core.kinds import Kind
 from silograph.core.payload import NO_STATE, Ragged, State
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import counts_of_logits, judged_logits, tally_specs
+from silograph.evaluation.evaluate import counts_of_logits, judged_logits
+from silograph.evaluation.evaluation_steps import tally_specs
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.start import Start, start_fields, whole

@@ -11,14 +11,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.evaluate import (
-    exchanged_counts,
-    exchanged_steps,
-    halo_counts,
-    halo_steps,
-    server_counts,
-    server_steps,
-)
+from silograph.evaluation.evaluate import exchanged_counts, halo_counts, server_counts
+from silograph.evaluation.evaluation_steps import exchanged_steps, halo_steps, server_steps
 from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps

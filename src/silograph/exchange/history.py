@@ -33,7 +33,8 @@ from silograph.nn.doors import check_places, dtype_of
 from silograph.nn.forward import Staged
 from silograph.nn.segment import sparse_product
 from silograph.nn.stage_halves import before
-from silograph.nn.stored_rows import StoredRows, stored_stages, surroundings, to_send
+from silograph.nn.stored_batches import surroundings
+from silograph.nn.stored_rows import StoredRows, stored_stages, to_send
 
 OWN, HALO, SEEN, PASSES = "history/own/", "history/halo/", "history/seen", "history/passes"
 NEVER = -1

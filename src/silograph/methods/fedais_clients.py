@@ -54,17 +54,14 @@ from silograph.nn.neighbors import FULL, Fanout, Neighbors
 from silograph.nn.schedule import TrainingInputs
 from silograph.nn.segment import segment_sum
 from silograph.nn.steps import LOSS_FLOPS, Held, features_for
-from silograph.nn.stored_rows import (
-    StoredRows,
-    Surroundings,
+from silograph.nn.stored_batches import (
     batch_of_edges,
-    batch_pass,
     drawn_around,
     drawn_batch,
-    rows_entering,
     surroundings,
     whole_batch,
 )
+from silograph.nn.stored_rows import StoredRows, Surroundings, batch_pass, rows_entering
 from silograph.nn.stored_training import (
     TrainingRows,
     alike,

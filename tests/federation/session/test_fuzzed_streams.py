@@ -19,10 +19,11 @@ from silograph.core.payload import Payload, Shared, Stacked, State  # noqa: E402
 from silograph.federation.base import Sum  # noqa: E402
 from silograph.federation.frame import Envelope, decode, encode  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
-from silograph.federation.session.engine import Limits, Session  # noqa: E402
+from silograph.federation.session.engine import Session  # noqa: E402
 from silograph.federation.session.events import Cause, log_event  # noqa: E402
 from silograph.federation.session.hub import Hub, StreamLink  # noqa: E402
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
+from silograph.federation.session.limits import Limits  # noqa: E402
 from silograph.federation.session.message import (  # noqa: E402
     HEADER,
     CallBody,

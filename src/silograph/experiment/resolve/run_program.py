@@ -4,7 +4,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.evaluation.evaluate import own_steps, received_steps, validation_steps
+from silograph.evaluation.evaluation_steps import own_steps, received_steps, validation_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
 from silograph.experiment.resolve.run_metric import scores_extra

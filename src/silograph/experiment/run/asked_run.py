@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from silograph.core.config import RunConfig, changed_values, make_config
+from silograph.core.config import RunConfig, make_config
+from silograph.core.config_changes import changed_values
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.experiment.resolve.client_data import cut_already

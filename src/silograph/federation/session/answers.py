@@ -14,6 +14,7 @@ from silograph.federation.check import check_fields
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
+from silograph.federation.session.peer import LostError
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,3 +87,8 @@ def joined(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
     if len(found) == clients:
         return join([found[place] for place in range(clients)])
     return join([found.get(place, zeros) for place in range(clients)])
+
+
+def cause_of(error: ProtocolError) -> Cause:
+    """Return why an answer cannot be used."""
+    return error.cause if isinstance(error, LostError) else Cause.GARBAGE

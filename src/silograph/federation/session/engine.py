@@ -12,7 +12,6 @@ that cannot go on without silos waits for them, and is done again.
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,8 +29,9 @@ from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
-from silograph.federation.session.answers import Answer, joined, read_answer, unusable
+from silograph.federation.session.answers import Answer, cause_of, joined, read_answer, unusable
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
+from silograph.federation.session.limits import Limits
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
@@ -41,22 +41,6 @@ PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
 Returned = Callable[[], Mapping[str, Peer]]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many silos a session needs, and how long it waits for them.
-
-    Attributes:
-        least: silos without which a call fails.
-        seconds: how long a silo may take over its answers of a round, those of others not counted;
-            None is as long as the stream is there.
-        patience: seconds for which a round that cannot go on waits for silos to attach again.
-    """
-
-    least: int
-    seconds: float | None = None
-    patience: float = 0.0
 
 
 class Session:
@@ -402,11 +386,6 @@ class Session:
     def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
         for name, error in failed.items():
             self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
-
-
-def cause_of(error: ProtocolError) -> Cause:
-    """Return why an answer cannot be used."""
-    return error.cause if isinstance(error, LostError) else Cause.GARBAGE
 
 
 def _frames(envelope: Envelope, inbox: Payload, clients: int) -> Iterator[bytes]:

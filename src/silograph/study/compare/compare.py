@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
-from silograph.core.config import RunConfig, in_full, make_config, not_said_again
+from silograph.core.config import RunConfig, make_config
+from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar

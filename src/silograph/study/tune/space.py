@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from silograph.core.config import RunConfig, in_full, make_config, not_said_again
+from silograph.core.config import RunConfig, make_config
+from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared, parse_range
 from silograph.experiment.resolve.in_memory_parts import Own

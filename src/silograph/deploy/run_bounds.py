@@ -1,0 +1,62 @@
+"""What a silo holds a server's config to before it agrees to a run."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.core.resolved_config import ResolvedConfig, resolved_values
+from silograph.core.widths import hidden_widths
+from silograph.experiment.resolve.parts import Parts
+from silograph.graph.silos.data import Silo
+
+# What a server may ask a silo for, so that no config can hold it up or fill its memory.
+MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000}
+MOST_OF_PARTS = {
+    "model.hops": 1000,
+    "model.heads": 1000,
+    "model.embedding": 4096,
+    "neighbors.width": 4096,
+    "method.communities": 1000,
+}
+MOST_WEIGHTS = 2**28
+PRIVATE = (
+    "out",
+    "tracker",
+    "data_dir",
+    "dataset",
+    "columns",
+)  # of the server's config; silos need none
+
+
+def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
+    """Raise `ConfigError` for a server's config that leaves a default to the silo.
+
+    Both ends, and whoever reads what a silo agreed to, must mean the same by it.
+    """
+    mine = resolved_values(config)
+    missing = [name for name in mine if name not in (*told, *PRIVATE, "block_size")]
+    missing += [name for name in mine["options"] if name not in told.get("options", {})]
+    if missing:
+        raise ConfigError(
+            f"expected a server's config with every default written out, got none of {missing[0]}"
+        )
+
+
+def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
+    """Raise `ConfigError` for a run that is larger than a silo does for a server."""
+    options, fields = parts.options, vars(config)
+    for name, most in (MOST | MOST_OF_PARTS).items():
+        found = options.get(name, fields.get(name))
+        if isinstance(found, int) and found > most:
+            shown = name.rpartition(".")[2]
+            raise ConfigError(f"expected {shown} of at most {most} at a silo, got {found}")
+    hidden = hidden_widths(config.hidden, config.layers)
+    widths = silo.graph.num_features, *hidden, silo.num_classes
+    size = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    if size * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
+        raise ConfigError(
+            f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "
+            "take a smaller hidden width, or fewer layers"
+        )
