@@ -21,7 +21,7 @@ from silograph.deploy.allowed_code import (
 from silograph.deploy.joined_silos import check_versions, natural
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
-from silograph.deploy.session_file import Known, read_known, write_known
+from silograph.deploy.session_file import SESSION, Known, read_known, write_known
 from silograph.deploy.silo import check_deployable, start_facts
 from silograph.deploy.venue import Venue, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
@@ -88,7 +88,7 @@ def serve(
         folder = None
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
-            write_known(folder.path, meeting.known)
+            folder.expect(SESSION, write_known(folder.path, meeting.known))
             meeting.folder = folder
         with closing(folder) if folder is not None else nullcontext():
             watch.start(start.round)

@@ -12,6 +12,7 @@ Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
 ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
+SUMS = "checksums.json"
 DIVERGED = "diverged.txt"
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 3  # of result folders: goes up where files mean something else than before

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Unpack
 import torch
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, TrainingError
+from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
@@ -31,7 +31,7 @@ from silograph.experiment.resolve.plan import planned
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.source import Source, find_source
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import LEDGER, Row
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Progress, generating, show_progress
@@ -42,6 +42,7 @@ from silograph.experiment.run.snapshot import Snapshot, check_identity, from_che
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.run_options import RunOptions
 from silograph.experiment.signature import with_keywords
+from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph
@@ -276,26 +277,46 @@ def restored(
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to the latest usable checkpoint, or to the start."""
     folder.take(same)
-    checkpoint, problems = folder.checkpoints.latest(folder.fits)
-    for line in problems:
-        assert checkpoint is not None  # `latest` raises where none is usable
-        LOG.warning("%s; going on from round %d", line, checkpoint.round)
-    if checkpoint is None:
-        if folder.is_complete:
-            raise ConfigError(
-                f"expected a run to go on with in {folder.path}, got a complete one without "
-                "checkpoints: its result is in result.json"
-            )
-        folder.cut_back(dict.fromkeys(folder.sizes(), 0))
-        if setup.simulated is None:  # silos may remember more
-            setup.federation.restore(BLANK, (), ())
-        return first_snapshot(setup), []
+    problems: list[str] = []
+    for checkpoint in folder.checkpoints.each(folder.fits):
+        if isinstance(checkpoint, str):
+            problems.append(checkpoint)
+            continue
+        try:
+            snapshot, rows = _gone_back(setup, folder, checkpoint)
+        except StateError as error:  # silos may still have the round before
+            problems.append(f"round {checkpoint.round} cannot be gone on from: {error}")
+            continue
+        for line in problems:
+            LOG.warning("%s; going on from round %d", line, checkpoint.round)
+        return snapshot, rows
+    if problems:
+        raise folder.checkpoints.none_usable(problems)
+    if folder.is_complete:
+        raise ConfigError(
+            f"expected a run to go on with in {folder.path}, got a complete one without "
+            "checkpoints: its result is in result.json"
+        )
+    folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+    if setup.simulated is None:  # silos may remember more
+        setup.federation.restore(BLANK, (), ())
+    return first_snapshot(setup), []
+
+
+def _gone_back(
+    setup: Setup, folder: ResultFolder, checkpoint: Checkpoint
+) -> tuple[Snapshot, list[Row]]:
+    """Bring federation and folder back to a checkpoint, the folder last.
+
+    Raises:
+        StateError: a silo has not its state of that round; nothing was cut.
+    """
     facts = checkpoint.facts
     apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
     snapshot, states = from_checkpoint(setup, checkpoint, apart)
-    rows, records = folder.cut_back(facts["sizes"])
-    setup.federation.restore(snapshot.round, states, records)
-    return snapshot, rows
+    sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
+    setup.federation.restore(snapshot.round, states, folder.records(sizes[LEDGER]))
+    return snapshot, folder.cut_back(sizes)
 
 
 class CompileTime(Protocol):

@@ -130,7 +130,7 @@ def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: R
 
 
 def to_checkpoint(
-    setup: Setup, snapshot: Snapshot, run: str, sizes: Mapping[str, int]
+    setup: Setup, snapshot: Snapshot, run: str, prefixes: Mapping[str, tuple[int, str]]
 ) -> Checkpoint:
     """Return the checkpoint of a snapshot.
 
@@ -138,7 +138,8 @@ def to_checkpoint(
         setup: the run.
         snapshot: where it is.
         run: digest of the run's identity.
-        sizes: bytes of the folder's growing files that belong to this snapshot.
+        prefixes: bytes and digest of what the folder's growing files begin with, and belongs to
+            this snapshot.
     """
     state, best = snapshot.state, snapshot.best
     groups: dict[str, Mapping[str, Tensor] | None] = {
@@ -162,7 +163,7 @@ def to_checkpoint(
         tensors |= named(f"client/{number}", state_tensors(block))
     facts: dict[str, Any] = {
         "run": run,
-        "sizes": dict(sizes),
+        "prefixes": dict(prefixes),
         "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
         "best_apart": best_apart(snapshot) is not None,

@@ -292,7 +292,7 @@ def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> lis
     if best is None:
         return []
     cells = [replace(c, labels={"seed": c.labels["seed"]}) for c in space.cells(0, best.params)]
-    with StudyFile(None if out is None else out / WINNER) as file:
+    with StudyFile(None if out is None else out / WINNER, held=True) as file:
         run_missing(cells, file, replace(how, test=True, until=None), len(cells))
         lines = [file.found(cell.digest) for cell in cells]
     return [line for line in lines if line is not None]
