@@ -42,6 +42,7 @@ from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
 from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
 from silograph.experiment.resolve.source import Source
+from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -409,6 +410,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
         "versions": versions(),
         "source": None if source is None else source.told(),
         "same": identity(setup),
+        "code": code_digests(setup.config),
         "model": setup.method_config.model.described(),
         "metrics": list(task_of(setup.schema.task).metrics),
         "given": given,

@@ -26,10 +26,11 @@ from silograph.experiment.resolve.own_partition import (
     cut_by,
     taken,
 )
-from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.plan import planned
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.source import Source, find_source
+from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
@@ -168,6 +169,7 @@ def resume(
     partition: Any = None,
     model: Make | None = None,
     method: Method | None = None,
+    trust: Trust = False,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
 ) -> Result:
@@ -181,12 +183,15 @@ def resume(
         partition: the partition, for a run whose partition was given as a value.
         model: the class of the model, for a run with one that cannot be imported.
         method: the method, for a run whose method was given as a value.
+        trust: whether code may be imported that the folder names, as a run with `FILE.py:NAME` has
+            it; or which, as `FILE.py:NAME`.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         trackers: who else is told of the rounds to come, besides `tracker` of the config.
 
     Raises:
-        ConfigError: there is no run at `path`, or another process is writing it.
-        CheckpointError: the checkpoint is of another config, graph or version, or no whole one
+        ConfigError: there is no run at `path`, another process is writing it, or it names code that
+            is not trusted.
+        CheckpointError: a file or the code of the run has changed, the checkpoint is of another config, graph or version, or no whole one
             is left.
     """
     check_mode(progress)
@@ -201,6 +206,10 @@ def resume(
                 "use silograph server --resume"
             )
         asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        given = {name: value for name, value in (("method", method), ("model", model)) if value}
+        named = {kind: spec for kind, spec in own_code(asked).items() if kind not in given}
+        check_trusted(named, trust, target)
+        check_code(about["code"], asked, given)
         parts = _chosen(asked, method)
         model = _module_again(asked) if model is None else model
         watched = watched_by(asked, trackers)
