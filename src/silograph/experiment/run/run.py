@@ -191,8 +191,8 @@ def resume(
     Raises:
         ConfigError: there is no run at `path`, another process is writing it, or it names code that
             is not trusted.
-        CheckpointError: a file or the code of the run has changed, the checkpoint is of another config, graph or version, or no whole one
-            is left.
+        CheckpointError: a file or the code of the run has changed, the checkpoint is of another
+            config, graph or version, or no whole one is left.
     """
     check_mode(progress)
     check_trackers(trackers)
