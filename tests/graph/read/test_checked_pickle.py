@@ -95,7 +95,7 @@ def test_files_of_python_2_are_read(tmp_path: Path) -> None:
     matrix = re.sub(rb"cscipy\.sparse\._csr\n", b"cscipy.sparse.csr\n", matrix)
     matrix = re.sub(rb"cnumpy\._core\.multiarray\n", b"cnumpy.core.multiarray\n", matrix)
     (tmp_path / "x").write_bytes(matrix)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="scipy.sparse.csr"):
         check_arrays(tmp_path / "x")
 
 

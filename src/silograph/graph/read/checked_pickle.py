@@ -15,11 +15,12 @@ import torch
 
 from silograph.core.errors import DataError
 
+_BUILT_IN = ("object", "list", "bytes")
 # What numpy and scipy of all versions, and Python 2, name in a pickle of arrays.
 _ALLOWED = {
     ("collections", "defaultdict"),
     *((module, "_reconstructor") for module in ("copyreg", "copy_reg")),
-    *((module, name) for module in ("builtins", "__builtin__") for name in ("object", "list")),
+    *((module, name) for module in ("builtins", "__builtin__") for name in _BUILT_IN),
     *(("numpy", name) for name in ("ndarray", "dtype")),
     *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
     *((f"scipy.sparse.{module}", "csr_matrix") for module in ("csr", "_csr")),
