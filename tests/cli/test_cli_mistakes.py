@@ -359,6 +359,18 @@ def test_too_large_for_the_memory_is_one_line(work: Path, capsys: Capture) -> No
     assert not (work / "runs").exists()
 
 
+@pytest.mark.parametrize("words", [["--hidden", str(10**18 - 1)], ["--hidden", "9" * 17 + ",9"]])
+def test_more_weights_than_torch_counts_are_one_line(
+    work: Path, capsys: Capture, words: list[str]
+) -> None:
+    assert run_app(["run", "g.npz", "--clients", "2", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "expected a model of fewer than 2^58 weights, got " in err
+    assert err.count("\n") == 1
+    assert not (work / "runs").exists()
+
+
 def test_other_errors_of_torch_are_not_hidden(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
     def broken(**_: Any) -> Any:
         raise RuntimeError("a bug")

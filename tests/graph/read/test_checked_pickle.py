@@ -143,7 +143,8 @@ def test_an_archive_with_objects_is_refused(tmp_path: Path) -> None:
     objects[0] = Touch(tmp_path / "ran")
     names = ("adj", "attr")
     keys = [f"{name}_{part}" for name in names for part in ("data", "indices", "indptr", "shape")]
-    np.savez(raw / "amazon_electronics_photo.npz", **dict.fromkeys([*keys, "labels"], objects))
+    arrays: dict[str, Any] = dict.fromkeys([*keys, "labels"], objects)
+    np.savez(raw / "amazon_electronics_photo.npz", **arrays)
     with pytest.raises(DataError, match="Object arrays cannot be loaded"):
         load("amazon_photo", data_dir=tmp_path)
     assert not (tmp_path / "ran").exists()
