@@ -71,7 +71,7 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
         raise
     except Exception as error:
         raise DataError(
-            f"expected files as runs write them in {', '.join(map(os.fspath, folders))}, got "
+            f"expected files as runs write them in {', '.join(str(folder) for folder in folders)}, got "
             f"others ({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
             "from a copy"
         ) from error
