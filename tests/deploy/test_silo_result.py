@@ -222,8 +222,13 @@ def test_a_folder_that_was_there_is_for_its_owner_only(
     """And all that the silo keeps is on the disk before it says so, for states are dropped then."""
     synced: list[Path] = []
     real = files.sync_folder
-    monkeypatch.setattr(files, "sync_folder", lambda path: (synced.append(path), real(path))[1])
-    monkeypatch.setattr(silo_result, "sync_folder", files.sync_folder)
+
+    def sync(folder: Path) -> None:
+        synced.append(folder)
+        real(folder)
+
+    for module in (files, silo_result):
+        monkeypatch.setattr(module, "sync_folder", sync)
     out = tmp_path / "out"
     out.mkdir(mode=0o755)
     graph, config = make_graph(60), config_of(1, **BASE)

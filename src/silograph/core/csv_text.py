@@ -43,6 +43,10 @@ def _is_number(text: str) -> bool:
 def to_text(rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV, names written so that no spreadsheet runs them."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([to_cell(value) for value in row] for row in rows)
+    plain = csv.writer(text, lineterminator="\n")
+    quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    for row in rows:
+        cells = [to_cell(value) for value in row]
+        # Python 3.11 leaves a lone return unquoted, where readers see the end of a line.
+        (quoted if any("\r" in str(cell) for cell in cells) else plain).writerow(cells)
     return text.getvalue()

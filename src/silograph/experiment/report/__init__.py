@@ -70,9 +70,10 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
     except SilographError:
         raise
     except Exception as error:
+        named = ", ".join(str(folder) for folder in folders)
         raise DataError(
-            f"expected files as runs write them in {', '.join(str(folder) for folder in folders)}, got "
-            f"others ({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
+            f"expected files as runs write them in {named}, got others "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
             "from a copy"
         ) from error
 
