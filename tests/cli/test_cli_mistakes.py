@@ -366,7 +366,7 @@ def test_more_weights_than_torch_counts_are_one_line(
     assert run_app(["run", "g.npz", "--clients", "2", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "expected a model of fewer than 2^58 weights, got " in err
+    assert "expected a model of fewer than 2^58 weights, got more" in err
     assert err.count("\n") == 1
     assert not (work / "runs").exists()
 

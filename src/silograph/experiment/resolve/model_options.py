@@ -145,11 +145,16 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
 
 def _countable(model: M) -> M:
     """Return a model; raise `ConfigError` where torch could not count its weights."""
-    weights = sum(prod(shape) for shape in model.weight_shapes.values())
+    try:
+        weights = sum(prod(shape) for shape in model.weight_shapes.values())
+    except RuntimeError as error:  # torch works shapes out, and cannot count one tensor of them
+        if "overflow" not in str(error):
+            raise
+        weights = MOST_WEIGHTS
     if weights >= MOST_WEIGHTS:
         raise ConfigError(
-            f"expected a model of fewer than 2^58 weights, got {weights:,}: take a smaller hidden "
-            "width, or fewer layers"
+            "expected a model of fewer than 2^58 weights, got more: take a smaller hidden width, "
+            "or fewer layers"
         )
     return model
 

@@ -208,7 +208,11 @@ def resume(
         asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
         given = {name: value for name, value in (("method", method), ("model", model)) if value}
         named = {kind: spec for kind, spec in own_code(asked).items() if kind not in given}
-        check_trusted(named, trust, target)
+        try:
+            check_trusted(named, trust, target)
+        except ConfigError as error:
+            hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named else ""
+            raise ConfigError(f"{error}{hint}") from None
         check_code(about["code"], asked, given)
         parts = _chosen(asked, method)
         model = _module_again(asked) if model is None else model
