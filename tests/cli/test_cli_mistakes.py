@@ -293,6 +293,7 @@ def test_an_interrupt_keeps_the_rounds_so_far(
         "config.toml",
         "run.json",
         "simulation.json",
+        "checksums.json",
         "clients.csv",
     }
 
