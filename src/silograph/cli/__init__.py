@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from silograph.cli import agent, federation, reproduce, server, silo  # noqa: F401 - registers them
+from silograph.cli import agent, audit, federation, reproduce, server, silo  # noqa: F401 - registers them
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint

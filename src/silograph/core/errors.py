@@ -7,6 +7,7 @@ SilographError
  ├── OpError           a client op that failed, and what it was given
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
+ ├── PolicyError       what a silo's own rules do not let leave: its part in the run ends
  ├── TrainingError     a run that diverged
  └── CheckpointError   a checkpoint that is damaged, foreign or of another run
 """
@@ -45,6 +46,10 @@ class ProtocolError(SilographError, RuntimeError):
 
 class FrameError(ProtocolError):
     """Bytes are not a frame, or a payload cannot be put into one."""
+
+
+class PolicyError(SilographError, RuntimeError):
+    """A silo's own rules do not let something leave, and its part in the run ends."""
 
 
 class TrainingError(SilographError, ArithmeticError):

@@ -7,6 +7,7 @@ and tells the server one line where it refuses; the rest is for its own log.
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from silograph.core.errors import (
     AbsentError,
     FrameError,
     OpError,
+    PolicyError,
     ProtocolError,
     SilographError,
 )
@@ -25,8 +27,16 @@ from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
 from silograph.federation.program import BLANK, Call, Steps
+from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import Holder, Outcome, Prepared, run_name
+from silograph.federation.session.holder import (
+    NO_BOUNDS,
+    Holder,
+    Outcome,
+    Prepared,
+    SendingBounds,
+    run_name,
+)
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -58,6 +68,8 @@ class Responder:
         store: where states are kept.
         report: told of what happens; the server hears less.
         name: of the silo, for what is reported.
+        audit: where what leaves is written down; None counts only.
+        bounds: of what may leave.
     """
 
     def __init__(
@@ -68,8 +80,12 @@ class Responder:
         store: StateStore,
         report: EventCallback = log_event,
         name: str | None = None,
+        audit: Audit | None = None,
+        bounds: SendingBounds = NO_BOUNDS,
     ) -> None:
         self._token = token
+        self.audit = (audit or Audit()).of_run(run_name(token))
+        self._bounds = bounds
         self._ops = ops
         self._holder = holder
         self._store = store
@@ -120,21 +136,46 @@ class Responder:
         self._sequence += 1
         self._doing = message.type.name.lower()
         try:
-            kind, body = self._do(message)
+            kind, body = self._handled(message)
+        except PolicyError as error:
+            kind, body = self._stop(one_line(error))
+        return pack(Message(kind, self._token, message.sequence, body))
+
+    def _handled(self, message: Message) -> tuple[Type, bytes]:
+        """Return what a message is answered with.
+
+        Raises:
+            PolicyError: the silo's part in the run is over.
+        """
+        try:
+            return self._do(message)
+        except PolicyError:
+            raise
         except OpError as error:
-            kind, body = self._failed(type(error.__cause__).__name__)
+            return self._failed(type(error.__cause__).__name__)
         except SilographError as error:
             reason = one_line(error)  # it may quote what the server has sent
-            self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
-            kind, body = Type.REFUSED, facts_body({"reason": reason})
+            self.audit.refused(reason)
+            return self._declined(reason)
         except Exception as error:
-            kind, body = self._failed(type(error).__name__)
-        return pack(Message(kind, self._token, message.sequence, body))
+            return self._failed(type(error).__name__)
+
+    def _declined(self, reason: str) -> tuple[Type, bytes]:
+        self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
+        return Type.REFUSED, facts_body({"reason": reason})
+
+    def _stop(self, reason: str) -> tuple[Type, bytes]:
+        """End the silo's part in the run; states stay where they are."""
+        self.ended = reason
+        with suppress(PolicyError):  # where the file cannot be written, the log has it
+            self.audit.refused(reason)
+        return self._declined(reason)
 
     def _failed(self, what: str) -> tuple[Type, bytes]:
         """Log what is being handled, and return the answer: the server hears the type only."""
         about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
         self._report(about)
+        self.audit.refused(f"{self._doing} failed: {what}")
         reason = f"{what} at the silo: its log says more"
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -174,7 +215,10 @@ class Responder:
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
-        return encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        self._bounds.check_size(self.audit.sent, len(frame))
+        self.audit.shown(frame)
+        return frame
 
     def _explain(self, message: Message) -> None:
         facts, tags = read_explain(message.body)
@@ -198,10 +242,14 @@ class Responder:
                 f"{_difference(known, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
-            prepared = self._holder.prepare(facts)
+            prepared = self._holder.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
+            digest = digest_of(facts_body(facts))
+            self.audit.agreed({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
             self._report(Event(What.AGREED, self._name, note=prepared.note))
+            for line in prepared.plan:
+                self._report(Event(What.NOTE, self._name, note=line))
         self._started = True
 
     def _ready(self, what: str) -> Prepared:
@@ -222,6 +270,7 @@ class Responder:
         at.course.check_whole()
         at.course.check_state(self._state, at.extent, own=True)
         self._store.keep(number, self._state, committed)
+        self.audit.round_over()
 
     def _finish(self, frame: bytes) -> None:
         """Write down what the run has come to."""
@@ -324,6 +373,8 @@ class Responder:
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = check_size(reply_body(envelope.kind, meter, frame))
+        self._bounds.check(envelope.kind, self.audit.sent, len(frame))
+        self.audit.answered(answer, reply, frame)
         self._state = new
         self._answered(op.__name__, frame, time.monotonic() - began)
         return body
