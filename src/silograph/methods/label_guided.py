@@ -129,4 +129,5 @@ LABEL_GUIDED = Method(
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=CALLS,
+    rows="single",
 )
