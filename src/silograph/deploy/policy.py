@@ -13,11 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from silograph.core.byte_size import parse_bytes
-from silograph.core.config import checked
+from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
@@ -30,13 +30,11 @@ from silograph.federation.session.holder import SendingBounds
 from silograph.methods import METHODS
 
 POLICY = "policy.toml"
-EXACT = ConfigDict(extra="forbid", strict=True)  # "3" is no number, and true is none
-Positive = Annotated[int, Field(ge=1, lt=2**63)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, lt=2**63)]
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)]
+Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
+Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
 
 
-@checked_dataclass(frozen=True, config=EXACT, kw_only=True)
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class RowRules:
     """The table [rows]: what must be behind each row that is exchanged.
 
@@ -45,11 +43,11 @@ class RowRules:
         min_silos: least number of silos.
     """
 
-    min_nodes: Positive = 1
-    min_silos: Positive = 1
+    min_nodes: Exact = 1
+    min_silos: Exact = 1
 
 
-@checked_dataclass(frozen=True, config=EXACT, kw_only=True)
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class Policy:
     """What a silo agrees to; None sets no limit.
 
@@ -65,13 +63,13 @@ class Policy:
         rows: what must be behind each row.
     """
 
-    methods: Names | None = None
-    kinds: Names | None = None
+    methods: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
     most_bytes: Bytes | None = None
-    most_rounds: Positive | None = None
-    most_runs: Positive | None = None
-    most_runs_of_server: Positive | None = None
-    least_silos: Positive | None = None
+    most_rounds: Exact | None = None
+    most_runs: Exact | None = None
+    most_runs_of_server: Exact | None = None
+    least_silos: Exact | None = None
     code: Mapping[str, str] | None = None
     rows: RowRules = field(default_factory=RowRules)
 
@@ -177,8 +175,8 @@ def _rows(policy: Policy, asked: AskedRun) -> str | None:
     if not asked.needs:
         return None
     for name, demanded, came in (
-        ("nodes", policy.rows.min_nodes, least_per_row(asked.config, "nodes")),
-        ("silos", policy.rows.min_silos, least_per_row(asked.config, "silos")),
+        ("nodes", policy.rows.min_nodes, asked.config.min_nodes_per_row),
+        ("silos", policy.rows.min_silos, asked.config.min_silos_per_row),
     ):
         if came < demanded:
             flag = f"--min-{name}-per-row {demanded}"
@@ -188,13 +186,6 @@ def _rows(policy: Policy, asked: AskedRun) -> str | None:
                 f"let the server run with {flag}, or lower min_{name} there",
             )
     return None
-
-
-def least_per_row(config: ResolvedConfig, of: str) -> int:
-    """Return how many `nodes` or `silos` a run has at least behind each row; 1 is no rule."""
-    found = vars(config).get(f"min_{of}_per_row", 1)
-    assert isinstance(found, int)
-    return found
 
 
 RULES: tuple[Callable[[Policy, AskedRun], str | None], ...] = (
