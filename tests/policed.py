@@ -8,7 +8,7 @@ from typing import Any
 from remote_runs import finish
 from runs import FAST
 from sessions import TOKEN, DirectLink
-from silograph.core.errors import SilographError
+from silograph.core.errors import ConfigError
 from silograph.deploy.policy import NO_POLICY, Policy
 from silograph.deploy.silo import OwnData, start_facts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
@@ -23,7 +23,7 @@ from silograph.federation.session.limits import Limits
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type
 from silograph.federation.session.names import own_ops
-from silograph.federation.session.peer import Peer
+from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, Schema
@@ -53,6 +53,7 @@ class PolicedSilos:
         *,
         allow: tuple[str, ...] = (),
         audit: Callable[[str], Audit] = lambda _: Audit(),
+        token: bytes = TOKEN,
         **options: Any,
     ) -> tuple[Result, Mapping[str, Responder]]:
         """Run a federation; `policy` and `audit` are those of a silo by its name."""
@@ -61,7 +62,7 @@ class PolicedSilos:
             secrets = dict.fromkeys(silo.cross.silo, SECRET)
             own = OwnData(silo, secrets, None, self._report, allow, policy=policy(silo.name))
             workers[silo.name] = Responder(
-                TOKEN,
+                token,
                 own_ops(),
                 own,
                 StateStore(),
@@ -70,13 +71,15 @@ class PolicedSilos:
                 audit(silo.name),
                 own.policy.bounds,
             )
-        return finish(self._setup(workers, options)), workers
+        return finish(self._setup(workers, token, options)), workers
 
     def _report(self, event: Event) -> None:
         self.said.append(str(event))
 
-    def _setup(self, workers: Mapping[str, Responder], options: Mapping[str, Any]) -> Setup:
-        peers = {name: Peer(name, DirectLink(w), TOKEN) for name, w in workers.items()}
+    def _setup(
+        self, workers: Mapping[str, Responder], token: bytes, options: Mapping[str, Any]
+    ) -> Setup:
+        peers = {name: Peer(name, DirectLink(w), token) for name, w in workers.items()}
         agreed, route = agree(peers, None)
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
@@ -94,8 +97,8 @@ class PolicedSilos:
         for name, peer in peers.items():
             try:
                 peer.ask(Type.START, start_facts(config, found.schema), None)
-            except SilographError as error:
-                raise type(error)(f"{name}: {error}", error.cause) from None  # type: ignore
+            except LostError as error:
+                raise ConfigError(f"{name}: {error}") from None
         session = Session(
             peers,
             route,

@@ -24,11 +24,16 @@ from silograph.deploy.policy import (
     refusal,
     write_policy,
 )
+from silograph.deploy.silo import OwnData
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
-from silograph.federation.session.audit import open_audit
+from silograph.federation.session.audit import Audit, open_audit
 from silograph.federation.session.audit_chain import AuditReading, read_audit
 from silograph.federation.session.holder import SendingBounds
+from silograph.federation.session.message import Message, Type, pack
+from silograph.federation.session.names import own_ops
+from silograph.federation.session.responder import Responder
+from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, Schema
 from silograph.methods import METHODS
 
@@ -328,7 +333,7 @@ def test_methods_run_unchanged_under_the_strictest_policy_that_allows_them(
 
     The audit file tells what the ledger counts as sent up, and no less than the plan's least.
     """
-    options = {"method": name, "rounds": 2}
+    options: dict[str, Any] = {"method": name, "rounds": 2}
     plain, workers = silos.run(allow=(name,), **options)
     sent = {silo: worker.audit.sent for silo, worker in workers.items()}
     kinds = kinds_sent(asked_run(method=name, rounds=2).program)
@@ -359,7 +364,7 @@ def test_methods_run_unchanged_under_the_strictest_policy_that_allows_them(
 
 
 def test_the_silo_stops_before_one_byte_too_many(silos: PolicedSilos, tmp_path: Path) -> None:
-    options = {"method": "fedavg", "rounds": 2}
+    options: dict[str, Any] = {"method": "fedavg", "rounds": 2}
     _, workers = silos.run(**options)
     sent = {silo: worker.audit.sent for silo, worker in workers.items()}
     first, path = silos.silos[0].name, tmp_path / "a.jsonl"
@@ -370,7 +375,7 @@ def test_the_silo_stops_before_one_byte_too_many(silos: PolicedSilos, tmp_path: 
     ):
         silos.run(
             lambda silo: Policy(most_bytes=sent[silo] - (silo == first)),
-            audit=lambda silo: audit if silo == first else None,  # type: ignore[arg-type, return-value]
+            audit=lambda silo: audit if silo == first else Audit(),
             **options,
         )
     (run,) = read(path).runs
@@ -420,3 +425,40 @@ def test_what_a_run_will_send_is_shown_before_it_begins(silos: PolicedSilos) -> 
     assert shown[10].startswith("all of it")
     assert silos.said[start + 11].startswith("received")
     assert all(len(line) <= 65 for line in shown)
+
+
+def test_runs_are_counted_over_restarts(silos: PolicedSilos, tmp_path: Path) -> None:
+    """The third run is refused; the second one, begun again, is still the second."""
+    path, first = tmp_path / "a.jsonl", silos.silos[0].name
+    for token, says in ((b"a", ""), (b"b", ""), (b"b", ""), (b"c", "got run number 3: raise")):
+        with open_audit(path, {"server": "s:1"}) as (audit, _):
+            arguments: dict[str, Any] = {
+                "policy": lambda _: Policy(most_runs=2),
+                "audit": lambda silo: audit if silo == first else Audit(),
+                "token": token * 16,
+                "method": "local",
+                "rounds": 1,
+            }
+            if says:
+                with pytest.raises(
+                    SilographError, match=f"^{first}: expected at most 2 runs .*{says}"
+                ):
+                    silos.run(**arguments)
+            else:
+                silos.run(**arguments)
+    assert [run.agreements for run in read(path).runs] == [1, 2, 0]
+
+
+def test_an_unknown_server_fills_no_disk(silos: PolicedSilos, tmp_path: Path) -> None:
+    """It asks for what was not agreed to 5,000 times."""
+    path, silo = tmp_path / "a.jsonl", silos.silos[0]
+    own = OwnData(silo, {}, None, lambda _: None)
+    with open_audit(path, {}) as (audit, _):
+        worker = Responder(
+            bytes(16), own_ops(), own, StateStore(), lambda _: None, silo.name, audit
+        )
+        for number in range(1, 5001):
+            worker.answer(pack(Message(Type.START, bytes(16), number, b"{}")))
+    assert read(path).broken is None
+    assert read(path).lines < 40
+    assert path.stat().st_size < 20_000

@@ -342,6 +342,8 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
                 report(Event(What.NOTE, data.name, note=found))
             silo = _attaching(own, how, roots, audit)
             reason = audit.to_end(lambda: take_part(silo) or None)
+            if how.audit is not None:
+                report(Event(What.NOTE, data.name, note=f"{how.audit} ends with {audit.head}"))
     except SilographError as error:
         report(Event(What.ENDED, data.name, reason=str(error)))
         raise

@@ -283,7 +283,7 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
         os.ftruncate(file, size - torn)
     runs = {run.run: run for run in found.runs}
     audit = Audit(file, about, runs, found.head, size - torn)
-    note = f"{path} has {found.lines} lines, head {found.head}"
+    note = f"{path} has {found.lines:,} lines, each as it was written"
     if torn:
         audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
         note += f"; {torn} bytes of a line without an end were cut off, and a line says so"
