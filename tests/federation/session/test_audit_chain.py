@@ -2,6 +2,8 @@
 
 import io
 import random
+from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from silograph.federation.session.audit_chain import (
     read_audit,
 )
 
-FACTS = [
+FACTS: list[dict[str, Any]] = [
     {"time": "t0", "event": "hello", "run": "a", "digest": "d", "times": 1, "bytes": 40},
     {"time": "t1", "event": "agreed", "run": "a", "method": "fedavg", "rounds": 2},
     {"time": "t2", "event": "answered", "run": "a", "round": 0, "kind": "control", "bytes": 7},
@@ -118,8 +120,6 @@ def test_what_is_no_audit_file(data: bytes, says: str) -> None:
 
 
 def test_a_line_that_is_no_object_is_refused() -> None:
-    from hashlib import sha256
-
     body = b'{"former": 1,,'
     data = body + f', "hash": "{sha256(body).hexdigest()}"}}\n'.encode()
     assert str(read(data).broken) == "line 1: expected a JSON object, got something else"
