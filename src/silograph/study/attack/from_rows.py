@@ -58,6 +58,20 @@ def _at(rows: Tensor, places: Tensor, wanted: Tensor) -> Tensor:
     return rows[order[torch.searchsorted(places[order], wanted)]]
 
 
+def separable(behind: Tensor) -> Tensor:
+    """Return which nodes' own messages are combinations of a silo's rows, (n,) bool.
+
+    Args:
+        behind: (S, n) how often each node is behind each row: what a server knows that has the
+            silo's edges from elsewhere.
+    """
+    if not len(behind):
+        return torch.zeros(behind.shape[1], dtype=torch.bool)
+    _, values, right = torch.linalg.svd(behind.double(), full_matrices=False)
+    spanned = right[values > 1e-9 * values[0].clamp(min=1e-300)]
+    return (spanned**2).sum(0) > 1 - 1e-6
+
+
 def labels_behind(cotangents: Tensor) -> Tensor:
     """Return the only class that training nodes behind each row (S, K) can have, -1 for several.
 

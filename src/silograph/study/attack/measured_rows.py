@@ -1,6 +1,7 @@
 """What attacks on sums and rows recover from a simulated run."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -9,7 +10,12 @@ from silograph.core.payload import Ragged, owners
 from silograph.experiment.run.setup import Setup
 from silograph.graph.block.block import ClientBlock
 from silograph.study.attack.finding import Finding, features, first_map, share
-from silograph.study.attack.from_rows import labels_behind, same_up_to_scale, solved_features
+from silograph.study.attack.from_rows import (
+    labels_behind,
+    same_up_to_scale,
+    separable,
+    solved_features,
+)
 from silograph.study.attack.overheard import Overheard, SeenCall
 
 FORWARD = ("contribute", "serve", "send")  # ops whose replies have rows of a stage
@@ -74,6 +80,28 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
 def _drawn(setup: Setup) -> bool:
     """Whether what stands behind a row is drawn anew in every step, which is not measured."""
     return getattr(setup.method_config.options, "sample", None) is not None
+
+
+def separable_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+    """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
+    calls = [call for call in seen.calls if call.name == "contribute"]
+    if not calls or _drawn(setup):
+        return []
+    _, sent = rows_seen(calls[0], seen)
+    halo = block.halo.adj
+    kept = torch.zeros(halo.num_cols, dtype=torch.bool)
+    kept[sent] = True
+    hits = [
+        separable(halo.tensor.to_dense()[rows][:, slots][:, kept[slots]].T)
+        for rows, slots in zip(_runs(block.off), _runs(block.halo.off), strict=True)
+    ]
+    made = "combine the sums, knowing each silo's edges from elsewhere"
+    what, hit = "messages of single nodes, which give their features", torch.cat(hits)
+    return [Finding(made, what, share(hit), len(hit), None, "honest but curious")]
+
+
+def _runs(off: Tensor) -> list[slice]:
+    return [slice(a, b) for a, b in pairwise(off.tolist())]
 
 
 def labels_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:

@@ -38,24 +38,20 @@ def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]
     idle = rests(cfg, sent).get(name)
     if idle is None:
         return []
-    found = occurring_features(
-        dense(calls[0].reply[name]), idle.reshape(sent[first_map(setup)].shape)
-    )
+    idle = idle.reshape(sent[first_map(setup)].shape)
+    found = occurring_features(dense(calls[0].reply[name]), idle)
     support = (features(block) != 0).split(block.off.diff().tolist())
     there = torch.stack([part.any(0) for part in support])
     rows = [bool((part == own).all(1).any()) for part, own in zip(support, found, strict=True)]
     trains = block.num_train > 0
-    made, right = (
-        "see which first weights moved",
-        float((found & there).sum() / found.sum().clamp(min=1)),
-    )
+    made, both = "see which first weights moved", int((found & there).sum())
     return [
         Finding(
             made,
             "features that occur at a silo",
-            float((found & there).sum() / there.sum().clamp(min=1)),
+            both / max(int(there.sum()), 1),
             int(there.sum()),
-            right,
+            both / max(int(found.sum()), 1),
             "honest but curious",
         ),
         Finding(
