@@ -46,12 +46,13 @@ def measured(dataset: str, partition: str, k: int, data: str) -> dict[str, Any]:
     asked |= {"method": "label_guided", "rounds": 60, "min_nodes_per_row": k}
     result = sg.run(config=make_config({**asked, "local_bias": True}), progress="none")
     last = result.rounds[-1]
-    sent, left = last.get("fact_rows_sent"), last.get("fact_rows_left_out")
+    sent, left = (float(last.get(f"fact_rows_{what}") or 0) for what in ("sent", "left_out"))
+    assert result.test.server is not None  # global training has a model
     return {
         "case": [dataset, partition, k],
         "accuracy": result.test.server.accuracy,
         "local_bias": result.local_bias,
-        "left_out": 0.0 if sent is None else left / (sent + left),
+        "left_out": left / max(sent + left, 1),
         "bytes": result.ledger.bytes,
         "found": [[f.share, f.right] for f in attack(make_config(asked))],
     }

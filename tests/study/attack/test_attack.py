@@ -56,14 +56,14 @@ def test_features_and_labels_from_rows(
     seen = found(make_graph, **options)
     assert seen[FEATURES].share >= least
     assert seen[LABELS].share > 0.2
-    assert seen[LABELS].right is not None
-    assert seen[LABELS].right > 0.95
+    assert (seen[LABELS].right or 0) > 0.95
 
 
 def test_two_nodes_behind_every_row_stop_features_and_not_all_labels(make_graph: MakeGraph) -> None:
     plain = found(make_graph, method="label_guided")
     least = found(make_graph, method="label_guided", min_nodes_per_row=2)
-    assert least[FEATURES].share < 0.05 < plain[FEATURES].share
+    assert least[FEATURES].share < 0.05
+    assert plain[FEATURES].share > 0.05
     assert least[LABELS].share == 0 < plain[LABELS].share
     others = least["labels of training nodes"]
     assert 0 < others.share < plain["labels of training nodes"].share
@@ -152,9 +152,9 @@ def test_rows_of_a_crafted_step() -> None:
     leaves = {name: w.clone().requires_grad_() for name, w in sent.items()}
     hidden = (x @ leaves["0.weight"] + leaves["0.bias"]).relu()
     logits = hidden @ leaves["1.weight"] + leaves["1.bias"]
-    torch.nn.functional.cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
-    grads = {name: w.grad for name, w in leaves.items()}
-    after = {name: (w - 0.1 * grads[name])[None] for name, w in sent.items()}  # type: ignore[operator]
+    loss = torch.nn.functional.cross_entropy(logits, y)
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    after = {name: (w - 0.1 * grads[name])[None] for name, w in sent.items()}
     assert same_up_to_scale(single_rows(sent, after)[0], x, 1e-6).all()
 
 

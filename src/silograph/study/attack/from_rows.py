@@ -69,7 +69,8 @@ def separable(behind: Tensor) -> Tensor:
         return torch.zeros(behind.shape[1], dtype=torch.bool)
     _, values, right = torch.linalg.svd(behind.double(), full_matrices=False)
     spanned = right[values > 1e-9 * values[0].clamp(min=1e-300)]
-    return (spanned**2).sum(0) > 1 - 1e-6
+    leverage: Tensor = (spanned**2).sum(0)
+    return leverage > 1 - 1e-6
 
 
 def labels_behind(cotangents: Tensor) -> Tensor:
@@ -89,7 +90,8 @@ def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> 
     Both are divided by their length; no entry may differ by more than the tolerance.
     """
     hit = torch.zeros(len(truth), dtype=torch.bool)
-    lengths = truth.norm(dim=1), solved.norm(dim=1)
+    own: Tensor = truth.norm(dim=1)
+    lengths = own, solved.norm(dim=1)
     real = solved[lengths[1] > 1e-9] / lengths[1][lengths[1] > 1e-9, None]
     if not len(real) or not len(truth):
         return hit
@@ -97,4 +99,4 @@ def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> 
     for part in real.split(4096):
         near = (part @ unit.T).argmax(1)
         hit[near[(part - unit[near]).abs().amax(1) <= tolerance]] = True
-    return hit & (lengths[0] > 0)
+    return hit & (own > 0)

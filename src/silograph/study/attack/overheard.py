@@ -1,6 +1,5 @@
 """What the server of a simulated run sees: every message of every silo, before it is folded."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -49,7 +48,7 @@ class Overheard:
         return self.fed.route
 
     @property
-    def away(self) -> Sequence[str]:
+    def away(self) -> tuple[str, ...]:
         """See `Federation`."""
         return self.fed.away
 

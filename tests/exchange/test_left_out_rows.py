@@ -53,7 +53,7 @@ class Exchanged(torch.autograd.Function):
         return pruned(adj, z, owner, least) @ z
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return pruned(ctx.at[0], grad, *ctx.at[1:]) @ grad, None, None, None
 
 
@@ -168,7 +168,7 @@ def test_sessions_do_the_same_and_facts_count_what_is_left_out(
     assert b is not None
     assert all(torch.equal(a[name], b[name]) for name in a)
     names = ("fact_rows_sent", "fact_rows_left_out", "fact_rows_withheld")
-    assert min(here.rounds[-1][name] for name in names) > 0
+    assert all(here.rounds[-1][name] for name in names)
     assert all(here.rounds[-1][name] == there.rounds[-1][name] for name in names)
 
 
