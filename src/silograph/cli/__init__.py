@@ -163,6 +163,24 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
 
 
 @command(
+    "attack",
+    FIELDS,
+    {"json": (bool, typer.Option(False, "--json", help="print the findings as one JSON object"))},
+)
+def attack_command(given: Given, json: bool) -> None:
+    """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
+    from silograph.cli.printing import print_findings
+    from silograph.experiment.run.result_folder import default_folder
+    from silograph.study.attack.attack import attack, write_findings
+
+    config = given.config
+    out = Path(config.out or f"{default_folder(config)}-attack")
+    found = attack(config)
+    write_findings(found, config, out)
+    print_findings(found, out, as_json=json)
+
+
+@command(
     "export-silos",
     CUT_FIELDS,
     {

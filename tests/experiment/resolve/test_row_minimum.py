@@ -24,7 +24,7 @@ def test_methods_that_cannot_leave_rows_out(
         rf"leave {name} out$"
     )
     with pytest.raises(ConfigError, match=line):
-        sg.run(make_graph(30), method=method, **RUN, **{name: 2})
+        sg.run(make_graph(30), **{**RUN, "method": method, name: 2})
 
 
 @pytest.mark.parametrize("name", ["min_nodes_per_row", "min_silos_per_row"])
@@ -34,4 +34,4 @@ def test_numbers_that_are_none(name: str, value: int) -> None:
         rf"^{name}: input should be (greater|less) than or equal to 10*, got {value} \(options\)$"
     )
     with pytest.raises(ConfigError, match=line):
-        sg.run("digits", **RUN, **{name: value})
+        sg.run("digits", **{**RUN, name: value})
