@@ -9,7 +9,7 @@ from remote_runs import finish
 from runs import FAST
 from sessions import TOKEN, DirectLink
 from silograph.core.errors import ConfigError
-from silograph.deploy.policy import NO_POLICY, Policy
+from silograph.deploy.policy import NO_POLICY, SiloPolicy
 from silograph.deploy.silo import OwnData, start_facts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
@@ -49,7 +49,7 @@ class PolicedSilos:
 
     def run(
         self,
-        policy: Callable[[str], Policy] = lambda _: NO_POLICY,
+        policy: Callable[[str], SiloPolicy] = lambda _: NO_POLICY,
         *,
         allow: tuple[str, ...] = (),
         audit: Callable[[str], Audit] = lambda _: Audit(),

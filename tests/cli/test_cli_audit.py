@@ -46,7 +46,7 @@ def test_what_people_read(file: Path, capsys: Capture) -> None:
         ["all", "of", "it", "2", "8.3", "kB"],
     ]
     assert lines[9].endswith(", the run is over")
-    assert "  refused 16 times" in lines
+    assert "  refused  16" in lines
     assert "    line 10: expected ?[2Jtrain, got send" in lines
     assert "  ended    no line of an end: the process was killed, or is at work" in lines
     assert lines[-3] == f"{file}: 25 lines, each as it was written"

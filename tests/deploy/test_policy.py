@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from policed import PolicedSilos, policed
 from runs import rows_of, same_bits, weights_of
@@ -16,17 +17,21 @@ from silograph.deploy.policy import (
     NO_POLICY,
     STRICT_POLICY,
     AskedRun,
-    Policy,
     RowRules,
+    SiloPolicy,
     check_code,
     described,
     read_policy,
     refusal,
     write_policy,
 )
+from silograph.deploy.run_plan import MOST_CALLS, lines_of, plan_of
 from silograph.deploy.silo import OwnData
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
+from silograph.federation.expected_bytes import SizeBound
+from silograph.federation.field_specs import Extent
+from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit, open_audit
 from silograph.federation.session.audit_chain import AuditReading, read_audit
 from silograph.federation.session.holder import SendingBounds
@@ -64,7 +69,7 @@ def test_no_policy_is_what_held_before() -> None:
         "(docs/exchange.md): start it with --allow bns, or leave the run"
     )
     assert refusal(NO_POLICY, dataclasses.replace(asked, allow=("bns",))) is None
-    assert refusal(Policy(methods=("bns",)), asked) is None
+    assert refusal(SiloPolicy(methods=("bns",)), asked) is None
 
 
 @pytest.mark.parametrize(
@@ -170,11 +175,11 @@ def test_the_first_rule_that_a_run_breaks(
     rules: dict[str, Any], options: dict[str, Any], facts: dict[str, Any], says: str
 ) -> None:
     asked = dataclasses.replace(asked_run(**options), **facts)
-    assert refusal(Policy(**rules), asked) == says
+    assert refusal(SiloPolicy(**rules), asked) == says
 
 
 def test_what_a_policy_just_allows() -> None:
-    policy = Policy(
+    policy = SiloPolicy(
         methods=("fedavg",),
         kinds=WEIGHTS_ONLY,
         most_bytes=1000,
@@ -188,7 +193,7 @@ def test_what_a_policy_just_allows() -> None:
     assert refusal(policy, asked) is None
     sums = asked_run(method="label_guided", nodes=3, silos=2)
     rules = RowRules(min_nodes=3, min_silos=2)
-    assert refusal(Policy(methods=("label_guided",), rows=rules), sums) is None
+    assert refusal(SiloPolicy(methods=("label_guided",), rows=rules), sums) is None
     allowed = dataclasses.replace(asked, allow=("fedavg",))
     assert refusal(dataclasses.replace(policy, methods=()), allowed) is None
 
@@ -229,7 +234,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     text = "methods = ['own.py:METHOD', 'collect']\nmost_bytes = '1.5 kB'\n[code]\n'own.py' = '1f'"
     (tmp_path / "policy.toml").write_text(text)
     policy = read_policy(tmp_path)
-    assert policy == Policy(
+    assert policy == SiloPolicy(
         methods=("own.py:METHOD", "collect"), most_bytes=1500, code={"own.py": "1f"}
     )
     assert policy.bounds == SendingBounds(None, 1500)
@@ -286,19 +291,19 @@ def test_which_rules_hold_is_said(tmp_path: Path) -> None:
         "  most_runs_of_server: 10",
     ]
     assert rules[-2:] == ["  code: none", "  rows: min_nodes 5, min_silos 2"]
-    assert "  methods: no limit" in described(Policy(most_rounds=3), has_file=True, allow=())
+    assert "  methods: no limit" in described(SiloPolicy(most_rounds=3), has_file=True, allow=())
 
 
 def test_code_is_allowed_by_its_digest() -> None:
     check_code(NO_POLICY, {"own.py": "12"})
-    check_code(Policy(code={"own.py": "12", "more.py": "34"}), {"own.py": "12"})
+    check_code(SiloPolicy(code={"own.py": "12", "more.py": "34"}), {"own.py": "12"})
     listed = "expected code that policy.toml lists under .code., got own.py with digest 12"
     with pytest.raises(
         ConfigError, match=f'{listed}: write "own.py" = "12" there once you have re'
     ):
-        check_code(Policy(code={}), {"own.py": "12"})
+        check_code(SiloPolicy(code={}), {"own.py": "12"})
     with pytest.raises(ConfigError, match=f"{listed} in place of 34: write"):
-        check_code(Policy(code={"own.py": "34"}), {"own.py": "12"})
+        check_code(SiloPolicy(code={"own.py": "34"}), {"own.py": "12"})
 
 
 def read(path: Path) -> AuditReading:
@@ -311,8 +316,8 @@ def silos(make_graph: MakeGraph, tmp_path: Path) -> PolicedSilos:
     return policed(make_graph(60), tmp_path)
 
 
-def strictest(name: str, sent: int, kinds: tuple[str, ...]) -> Policy:
-    return Policy(
+def strictest(name: str, sent: int, kinds: tuple[str, ...]) -> SiloPolicy:
+    return SiloPolicy(
         methods=(name,),
         kinds=kinds,
         most_bytes=sent,
@@ -374,7 +379,7 @@ def test_the_silo_stops_before_one_byte_too_many(silos: PolicedSilos, tmp_path: 
         pytest.raises(SilographError),  # of the server, which the silo does not answer any more
     ):
         silos.run(
-            lambda silo: Policy(most_bytes=sent[silo] - (silo == first)),
+            lambda silo: SiloPolicy(most_bytes=sent[silo] - (silo == first)),
             audit=lambda silo: audit if silo == first else Audit(),
             **options,
         )
@@ -390,7 +395,7 @@ def test_a_run_whose_first_round_is_too_much_is_refused_at_once(silos: PolicedSi
     _, workers = silos.run(method="fedavg", rounds=1)
     sent = {silo: worker.audit.sent for silo, worker in workers.items()}
     with pytest.raises(SilographError, match="got a run whose set-up and first round send "):
-        silos.run(lambda silo: Policy(most_bytes=sent[silo] - 1), method="fedavg", rounds=9)
+        silos.run(lambda silo: SiloPolicy(most_bytes=sent[silo] - 1), method="fedavg", rounds=9)
 
 
 def test_a_kind_that_no_program_told_of_does_not_leave() -> None:
@@ -433,7 +438,7 @@ def test_runs_are_counted_over_restarts(silos: PolicedSilos, tmp_path: Path) -> 
     for token, says in ((b"a", ""), (b"b", ""), (b"b", ""), (b"c", "got run number 3: raise")):
         with open_audit(path, {"server": "s:1"}) as (audit, _):
             arguments: dict[str, Any] = {
-                "policy": lambda _: Policy(most_runs=2),
+                "policy": lambda _: SiloPolicy(most_runs=2),
                 "audit": lambda silo: audit if silo == first else Audit(),
                 "token": token * 16,
                 "method": "local",
@@ -462,3 +467,16 @@ def test_an_unknown_server_fills_no_disk(silos: PolicedSilos, tmp_path: Path) ->
     assert read(path).broken is None
     assert read(path).lines < 40
     assert path.stat().st_size < 20_000
+
+
+def test_a_long_run_is_added_up_as_far_as_it_goes_quickly() -> None:
+    """A run of a million rounds; each has some calls, and their bytes are the same in each."""
+    extent = Extent(1, torch.float32, {})
+    asked = asked_run(method="fedavg", rounds=10**6)
+    found = plan_of(asked.program, extent)
+    calls = sum(1 for _ in calls_of(asked.program.round(1)))
+    assert found.rounds == -(-MOST_CALLS // calls)
+    (weights,) = [row for row in found.sent if row.name == "weights"]
+    assert weights.whole == SizeBound(*[found.rounds * weights.each.least] * 2)
+    shown = list(lines_of(found, 10**6, "x", 4, ()))
+    assert shown[-1] == f"(in all: the first {found.rounds:,} of 1,000,000 rounds)"

@@ -117,7 +117,7 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
 
 def _refusals(run: "AuditedRun") -> Iterator[str]:
     if run.refused:
-        yield f"  refused {run.refused:,} times"
+        yield f"  refused  {run.refused:,}"
     for entry in run.refusals[:MOST_SHOWN]:
         times = f" ({entry.facts['times']} times)" if entry.facts["times"] > 1 else ""
         yield f"    line {entry.line}{times}: {entry.facts.get('reason')}"
@@ -126,6 +126,8 @@ def _refusals(run: "AuditedRun") -> Iterator[str]:
 
 
 def _end(run: "AuditedRun") -> str:
+    if run.agreed is None:
+        return "the silo did not agree to this run"
     if run.ended is None:
         return "no line of an end: the process was killed, or is at work"
     facts = run.ended.facts

@@ -48,7 +48,7 @@ class RowRules:
 
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
-class Policy:
+class SiloPolicy:
     """What a silo agrees to; None sets no limit.
 
     Attributes:
@@ -84,7 +84,7 @@ class Policy:
         return SendingBounds(self.kinds, self.most_bytes)
 
 
-NO_POLICY = Policy()
+NO_POLICY = SiloPolicy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +112,12 @@ class AskedRun:
     runs_of_server: int = 0
 
 
-def refusal(policy: Policy, asked: AskedRun) -> str | None:
+def refusal(policy: SiloPolicy, asked: AskedRun) -> str | None:
     """Return the first rule that a run breaks, as one line; None where it keeps all."""
     return next(filter(None, (rule(policy, asked) for rule in RULES)), None)
 
 
-def _methods(policy: Policy, asked: AskedRun) -> str | None:
+def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
     parts = (asked.config.method, *([COLLECT] if asked.config.collect else []))
     for name in parts if policy.methods is not None else ():
         if name not in (*(policy.methods or ()), *asked.allow):
@@ -133,7 +133,7 @@ def _methods(policy: Policy, asked: AskedRun) -> str | None:
     return None
 
 
-def _kinds(policy: Policy, asked: AskedRun) -> str | None:
+def _kinds(policy: SiloPolicy, asked: AskedRun) -> str | None:
     for kind in kinds_sent(asked.program) if policy.kinds is not None else ():
         if kind not in (policy.kinds or ()):
             some = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
@@ -143,7 +143,7 @@ def _kinds(policy: Policy, asked: AskedRun) -> str | None:
     return None
 
 
-def _bytes(policy: Policy, asked: AskedRun) -> str | None:
+def _bytes(policy: SiloPolicy, asked: AskedRun) -> str | None:
     if policy.most_bytes is None or asked.sent + asked.least <= policy.most_bytes:
         return None
     after = f" after {size_text(asked.sent)} that have left" if asked.sent else ""
@@ -151,27 +151,27 @@ def _bytes(policy: Policy, asked: AskedRun) -> str | None:
     return _line(f"at most {size_text(policy.most_bytes)} in a run", came, "raise most_bytes there")
 
 
-def _rounds(policy: Policy, asked: AskedRun) -> str | None:
+def _rounds(policy: SiloPolicy, asked: AskedRun) -> str | None:
     return _above("rounds in a run", policy.most_rounds, asked.config.rounds, "most_rounds")
 
 
-def _runs(policy: Policy, asked: AskedRun) -> str | None:
+def _runs(policy: SiloPolicy, asked: AskedRun) -> str | None:
     return _above("runs", policy.most_runs, asked.runs + 1, "most_runs", "run number ")
 
 
-def _runs_of_server(policy: Policy, asked: AskedRun) -> str | None:
+def _runs_of_server(policy: SiloPolicy, asked: AskedRun) -> str | None:
     most, found = policy.most_runs_of_server, asked.runs_of_server + 1
     return _above("runs of one server", most, found, "most_runs_of_server", "its run number ")
 
 
-def _silos(policy: Policy, asked: AskedRun) -> str | None:
+def _silos(policy: SiloPolicy, asked: AskedRun) -> str | None:
     if policy.least_silos is None or asked.config.clients >= policy.least_silos:
         return None
     least, found = f"at least {policy.least_silos} silos", f"{asked.config.clients}"
     return _line(least, found, "lower least_silos there")
 
 
-def _rows(policy: Policy, asked: AskedRun) -> str | None:
+def _rows(policy: SiloPolicy, asked: AskedRun) -> str | None:
     if not asked.needs:
         return None
     for name, demanded, came in (
@@ -188,7 +188,7 @@ def _rows(policy: Policy, asked: AskedRun) -> str | None:
     return None
 
 
-RULES: tuple[Callable[[Policy, AskedRun], str | None], ...] = (
+RULES: tuple[Callable[[SiloPolicy, AskedRun], str | None], ...] = (
     _methods,
     _kinds,
     _rounds,
@@ -210,7 +210,7 @@ def _line(expected: str, got: str, mend: str) -> str:
     return f"expected {expected} by this silo's {POLICY}, got {got}: {mend}, or leave the run"
 
 
-def check_code(policy: Policy, digests: Mapping[str, str]) -> None:
+def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
     """Raise `ConfigError` where a silo's people allow code that its policy does not list.
 
     Args:
@@ -231,7 +231,7 @@ def check_code(policy: Policy, digests: Mapping[str, str]) -> None:
             )
 
 
-def read_policy(folder: Path) -> Policy | None:
+def read_policy(folder: Path) -> SiloPolicy | None:
     """Return the policy of a silo's folder, None where it has none.
 
     Raises:
@@ -253,12 +253,12 @@ def read_policy(folder: Path) -> Policy | None:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def policy_of(values: Mapping[str, Any]) -> Policy:
+def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
     """Return the policy of the keys of a file; raise `ConfigError` where one is wrong."""
     rows = values.get("rows", {})
     if isinstance(rows, dict):
         values = {**values, "rows": checked(RowRules, rows, "[rows]")}
-    policy = checked(Policy, values, POLICY)
+    policy = checked(SiloPolicy, values, POLICY)
     for name in policy.kinds or ():
         lookup({str(kind): kind for kind in Kind}, name, "kind in kinds")
     for name in policy.methods or ():
@@ -267,7 +267,7 @@ def policy_of(values: Mapping[str, Any]) -> Policy:
     return policy
 
 
-def described(policy: Policy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:
+def described(policy: SiloPolicy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:
     """Yield lines that say which rules hold, for the silo's people."""
     plus = f"; --allow {','.join(allow)}" if allow else ""
     if not has_file:

@@ -11,9 +11,9 @@ from silograph.federation.expected_bytes import (
     sent_sizes,
 )
 from silograph.federation.field_specs import Extent
-from silograph.federation.program import Program
+from silograph.federation.program import Program, calls_of
 
-MOST_SUMMED = 1000  # rounds that are added up; each takes up to a millisecond
+MOST_CALLS = 10_000  # that are added up; a server's config must not hold a silo up
 RECEIVED = "received"
 
 
@@ -70,15 +70,18 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
         program: of the run.
         extent: of the silo, as one client.
     """
-    rounds = min(program.rounds, MOST_SUMMED)
-    steps = [program.steps(number) for number in range(rounds + 1)]
+    steps = [program.steps(0)]
+    calls = 0
+    while calls < MOST_CALLS and len(steps) <= program.rounds:
+        steps.append(program.steps(len(steps)))
+        calls += sum(1 for _ in calls_of(steps[-1]))
     up = [sent_sizes(each, extent, program.state) for each in steps]
     down = [received_sizes(each, extent, program.state) for each in steps]
     kinds = sorted({kind for sizes in up for kind in sizes})
     rows = [_row(str(kind), [sizes.get(kind, ZERO) for sizes in up]) for kind in kinds]
     received = _row(RECEIVED, [total(iter(sizes.values())) for sizes in down])
     first = total(size for sizes in up[:2] for size in sizes.values())
-    return RunPlan(rows, received, first, rounds)
+    return RunPlan(rows, received, first, len(steps) - 1)
 
 
 def _row(name: str, sizes: Sequence[SizeBound]) -> PlanRow:

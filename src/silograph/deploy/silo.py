@@ -18,7 +18,7 @@ from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
-from silograph.deploy.policy import NO_POLICY, AskedRun, Policy, check_code, described, refusal
+from silograph.deploy.policy import NO_POLICY, AskedRun, SiloPolicy, check_code, described, refusal
 from silograph.deploy.run_bounds import PRIVATE, check_size, check_whole
 from silograph.deploy.run_plan import RunPlan, facts_of, lines_of, plan_of
 from silograph.deploy.silo_files import read_roots, read_secrets
@@ -142,7 +142,7 @@ class OwnData:
     code: AllowedCode = field(default_factory=AllowedCode)
     out: Path | None = None
     results: Path | None = None
-    policy: Policy = NO_POLICY
+    policy: SiloPolicy = NO_POLICY
     server: str = "the server"
 
     def hello(self, run: bytes) -> Hello:
@@ -300,7 +300,7 @@ class Attendance:
     code: AllowedCode = field(default_factory=AllowedCode)
     out: Path | None = None
     results: Path | None = None
-    policy: Policy | None = None
+    policy: SiloPolicy | None = None
     audit: Path | None = None
 
 

@@ -25,7 +25,7 @@ from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
-from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.joining.matching import Disagreement, to_payload
 from silograph.federation.program import BLANK, Call, Steps
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
@@ -51,6 +51,12 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.names import op_of
 from silograph.federation.session.peer import one_line
+from silograph.federation.session.requests import (
+    committed_of,
+    difference,
+    nonce_of,
+    number_of,
+)
 from silograph.federation.session.state_store import StateStore
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
@@ -192,9 +198,9 @@ class Responder:
             case Type.START:
                 self._start(message.facts())
             case Type.KEEP:
-                self._keep(_number(message), _committed(message))
+                self._keep(number_of(message), committed_of(message))
             case Type.LOAD:
-                self._load(_number(message))
+                self._load(number_of(message))
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
@@ -239,7 +245,7 @@ class Responder:
         if known is not None and facts != known:
             raise ProtocolError(
                 "expected the run that this silo has agreed to, got one of another "
-                f"{_difference(known, facts)}: start the silo anew for another run"
+                f"{difference(known, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
             prepared = self._holder.prepare(facts, self.audit)
@@ -382,39 +388,3 @@ class Responder:
     def _answered(self, op: str, frame: bytes, seconds: float) -> None:
         about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
         self._report(replace(about, seconds=round(seconds, 6)))
-
-
-def nonce_of(facts: Mapping[str, Any]) -> bytes:
-    """Return the nonce that a message gives; raise `FrameError` where it has none."""
-    try:
-        nonce = bytes.fromhex(str(facts.get("nonce")))
-    except ValueError:
-        nonce = b""
-    if len(nonce) != NONCE_BYTES:
-        raise FrameError(f"expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
-    return nonce
-
-
-def _difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Return the first key in which two configs differ."""
-    for part in sorted(known.keys() | facts.keys()):
-        one, other = known.get(part), facts.get(part)
-        if isinstance(one, dict) and isinstance(other, dict) and one != other:
-            return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
-        if one != other:
-            return part
-    return "config"
-
-
-def _number(message: Message) -> int:
-    number = message.facts().get("round")
-    if not isinstance(number, int) or number < BLANK:
-        raise FrameError(f"expected the number of a round, got {number!r}")
-    return number
-
-
-def _committed(message: Message) -> list[int]:
-    found = message.facts().get("committed")
-    if not isinstance(found, list) or not all(isinstance(number, int) for number in found):
-        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
-    return found
