@@ -330,16 +330,14 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     server = f"{how.server} (authority {authority[:16]})"
     own = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
     own = dataclasses.replace(own, policy=policy, server=server)
-    for line in _rules(data, how):
-        report(Event(What.NOTE, data.name, note=line))
     about = {"server": how.server, "authority": authority, "policy": policy.digest}
     try:
         with (
             nullcontext() if how.state is None else held(how.state),
             open_audit(how.audit, about) as (audit, found),
         ):
-            if found:
-                report(Event(What.NOTE, data.name, note=found))
+            for line in (*_rules(data, how), *([found] if found else [])):
+                report(Event(What.NOTE, data.name, note=line))
             silo = _attaching(own, how, roots, audit)
             reason = audit.to_end(lambda: take_part(silo) or None)
             if how.audit is not None:
