@@ -15,6 +15,7 @@ from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
+from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.holder import Prepared
@@ -110,7 +111,7 @@ class BlockHolder:
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
         raise NotImplementedError
 
-    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
+    def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
         return self.prepared
 
 

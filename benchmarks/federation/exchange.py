@@ -31,6 +31,7 @@ from silograph.federation.field_specs import FieldSpec
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
+from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session
 from silograph.federation.session.holder import Prepared
@@ -97,9 +98,9 @@ class Echoing:
         """Not asked."""
         raise NotImplementedError
 
-    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
+    def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
         """Return the two nodes."""
-        del facts
+        del facts, audit
         torch.set_num_threads(1)
         graph = from_arrays(edge_index=[[0], [1]], x=[[0.0], [1.0]], y=[0, 1])
         none = torch.zeros(2, dtype=torch.bool)

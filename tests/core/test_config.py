@@ -49,6 +49,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "participation": st.floats(0, 1, exclude_min=True),
     "selector": st.sampled_from(["all", "uniform", "round_robin"]),
     "collect": st.floats(0, 1),
+    "min_nodes_per_row": st.integers(1, 10**6),
+    "min_silos_per_row": st.integers(1, 10**6),
     "scale": POSITIVE,
     "model": st.text(),
     "layers": st.none() | COUNTS,

@@ -140,6 +140,7 @@ def test_larger_blocks_differ_by_rounding(
         {"batch_size": 3, "fanout": "2,2", "keep_optimizer": True},
         {"kernels": "torch", "dtype": "float64"},
         {"method": "label_guided"},
+        {"method": "label_guided", "min_nodes_per_row": 2, "min_silos_per_row": 2},
         {"collect": 0.5},
         {"features": "degree"},
     ],

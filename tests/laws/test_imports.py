@@ -33,7 +33,7 @@ ROOMS = [
     {"experiment.resolve", "experiment.report"},
     {"experiment.run"},
     {"study"},
-    {"study.compare"},
+    {"study.compare", "study.attack"},
     {"study.tune", "study.reproduce"},
     {"deploy"},
     {"cli", "__init__"},

@@ -15,6 +15,7 @@ from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.exchange.passes import forward, gradients
 from silograph.exchange.stages import end, logits_of
 from silograph.federation.block_state import BlockState
@@ -58,6 +59,7 @@ class Config:
     drawn: tuple[int, ...] = ()
     probabilities: tuple[Tensor, ...] = ()
     kernels: str = "torch"
+    behind: RowMinimum = NO_MINIMUM
 
 
 def model_of(conv: str = "gcn", layers: int = 1) -> Model:

@@ -14,6 +14,7 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, State
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.exchange.passes import forward, gradients, predict
 from silograph.exchange.pull import pull
 from silograph.exchange.stages import end, logits_of
@@ -53,6 +54,7 @@ class Config:
     options: Weighing
     drawn: tuple[tuple[int, ...], ...] = ()
     kernels: str = "torch"
+    behind: RowMinimum = NO_MINIMUM
 
 
 def model_of(conv: str = "gcn", layers: int = 1) -> Model:

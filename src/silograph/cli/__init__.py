@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from silograph.cli import agent, federation, reproduce, server, silo  # noqa: F401 - registers them
+from silograph.cli import agent, audit, federation, reproduce, server, silo  # noqa: F401 - registers them
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
@@ -164,6 +164,24 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
     from silograph.cli.printing import print_cut
 
     print_cut(given.config, as_json=json, quick=quick)
+
+
+@command(
+    "attack",
+    FIELDS,
+    {"json": (bool, typer.Option(False, "--json", help="print the findings as one JSON object"))},
+)
+def attack_command(given: Given, json: bool) -> None:
+    """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
+    from silograph.cli.printing import print_findings
+    from silograph.experiment.run.result_folder import default_folder
+    from silograph.study.attack.attack import attack, write_findings
+
+    config = given.config
+    out = Path(config.out or f"{default_folder(config)}-attack")
+    found = attack(config)
+    write_findings(found, config, out)
+    print_findings(found, out, as_json=json)
 
 
 @command(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from textwrap import wrap
 
 from rich.console import Console
@@ -18,6 +19,8 @@ from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
+from silograph.study.attack.attack import COLUMNS, NOTHING, shown_row
+from silograph.study.attack.finding import Finding
 
 MOST_ROWS = 40  # clients shown one by one
 
@@ -60,6 +63,19 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
         text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
         console.print(f"{name.replace('_', ' ')}: {text}")
     console.print(f"partition hash: {cut.partition.hash}")
+
+
+def print_findings(found: Sequence[Finding], out: Path, *, as_json: bool) -> None:
+    """Print what attacks recover."""
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in found]))  # noqa: T201
+        return
+    console = _console()
+    if found:
+        console.print(table_of(COLUMNS, [shown_row(one) for one in found]))
+    else:
+        console.print(NOTHING)
+    console.print(f"written to {out / 'attack.json'} and attack.md")
 
 
 def print_methods() -> None:

@@ -20,8 +20,15 @@ FAILED = 1  # exit code of a silo whose run failed at the server
 class SiloFlags:
     """Flags of a silo."""
 
-    server: Annotated[str, typer.Option("--server", help="HOST:PORT of the server")]
     data: Annotated[Path, typer.Option("--data", help="the silo's folder (docs/silos.md)")]
+    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the server")] = None
+    init_policy: Annotated[
+        bool,
+        typer.Option(
+            "--init-policy",
+            help="write a strict DATA/policy.toml with comments, and stop (docs/federation.md)",
+        ),
+    ] = False
     name: Annotated[
         str | None, typer.Option("--name", help="the silo's name, if it is to be checked")
     ] = None
@@ -86,6 +93,12 @@ class SiloFlags:
             "DATA/results/METHOD-RUN)",
         ),
     ] = None
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit", help="file of all that leaves the silo (default: DATA/audit.jsonl)"
+        ),
+    ] = None
     log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None
     log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info"
 
@@ -93,6 +106,11 @@ class SiloFlags:
 @flags_command("silo", SiloFlags)
 def silo_command(flags: SiloFlags) -> int:
     """Take part in one run with the data of a folder, which stay here."""
+    if flags.init_policy:
+        from silograph.deploy.policy import write_policy
+
+        typer.echo(f"written to {write_policy(flags.data)}: read it, and change what does not fit")
+        return 0
     from silograph.deploy.logs import logging_to
     from silograph.deploy.silo import attend
     from silograph.deploy.silo_display import show_silo
@@ -118,10 +136,14 @@ def silo_command(flags: SiloFlags) -> int:
 def _attendance(flags: SiloFlags) -> "Attendance":
     """Return how the silo takes part; what its folder holds are the defaults."""
     from silograph.deploy.allowed_code import allow_code, split_names
+    from silograph.deploy.policy import read_policy
     from silograph.deploy.silo import Attendance, read_allowed
     from silograph.deploy.silo_result import RESULTS
+    from silograph.federation.session.audit import AUDIT
     from silograph.graph.silos.spec import SECRET
 
+    if flags.server is None:
+        raise ConfigError("expected the address of a server, got none: give --server HOST:PORT")
     data, secret = flags.data, flags.secret
     if secret is None and (data / SECRET).exists():
         secret = data / SECRET
@@ -140,4 +162,6 @@ def _attendance(flags: SiloFlags) -> "Attendance":
         code=code,
         out=flags.result,
         results=data / RESULTS,
+        policy=read_policy(data),
+        audit=data / AUDIT if flags.audit is None else flags.audit,
     )

@@ -27,6 +27,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
 Count = Annotated[int, Field(ge=1, lt=MOST)]
+Behind = Annotated[int, Field(ge=1, le=10**6)]  # nodes or silos behind a row
 
 
 def option(help: str, group: str, *, off: str = "", tune: Range | None = None) -> dict[str, Any]:
@@ -196,6 +197,22 @@ class RunConfig:
         metadata=option(
             "share of neighbors in other silos whose features each client fetches before training "
             "(features leave their silo)",
+            "Training",
+        ),
+    )
+    min_nodes_per_row: Behind = field(
+        default=1,
+        metadata=option(
+            "least number of own nodes behind each row that a silo sends; others are left out "
+            "(methods that exchange sums)",
+            "Training",
+        ),
+    )
+    min_silos_per_row: Behind = field(
+        default=1,
+        metadata=option(
+            "least number of silos behind each sum that the server hands on; others are left out "
+            "(methods that exchange sums)",
             "Training",
         ),
     )

@@ -8,6 +8,7 @@ SilographError
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
  │    ├── StateError   a silo without the state that a run is to go on from
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
+ ├── PolicyError       what a silo's own rules do not let leave: its part in the run ends
  ├── TrainingError     a run that diverged
  └── CheckpointError   a checkpoint that is damaged, foreign or of another run
 """
@@ -46,6 +47,10 @@ class ProtocolError(SilographError, RuntimeError):
 
 class FrameError(ProtocolError):
     """Bytes are not a frame, or a payload cannot be put into one."""
+
+
+class PolicyError(SilographError, RuntimeError):
+    """A silo's own rules do not let something leave, and its part in the run ends."""
 
 
 class TrainingError(SilographError, ArithmeticError):

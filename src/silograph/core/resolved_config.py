@@ -42,6 +42,8 @@ class ResolvedConfig:
     rounds: int
     local_epochs: int
     collect: float
+    min_nodes_per_row: int
+    min_silos_per_row: int
     batch_size: int | None
     neighbors: str
     optimizer: Literal["adam", "sgd"]

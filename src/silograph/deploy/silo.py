@@ -2,13 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -18,15 +18,20 @@ from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
+from silograph.deploy.policy import NO_POLICY, AskedRun, SiloPolicy, check_code, described, refusal
 from silograph.deploy.run_bounds import PRIVATE, check_size, check_whole
+from silograph.deploy.run_plan import RunPlan, facts_of, lines_of, plan_of
+from silograph.deploy.silo_files import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
+from silograph.federation.field_specs import extent_of
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
+from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.holder import Outcome, Prepared, run_name
 from silograph.federation.session.own_folder import held
@@ -37,7 +42,10 @@ from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema, schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
-from silograph.methods.base import Method, MethodConfig
+from silograph.methods.base import Method
+
+if TYPE_CHECKING:
+    from silograph.federation.session.attach import Attaching
 
 NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
@@ -122,6 +130,8 @@ class OwnData:
         code: code of users that the silo allowed.
         out: folder for what a run has come to.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.
+        policy: what the silo agrees to.
+        server: what its own people call the server.
     """
 
     silo: Silo
@@ -132,6 +142,8 @@ class OwnData:
     code: AllowedCode = field(default_factory=AllowedCode)
     out: Path | None = None
     results: Path | None = None
+    policy: SiloPolicy = NO_POLICY
+    server: str = "the server"
 
     def hello(self, run: bytes) -> Hello:
         """Return what the silo shows of itself; see `Holder`."""
@@ -146,7 +158,7 @@ class OwnData:
             line += f"; as these are all: see first whether {other} has the same secret"
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
-    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
+    def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
         """Return what a silo makes of the server's config; see `Holder`.
 
         Raises:
@@ -173,8 +185,10 @@ class OwnData:
         gives = facts.get("hand_over") is True
         program = program_of(written, schema, method, method_config, hand_over=gives)
         self.code.check_ops(program)
-        check_allowed(self.allow, written, method, method_config)
         block = client_block(silo, written, dtype)
+        plan = plan_of(program, extent_of(block))
+        needs = beyond_weights(written, method, method_config)
+        self.check_policy(AskedRun(written, program, needs, self.allow), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = (
@@ -184,7 +198,36 @@ class OwnData:
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
         keep = partial(self.keep, run)
-        return Prepared(method_config, block, found.device, Course(program), note, keep)
+        shown = lines_of(plan, written.rounds, self.server, written.clients, needs)
+        agreed = {
+            "method": method.name,
+            "rounds": written.rounds,
+            "silos": written.clients,
+            "most_bytes": facts_of(plan),
+        }
+        course = Course(program)
+        return Prepared(
+            method_config, block, found.device, course, note, keep, tuple(shown), agreed
+        )
+
+    def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:
+        """Raise `ConfigError` for a run that the silo's policy does not allow.
+
+        Args:
+            asked: the run.
+            plan: what it would send.
+            audit: what has been sent, and how many runs there were.
+        """
+        runs, of_server = audit.others
+        asked = dataclasses.replace(
+            asked,
+            sent=audit.sent,
+            least=plan.first.least,
+            runs=runs,
+            runs_of_server=of_server,
+        )
+        if (line := refusal(self.policy, asked)) is not None:
+            raise ConfigError(line)
 
     def keep(self, run: SiloRun, outcome: Outcome) -> None:
         """Write down what a run has come to; see `Prepared`."""
@@ -201,18 +244,6 @@ class OwnData:
                 "stay where they are"
             ) from None
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
-
-
-def check_allowed(
-    allow: Sequence[str], config: ResolvedConfig, method: Method, method_config: MethodConfig
-) -> None:
-    """Raise `ConfigError` for a run that a silo has not allowed by name."""
-    for name in beyond_weights(config, method, method_config):
-        if name not in allow:
-            raise ConfigError(
-                f"this silo has not agreed to {name}, which sends rows of single nodes through the "
-                f"server (docs/exchange.md): start it with --allow {name}, or leave the run"
-            )
 
 
 def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
@@ -252,6 +283,8 @@ class Attendance:
         code: see `OwnData`.
         out: see `OwnData`.
         results: see `OwnData`.
+        policy: see `OwnData`; None: there is no file of it.
+        audit: file in which all that leaves is written down; None: there is none.
     """
 
     server: str
@@ -267,6 +300,8 @@ class Attendance:
     code: AllowedCode = field(default_factory=AllowedCode)
     out: Path | None = None
     results: Path | None = None
+    policy: SiloPolicy | None = None
+    audit: Path | None = None
 
 
 def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
@@ -282,37 +317,31 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
             another process holds the folder for the state.
     """
     need_packages()
-    from silograph.federation.session.attach import Attaching, take_part
-    from silograph.federation.session.identity import SiloKey, check_name
+    from silograph.federation.session.attach import take_part
 
     secrets = read_secrets(data, how.secret)
     if how.out is not None:
         left = () if how.state is None else runs_left(how.state)
         check_new(how.out, [run_name(token) for token in left])
-    holder = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
-    shown = data if data.graph.num_features else featured(data, "constant")
-    for line in how.code.lines(schema_of(shown.graph)):
-        report(Event(What.NOTE, data.name, note=line))
-
-    def make_worker(token: bytes) -> Responder:
-        folder = None if how.state is None else how.state / token.hex()
-        store = StateStore(folder, silo_fingerprint(data))
-        return Responder(token, how.code.ops, holder, store, report, data.name)
-
-    silo = Attaching(
-        name=check_name(data.name),
-        key=SiloKey.load(how.key),
-        facts={"versions": versions()},
-        server=how.server,
-        roots=_roots(how),
-        make_worker=make_worker,
-        patience=how.patience,
-        report=report,
-        waits=how.waits,
-    )
+    policy = NO_POLICY if how.policy is None else how.policy
+    check_code(policy, {source.name: source.digest for source in how.code.sources.values()})
+    roots = read_roots(how.ca, insecure=how.insecure)
+    authority = "none: without TLS" if roots is None else digest_of(roots)
+    server = f"{how.server} (authority {authority[:16]})"
+    own = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
+    own = dataclasses.replace(own, policy=policy, server=server)
+    about = {"server": how.server, "authority": authority, "policy": policy.digest}
     try:
-        with nullcontext() if how.state is None else held(how.state):
-            reason = take_part(silo) or None
+        with (
+            nullcontext() if how.state is None else held(how.state),
+            open_audit(how.audit, about) as (audit, found),
+        ):
+            for line in (*_rules(data, how), *([found] if found else [])):
+                report(Event(What.NOTE, data.name, note=line))
+            silo = _attaching(own, how, roots, audit)
+            reason = audit.to_end(lambda: take_part(silo) or None)
+            if how.audit is not None:
+                report(Event(What.NOTE, data.name, note=f"{how.audit} ends with {audit.head}"))
     except SilographError as error:
         report(Event(What.ENDED, data.name, reason=str(error)))
         raise
@@ -320,47 +349,35 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     return reason
 
 
-def _roots(how: Attendance) -> bytes | None:
-    if how.insecure:
-        return None
-    if how.ca is None:
-        raise ConfigError(
-            "expected the certificate of the server's authority, got none: give --ca FILE, or "
-            "--insecure to try it on this machine"
-        )
-    return read_file(how.ca)
+def _rules(data: Silo, how: Attendance) -> Iterator[str]:
+    """Yield lines on what a silo allows, for its people to read before it connects."""
+    shown = data if data.graph.num_features else featured(data, "constant")
+    yield from how.code.lines(schema_of(shown.graph))
+    has_file = how.policy is not None
+    yield from described(how.policy or NO_POLICY, has_file=has_file, allow=how.allow)
 
 
-def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
-    """Return what a silo shares with each silo that its edges lead to.
+def _attaching(own: OwnData, how: Attendance, roots: bytes | None, audit: Audit) -> "Attaching":
+    """Return who attaches, and where."""
+    from silograph.federation.session.attach import Attaching
+    from silograph.federation.session.identity import SiloKey, check_name
 
-    Raises:
-        ConfigError: a file is missing; `silograph.federation.joining.edge_tags` says more of the
-            length.
-    """
-    others = tuple(dict.fromkeys(silo.cross.silo))
-    if not others:
-        return {}
-    if path is None:
-        raise ConfigError(
-            f"expected the secret that {silo.name} shares with {others[0]}, which edges lead to, "
-            "got none: put it into the silo's folder as the file secret, or give --secret FILE"
-        )
-    if path.is_dir():
-        return {name: read_file(path / check_part(name)) for name in others}
-    return dict.fromkeys(others, read_file(path))
+    name = own.silo.name
 
+    def make_worker(token: bytes) -> Responder:
+        folder = None if how.state is None else how.state / token.hex()
+        store = StateStore(folder, silo_fingerprint(own.silo))
+        bounds = own.policy.bounds
+        return Responder(token, how.code.ops, own, store, own.report, name, audit, bounds)
 
-def check_part(name: str) -> str:
-    """Return a silo's name as that of a file; raise `ConfigError` where it is none."""
-    if Path(name).name != name:
-        raise ConfigError(f"expected a silo's name that can name a file, got {name!r}")
-    return name
-
-
-def read_file(path: Path) -> bytes:
-    """Return what a file holds; raise `ConfigError` where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"expected a file at {path}, got: {error.strerror}") from None
+    return Attaching(
+        name=check_name(name),
+        key=SiloKey.load(how.key),
+        facts={"versions": versions()},
+        server=how.server,
+        roots=roots,
+        make_worker=make_worker,
+        patience=how.patience,
+        report=own.report,
+        waits=how.waits,
+    )

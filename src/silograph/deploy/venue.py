@@ -5,7 +5,7 @@ from pathlib import Path
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.deploy.silo import read_file
+from silograph.deploy.silo_files import read_file
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from silograph.core.payload import (
     offsets,
     under,
 )
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.exchange.collect import local_graph
 from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible
@@ -272,10 +273,14 @@ def received_counts(
 
 
 def exchanged_counts(
-    fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+    fed: Federation,
+    model: AnyModel,
+    weights: Mapping[str, Tensor],
+    key: Key,
+    behind: RowMinimum = NO_MINIMUM,
 ) -> dict[str, Tensor]:
-    """The same with sums over the neighbors in all silos."""
-    predict_together(fed, divisible(model), weights, key)
+    """The same with sums over the neighbors in all silos, those with enough behind them."""
+    predict_together(fed, divisible(model), weights, key, behind=behind)
     return tallied_counts(fed, judge_exchanged, bin_server, {}, key)
 
 

@@ -12,6 +12,7 @@ from silograph.core.payload import (
     Shared,
     Stacked,
 )
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.evaluate import (
     HISTOGRAM,
     VAL_HISTOGRAM,
@@ -60,9 +61,9 @@ def received_steps(model: AnyModel, key: Key, *, everyone: bool) -> Steps:
     return steps[1:] if everyone else (Maybe(steps[0]), *steps[1:])
 
 
-def exchanged_steps(model: AnyModel, key: Key) -> Steps:
+def exchanged_steps(model: AnyModel, key: Key, behind: RowMinimum = NO_MINIMUM) -> Steps:
     """Return the calls of `exchanged_counts`."""
-    predicted = predict_steps(divisible(model), key)
+    predicted = predict_steps(divisible(model), key, behind=behind)
     return predicted, judged_steps(judge_exchanged, bin_server, {}, model, key)
 
 

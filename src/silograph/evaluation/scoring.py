@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.evaluate import exchanged_counts, halo_counts, server_counts
 from silograph.evaluation.evaluation_steps import exchanged_steps, halo_steps, server_steps
 from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
@@ -82,9 +83,15 @@ def personal() -> OwnGraph:
 
 @dataclass(frozen=True)
 class AllSilos:
-    """Each node is seen with its neighbors in all silos; the server's model picks the round."""
+    """Each node is seen with its neighbors in all silos; the server's model picks the round.
+
+    Attributes:
+        view: whose validation scores pick the round.
+        behind: what must stand behind the sums that scores need.
+    """
 
     view: Literal["server", "personalized"] = "server"
+    behind: RowMinimum = NO_MINIMUM
     all_silos = True
     copies = False
     crosses = True
@@ -93,11 +100,11 @@ class AllSilos:
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
     ) -> dict[str, Tensor]:
         """Score with sums over all silos."""
-        return exchanged_counts(fed, model, weights, key)
+        return exchanged_counts(fed, model, weights, key, self.behind)
 
     def steps(self, model: AnyModel, key: Key) -> Steps:
         """Return the calls of `counts`."""
-        return exchanged_steps(model, key)
+        return exchanged_steps(model, key, self.behind)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""

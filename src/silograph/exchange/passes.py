@@ -4,7 +4,7 @@ The clients' side, and where all of it comes from, is `silograph.exchange.stages
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 
@@ -15,7 +15,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, named, under
-from silograph.exchange.rows import relay_steps, relay_sum
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
+from silograph.exchange.rows import Relayed, relay_steps, relay_sum
 from silograph.exchange.stages import (
     absorb,
     begin,
@@ -33,7 +34,7 @@ from silograph.nn.conv import Params
 from silograph.nn.forward import Staged
 from silograph.nn.stage_halves import scales_of
 
-Carry = Callable[[Federation, Mapping[str, Shared], Key], None]
+Carry = Callable[[Federation, Mapping[str, Shared], Key], Relayed | None]
 CarrySteps = Callable[[FieldSpecs, int, Key], Steps]
 
 
@@ -42,7 +43,8 @@ class Crossing:
     """How the sums of a stage come to hold what other silos know.
 
     Attributes:
-        forward: carries a stage on; gets what its ops are told, `stage`, and the step's key.
+        forward: carries a stage on; gets what its ops are told, `stage`, and the step's key;
+            returns what it carried, if these are sums.
         backward: the way back.
         forward_steps: the calls of `forward`, from specs of what ops are told, the width of the
             stage's sum, and the key.
@@ -56,15 +58,23 @@ class Crossing:
 
 
 def share_sums(
-    fed: Federation, told: Mapping[str, Shared], key: Key, *, what: Kind = Kind.PARTIAL_SUMS
-) -> None:
-    """Add up partial sums at the rows' owners."""
-    relay_sum(fed, contribute, absorb, what=what, key=key, inbox=told)
+    fed: Federation,
+    told: Mapping[str, Shared],
+    key: Key,
+    *,
+    what: Kind = Kind.PARTIAL_SUMS,
+    silos: int = 1,
+) -> Relayed:
+    """Add up partial sums at the rows' owners, those with as many silos behind them."""
+    return relay_sum(fed, contribute, absorb, what=what, key=key, inbox=told, silos=silos)
 
 
-def share_cotangents(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
-    """Add up partial sums of the gradients at the rows' owners."""
-    relay_sum(fed, return_sums, walk_back, what=Kind.COTANGENTS, key=key, inbox=told)
+def share_cotangents(
+    fed: Federation, told: Mapping[str, Shared], key: Key, *, silos: int = 1
+) -> Relayed:
+    """Add up partial sums of the gradients at the rows' owners, likewise."""
+    what = Kind.COTANGENTS
+    return relay_sum(fed, return_sums, walk_back, what=what, key=key, inbox=told, silos=silos)
 
 
 def sums_steps(
@@ -74,26 +84,66 @@ def sums_steps(
     *,
     what: Kind = Kind.PARTIAL_SUMS,
     named: bool = False,
+    behind: RowMinimum = NO_MINIMUM,
 ) -> Steps:
     """Return the calls of `share_sums`; `named`: whether not all rows take part."""
-    return relay_steps(contribute, absorb, what=what, key=key, width=width, named=named, inbox=told)
-
-
-def cotangents_steps(told: FieldSpecs, width: int, key: Key, *, named: bool = False) -> Steps:
-    """Return the calls of `share_cotangents`."""
-    what = Kind.COTANGENTS
     return relay_steps(
-        return_sums, walk_back, what=what, key=key, width=width, named=named, inbox=told
+        contribute,
+        absorb,
+        what=what,
+        key=key,
+        width=width,
+        named=named,
+        behind=behind,
+        inbox=told,
     )
 
 
-BY_SUMS = Crossing(share_sums, share_cotangents, sums_steps, cotangents_steps)
-BY_NAMED_SUMS = Crossing(
-    share_sums,
-    share_cotangents,
-    partial(sums_steps, named=True),
-    partial(cotangents_steps, named=True),
-)
+def cotangents_steps(
+    told: FieldSpecs,
+    width: int,
+    key: Key,
+    *,
+    named: bool = False,
+    behind: RowMinimum = NO_MINIMUM,
+) -> Steps:
+    """Return the calls of `share_cotangents`."""
+    return relay_steps(
+        return_sums,
+        walk_back,
+        what=Kind.COTANGENTS,
+        key=key,
+        width=width,
+        named=named,
+        behind=behind,
+        inbox=told,
+    )
+
+
+def by_sums(*, named: bool = False, behind: RowMinimum = NO_MINIMUM) -> Crossing:
+    """Return the crossing of partial sums; `named`: whether not all rows take part."""
+    return Crossing(
+        partial(share_sums, silos=behind.silos),
+        partial(share_cotangents, silos=behind.silos),
+        partial(sums_steps, named=named, behind=behind),
+        partial(cotangents_steps, named=named, behind=behind),
+    )
+
+
+def noted(crossing: Crossing, carried: list[Relayed]) -> Crossing:
+    """Return the same crossing; what its sums have carried is added to a list."""
+
+    def noting(carry: Carry) -> Carry:
+        def carry_on(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
+            found = carry(fed, told, key)
+            carried.extend([] if found is None else [found])
+
+        return carry_on
+
+    return replace(crossing, forward=noting(crossing.forward), backward=noting(crossing.backward))
+
+
+BY_SUMS = by_sums()
 
 
 def divisible(model: AnyModel) -> Staged:
@@ -115,6 +165,7 @@ def predict(
     weights: Mapping[str, Tensor],
     key: Key,
     first: Op | None = None,
+    behind: RowMinimum = NO_MINIMUM,
 ) -> None:
     """Leave the model's logits at the clients, complete sums over all silos' neighbors.
 
@@ -126,13 +177,14 @@ def predict(
         weights: the server's.
         key: of the pass.
         first: finishes the stage that features enter without other silos; None: it is as others.
+        behind: what must stand behind rows.
     """
     _begin(fed, weights, key, train=False)
     for told in with_sums(model):
         if first is not None and int(told["stage"].t) == 0:
             fed.call(first, {}, what=Kind.EVALUATION, key=key)
         else:
-            share_sums(fed, told, key, what=Kind.EVALUATION)
+            share_sums(fed, told, key, what=Kind.EVALUATION, silos=behind.silos)
 
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round
@@ -144,7 +196,9 @@ def weight_specs(
     return MappingProxyType({f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes})
 
 
-def predict_steps(model: Staged, key: Key, first: Op | None = None) -> Steps:
+def predict_steps(
+    model: Staged, key: Key, first: Op | None = None, behind: RowMinimum = NO_MINIMUM
+) -> Steps:
     """Return the calls of `predict`."""
     what = Kind.EVALUATION
     steps: tuple[Steps, ...] = (begin_step(model, key, train=False),)
@@ -152,7 +206,7 @@ def predict_steps(model: Staged, key: Key, first: Op | None = None) -> Steps:
         if first is not None and told["stage"].low == 0:
             steps = (*steps, Call(first, what, key))
         else:
-            steps = (*steps, sums_steps(told, width, key, what=what))
+            steps = (*steps, sums_steps(told, width, key, what=what, behind=behind))
     return steps
 
 

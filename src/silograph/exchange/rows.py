@@ -9,6 +9,7 @@ C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,10 +18,42 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.exchange.places import all_places, by_owner, places_in, rows_in
 from silograph.federation.base import Federation, Op, Sum, positions_of
-from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
+from silograph.federation.field_specs import (
+    BOUNDARY,
+    COUNT,
+    NODES,
+    SLOTS,
+    FieldSpec,
+    FieldSpecs,
+    places,
+)
 from silograph.federation.program import Call, Steps
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """What `relay_sum` has carried, and what not because too little stood behind it.
+
+    Attributes:
+        sent: rows that clients sent.
+        left_out: rows that clients left out.
+        withheld: sums that the server did not hand on.
+    """
+
+    sent: int = 0
+    left_out: int = 0
+    withheld: int = 0
+
+    def __add__(self, other: "Relayed") -> "Relayed":
+        """Return the counts of both."""
+        return Relayed(
+            self.sent + other.sent,
+            self.left_out + other.left_out,
+            self.withheld + other.withheld,
+        )
 
 
 def relay_sum(
@@ -32,19 +65,23 @@ def relay_sum(
     key: Key,
     inbox: Mapping[str, Shared] | None = None,
     to: Sequence[str] | None = None,
-) -> None:
+    silos: int = 1,
+) -> Relayed:
     """Add up what clients know of each other's boundary rows, at the rows' owners.
 
     Args:
         fed: the federation.
         contribute: replies `rows` (k, D), one for each of its slots in their order, or for those
-            slots that it names in `slot` (k,) int32.
+            slots that it names in `slot` (k,) int32; may count in `left_out` (C,) int64 what it
+            keeps back.
         absorb: gets `sum` (k, D) and `row` (k,) int32, the places among its boundary rows,
-            ascending; `row` is left out if contributors named no slots: then all rows have a sum.
+            ascending; `row` is left out if contributors named no slots and `silos` is 1: then all
+            rows have a sum.
         what: kind of the rows.
         key: key of the ops' draws.
         inbox: what both ops get besides.
         to: clients that take part; sums for others are dropped.
+        silos: how many clients must have sent a row for a sum to be handed on.
     """
     given: dict[str, Field] = dict(inbox or {})
     reply = fed.call(contribute, given, what=what, key=key, to=to, rows=True)
@@ -65,15 +102,22 @@ def relay_sum(
     else:
         values = rows.t
     heard = torch.unique(target) if named else wanted
-    device = values.device
+    device, withheld = values.device, 0
+    if silos > 1:
+        heard, behind = torch.unique(target, return_counts=True)
+        withheld, heard = int((behind < silos).sum()), heard[behind >= silos]
+        kept = torch.isin(target, heard)
+        target, values = target[kept], values[kept.to(device)]
     total = values.new_zeros(len(heard), values.shape[1])
     # One row after the other, in client order: a sum has the same bits on every engine.
     total.index_add_(0, torch.searchsorted(heard, target).to(device), values)
     places, off = by_owner(heard, fed.route.boundary_off, members)
     given["sum"] = Ragged(total, off)
-    if named:
+    if named or silos > 1:
         given["row"] = Ragged(places, off)
     fed.call(absorb, given, what=what, key=key, to=to)
+    left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
+    return Relayed(len(rows.t), left_out, withheld)
 
 
 def relay_steps(
@@ -85,6 +129,7 @@ def relay_steps(
     width: int,
     dtype: torch.dtype | None = None,
     named: bool = False,
+    behind: RowMinimum = NO_MINIMUM,
     inbox: FieldSpecs | None = None,
 ) -> Steps:
     """Return the calls of `relay_sum`.
@@ -96,15 +141,21 @@ def relay_steps(
         key: as there.
         width: D.
         dtype: of the rows; None is the run's.
-        named: whether contributors name their slots.
+        named: whether contributors name their slots even if they leave none out.
+        behind: what must stand behind rows, `silos` of `relay_sum` included.
         inbox: specs of what both ops get besides.
     """
     given = dict(inbox or {})
+    named |= behind.nodes > 1
     if named:
         reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows="own/slot"), "slot": places(SLOTS)}
-        total = {"sum": FieldSpec(Ragged, (width,), dtype, rows="own/row"), "row": places(BOUNDARY)}
     else:
         reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows=SLOTS)}
+    if behind.nodes > 1:
+        reply["left_out"] = COUNT
+    if named or behind.silos > 1:
+        total = {"sum": FieldSpec(Ragged, (width,), dtype, rows="own/row"), "row": places(BOUNDARY)}
+    else:
         total = {"sum": FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)}
     return Call(contribute, what, key, given, reply), Call(absorb, what, key, given | total)
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Patched, Payload, Ragged, Stacked, State, under
+from silograph.core.payload import Patched, Payload, Ragged, Stacked, State, offsets, under
 from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
@@ -46,10 +46,13 @@ from silograph.nn.reach import (
     Reach,
     boundary_reach,
     full_reach,
+    messages_back,
+    messages_out,
+    outward,
     partial_reach,
     placed,
-    sent,
-    sent_back,
+    slots_in_client,
+    standing_behind,
     summed,
     summed_back,
 )
@@ -106,12 +109,17 @@ def begin_inside(
 def contribute(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out what other silos are owed. In: `stage`. Out: `rows`, and `slot` if not all."""
+    """Work out what other silos are owed. In: `stage`. Out: `rows`, and `slot` if not all.
+
+    Rows with fewer than `cfg.behind.nodes` own nodes behind them stay here; if there can be such,
+    `left_out` (C,) counts them.
+    """
     number = stage_of(cfg, inbox)
     at, params = inputs_of(cfg, block, state, key, number)
     z = before(params, at)
-    rows = sent(scales_of(at.stage.conv), z, at.reach)
-    return {**state, f"pass/z/{number}": Ragged(z, at.reach.off)}, _out(rows, at.reach)
+    messages = messages_out(scales_of(at.stage.conv), z, at.reach)
+    reply = _out(cfg, block, messages, at.reach)
+    return {**state, f"pass/z/{number}": Ragged(z, at.reach.off)}, reply
 
 
 def absorb(
@@ -195,7 +203,7 @@ def return_sums(
     """Walk back to the sum; work out what others are owed. In: `stage`. Out: as `contribute`."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     new, s = back_to_sum(block, state, at, params)
-    return new, _out(sent_back(scales_of(at.stage.conv), s, at.reach), at.reach)
+    return new, _out(cfg, block, messages_back(scales_of(at.stage.conv), s, at.reach), at.reach)
 
 
 def back_to_sum(
@@ -366,11 +374,25 @@ def _entered(at: Inputs, state: NewState) -> NewState:
     return new | {"pass/grad": entered}
 
 
-def _out(rows: Tensor, reach: Reach) -> dict[str, Ragged]:
-    reply = {"rows": Ragged(rows, reach.slot_off)}
-    if reach.slots is not None:
-        reply["slot"] = Ragged(reach.slots, reach.slot_off)
-    return reply
+def _out(
+    cfg: Any, block: ClientBlock, messages: Tensor, reach: Reach
+) -> dict[str, Ragged | Stacked]:
+    """Return sums over own messages (r, D), for every slot with enough of them behind it."""
+    rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
+    if cfg.behind.nodes == 1:
+        reply: dict[str, Ragged | Stacked] = {"rows": Ragged(rows, off)}
+        return reply if slots is None else {**reply, "slot": Ragged(slots, off)}
+    count = standing_behind(messages, reach)
+    kept = count >= cfg.behind.nodes
+    left_out = segment_sum(((count > 0) & ~kept).long(), off)
+    if slots is None:
+        slots = slots_in_client(block, torch.arange(len(rows), device=rows.device))
+    off = offsets(segment_sum(kept.long(), off))
+    return {
+        "rows": Ragged(rows[kept], off),
+        "slot": Ragged(slots[kept], off),
+        "left_out": Stacked(left_out),
+    }
 
 
 def _arrived(block: ClientBlock, reach: Reach, inbox: Payload, own: Tensor) -> Tensor:

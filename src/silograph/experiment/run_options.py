@@ -101,6 +101,12 @@ class StudyOptions(TypedDict, total=False):
     collect: float
     """share of neighbors in other silos whose features each client fetches before training
     (features leave their silo)"""
+    min_nodes_per_row: int
+    """least number of own nodes behind each row that a silo sends; others are left out (methods
+    that exchange sums)"""
+    min_silos_per_row: int
+    """least number of silos behind each sum that the server hands on; others are left out
+    (methods that exchange sums)"""
     batch_size: int | None
     """training nodes in a local step (default: all of a client)"""
     fanout: str | None

@@ -17,6 +17,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -53,6 +54,7 @@ class MethodConfig(Generic[Options]):
         limited: whether the selector's number of clients is limited, by a budget say.
         received: which nodes of their own clients score the model on with which they begin a
             round, and send the counts with what they train: none, validation nodes, or all.
+        behind: the least numbers of nodes and silos behind each exchanged row.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
     """
@@ -71,6 +73,7 @@ class MethodConfig(Generic[Options]):
     observed: bool = False
     limited: bool = False
     received: Literal["", "val", "all"] = ""
+    behind: RowMinimum = NO_MINIMUM
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -280,6 +283,8 @@ class Method(Generic[Options]):
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
             the same for all, from the server's (none where it has no model) and the tensors of
             the clients' state; None: those of the server, if it has a model.
+        rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
+            sums over a silo's nodes, of which those that rest on few can be left out.
         caution: where its defaults are known not to learn, and what does; listings and
             comparisons say it.
     """
@@ -296,6 +301,7 @@ class Method(Generic[Options]):
     needs: Needs = field(default_factory=Needs)
     calls: Calls | None = None
     own_weights: OwnWeights[Options] | None = None
+    rows: Literal["none", "single", "sums"] = "none"
     caution: str = ""
 
     @property

@@ -149,4 +149,5 @@ BNS = Method(
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=together(step_steps),
+    rows="single",
 )

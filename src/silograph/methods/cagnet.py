@@ -224,4 +224,5 @@ CAGNET = Method(
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=together(step_steps, setup_steps, state_specs),
+    rows="single",
 )

@@ -231,6 +231,7 @@ FEDAIS: Method[FedAISOptions] = Method(
     evaluate=HaloSums(),
     needs=Needs(lr=1e-3, score_first=True, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
+    rows="single",
 )
 
 

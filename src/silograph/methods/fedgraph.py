@@ -386,4 +386,5 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=state_specs),
+    rows="single",
 )

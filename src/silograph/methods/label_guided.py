@@ -10,11 +10,14 @@ label (`silograph.sampling.label_guided`), and the pass runs on those and the ed
 
 What we changed: the loss is divided by the number of training nodes that take part; with
 `weigh_loss` each counts 1/p and the number is that of all, which makes the loss of drawn rows
-unbiased. Judged with complete sums, too: a node of the test set hears all its neighbors.
+unbiased. Judged with complete sums, too: a node of the test set hears all its neighbors. With
+`min_nodes_per_row` or `min_silos_per_row` above 1 sums are not complete: what has fewer own nodes
+or silos behind it counts as 0, forward, backward and in scores, and degrees stay as they are.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -25,7 +28,16 @@ from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import BY_NAMED_SUMS, BY_SUMS, divisible, gradient_steps, gradients
+from silograph.exchange.passes import (
+    BY_SUMS,
+    Crossing,
+    by_sums,
+    divisible,
+    gradient_steps,
+    gradients,
+    noted,
+)
+from silograph.exchange.rows import Relayed
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
@@ -86,17 +98,28 @@ def check_options(options: LabelGuidedOptions) -> None:
 def fit_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
-    """Take `local_epochs` steps, all silos together."""
-    return steps_together(fed, cfg, state, t, key, step)
+    """Take `local_epochs` steps, all silos together; facts say which sums are not complete."""
+    carried: list[Relayed] = []
+    crossing = noted(by_sums(behind=cfg.behind), carried)
+    state, report = steps_together(fed, cfg, state, t, key, partial(step, crossing=crossing))
+    if cfg.behind.limits:
+        facts = vars(sum(carried, Relayed()))
+        report = replace(report, facts={f"rows_{name}": n for name, n in facts.items()})
+    return state, report
 
 
 def step(
-    fed: Federation, cfg: MethodConfig, weights: Mapping[str, Tensor], key: Key
+    fed: Federation,
+    cfg: MethodConfig,
+    weights: Mapping[str, Tensor],
+    key: Key,
+    crossing: Crossing = BY_SUMS,
 ) -> tuple[Params, float | None]:
     """Draw nodes, and return the gradients of their loss."""
     if cfg.options.sample is not None:
         draw_rows(fed, cfg.options, key)
-    return gradients(fed, divisible(cfg.model), weights, key, weighed=cfg.options.weigh_loss)
+    weighed = cfg.options.weigh_loss
+    return gradients(fed, divisible(cfg.model), weights, key, weighed=weighed, crossing=crossing)
 
 
 def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
@@ -109,7 +132,7 @@ def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
 def step_steps(cfg: MethodConfig, key: Key) -> Steps:
     """Return the calls of `step`."""
     model, drawn = divisible(cfg.model), cfg.options.sample is not None
-    passed = gradient_steps(model, key, BY_NAMED_SUMS if drawn else BY_SUMS)
+    passed = gradient_steps(model, key, by_sums(named=drawn, behind=cfg.behind))
     return (draw_steps(cfg.options, key), passed) if drawn else passed
 
 
@@ -129,4 +152,5 @@ LABEL_GUIDED = Method(
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=CALLS,
+    rows="sums",
 )

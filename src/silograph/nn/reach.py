@@ -20,7 +20,7 @@ from silograph.graph.csr import CSR
 from silograph.nn.conv import Messages, Scales
 from silograph.nn.conv.base import as_matrix
 from silograph.nn.doors import check_places
-from silograph.nn.segment import sparse_product
+from silograph.nn.segment import segment_sum, sparse_product
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ def partial_reach(
         own=own,
         cross=cross,
         outer=outer,
-        slots=_in_client(block, slots),
+        slots=slots_in_client(block, slots),
         slot_off=torch.searchsorted(slots, block.halo.off),
         place=place,
     )
@@ -162,7 +162,7 @@ def _outer(
     return CSR(indptr, outer.indices, outer.values, outer.num_cols), slots[touched]
 
 
-def _in_client(block: ClientBlock, slots: Tensor) -> Tensor:
+def slots_in_client(block: ClientBlock, slots: Tensor) -> Tensor:
     """Return slots of the block (t,) as each client counts its own, int32."""
     first = block.halo.off[:-1][owners(block.halo.off)]
     return (slots - first[slots]).int()
@@ -190,7 +190,7 @@ def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
     return replace(
         full,
         outer=outer.with_values(scaled),
-        slots=_in_client(block, slots),
+        slots=slots_in_client(block, slots),
         slot_off=torch.searchsorted(slots, block.halo.off),
     )
 
@@ -250,13 +250,23 @@ def messages_out(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
 
 
 def messages_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
-    """Return the same on the way back, from dLoss/ds (r, D), (r, D)."""
+    """Return the same on the way back, from dLoss/ds (r, D), (r, D).
+
+    Edges go both ways, so senders and receivers swap, and with them the scales.
+    """
     return _scaled(grad, (scales.after(reach.degree),), reach)
 
 
-def sent(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
-    """Return the rows that other silos are owed, sums of z (r, D) scaled by the sender, (t, D)."""
-    return _outward(messages_out(scales, z, reach), reach)
+def outward(messages: Tensor, reach: Reach) -> Tensor:
+    """Return the rows that other silos are owed, sums of scaled messages (r, D), (t, D)."""
+    report_entries(reach.outer.indptr, reach.slot_off, 2 * messages.shape[1])
+    return sparse_product(reach.outer, messages)
+
+
+def standing_behind(messages: Tensor, reach: Reach) -> Tensor:
+    """Return how many messages (r, D) that are not 0 each row of `outward` sums, (t,) int64."""
+    says = (messages != 0).any(1).long()
+    return segment_sum(says[reach.outer.indices.long()], reach.outer.indptr.long())
 
 
 def summed(scales: Scales, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
@@ -270,14 +280,6 @@ def summed(scales: Scales, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
     """
     inner = _product(inner_operator(scales, reach), z, reach)
     return inner + _scaled(arrived, (scales.after(reach.degree),), reach)
-
-
-def sent_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
-    """Return the rows that other silos are owed on the way back, from dLoss/ds (r, D), (t, D).
-
-    Edges go both ways, so senders and receivers swap, and with them the scales.
-    """
-    return _outward(messages_back(scales, grad, reach), reach)
 
 
 def summed_back(scales: Scales, grad: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
@@ -309,11 +311,6 @@ def _scaled(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tenso
             report_rows(reach.off, z.shape[1])
             z = scale * z
     return z
-
-
-def _outward(z: Tensor, reach: Reach) -> Tensor:
-    report_entries(reach.outer.indptr, reach.slot_off, 2 * z.shape[1])
-    return sparse_product(reach.outer, z)
 
 
 def _product(matrix: CSR, z: Tensor, reach: Reach) -> Tensor:

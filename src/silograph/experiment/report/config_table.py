@@ -99,6 +99,8 @@ def applies(run: RunRecord, name: str, value: Any) -> bool:
         "momentum": used.get("optimizer") == "sgd",
         "scale": value != 1.0,
         "eval_on_receipt": bool(value),
+        "min_nodes_per_row": value != 1,
+        "min_silos_per_row": value != 1,
         "largest_component": run.cut is not None,
         "drop_edges": run.cut is not None,
         "local_bias": run.cut is not None,

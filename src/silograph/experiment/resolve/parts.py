@@ -13,6 +13,8 @@ from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.row_minimum import RowMinimum
+from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.partition.own import check_no_path
@@ -102,6 +104,9 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
     part, options = made["method"].part, made["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
+    behind = RowMinimum(config.min_nodes_per_row, config.min_silos_per_row)
+    if behind.limits and isinstance(part.evaluate, AllSilos):
+        part = dataclasses.replace(part, evaluate=dataclasses.replace(part.evaluate, behind=behind))
     return Parts(**made | {"method": Chosen(part, options)})
 
 

@@ -9,6 +9,7 @@ from silograph.core.client_speeds import DEFAULT_LINKS, EQUAL, parse_links, pars
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.row_minimum import RowMinimum
 from silograph.core.widths import num_layers, shortest
 from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.client_data import check_uncut
@@ -122,8 +123,10 @@ def resolve(
     losses = parts.method.part.needs.losses(parts.method.options)
     training = Training(model, optimizer, schedule, corrections, losses)
     backend = choose_backend(asked, training, where)
+    clients = clients_in(asked, data)
+    check_silos_behind(asked, clients)
     config = ResolvedConfig(
-        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": backend.name}
+        **known | {"clients": clients, "metric": metric, "kernels": backend.name}
     )
     selector = parts.selector
     method_config = MethodConfig(
@@ -135,6 +138,7 @@ def resolve(
         selector=asked.selector,
         limited=is_limited(selector.options),
         received=received_in(asked, parts),
+        behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
@@ -269,11 +273,39 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a method whose server has a model for local_bias, got {method.name}: leave "
             "local_bias out"
         )
+    check_minimum(config, method)
     if config.eval_on_receipt:
         check_received(method)
     check_features(config)
     check_clock(config)
     check_metric(config)
+
+
+WITHOUT_SUMS = {
+    "none": "which exchanges no rows",
+    "single": "which exchanges more than sums",
+}
+
+
+def check_minimum(config: RunConfig, method: Method) -> None:
+    """Raise `ConfigError` where rows that rest on few nodes or silos cannot be left out."""
+    names = ("min_nodes_per_row", "min_silos_per_row")
+    given = [name for name in names if getattr(config, name) > 1]
+    if given and method.rows != "sums":
+        raise ConfigError(
+            f"expected a method that exchanges sums of rows for {given[0]}, got {method.name}, "
+            f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(given)} out"
+        )
+
+
+def check_silos_behind(config: RunConfig, clients: int) -> None:
+    """Raise `ConfigError` where no sum can have as many silos behind it as it needs."""
+    most = max(clients - 1, 1)
+    if config.min_silos_per_row > most:
+        raise ConfigError(
+            f"expected at most {most} for min_silos_per_row, as a node has neighbors in at most "
+            f"that many other silos, got {config.min_silos_per_row}: lower it"
+        )
 
 
 def neighbors_of(config: RunConfig, parts: Parts) -> Neighbors:

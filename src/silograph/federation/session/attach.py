@@ -4,6 +4,7 @@ When the stream breaks it connects again, with its state, for as long as it has 
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from silograph.federation.session.wire import OPTIONS, PATH, check_plaintext, sp
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer certificate")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
 INTERRUPTED = "the server was interrupted"
+LAST_SECONDS = 10.0  # for which a server may leave the stream open after the silo's last word
 LONGEST_WAIT = 10 * 365 * 86400  # seconds: a longer one has no end that is worth a date
 
 
@@ -176,8 +178,17 @@ class _Stream:
         for data in self._call:
             answer = worker.answer(data)
             self._out.put(answer)
+            if worker.ended is not None:
+                self._say_no_more()
             if not self._call.is_active() and worker.ended is None:
                 silo.report(Event(What.DISCARDED, silo.name, bytes=len(answer)))
+
+    def _say_no_more(self) -> None:
+        """End this end's half of the stream; a server that does not end its own is not awaited."""
+        self._out.put(None)
+        timer = threading.Timer(LAST_SECONDS, self._call.cancel)
+        timer.daemon = True
+        timer.start()
 
     def close(self) -> None:
         """End the stream."""

@@ -1,17 +1,19 @@
 """What the silo's half of a session is given: the silo's data, and what it makes of a run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import torch
 
+from silograph.core.errors import PolicyError
 from silograph.core.payload import Payload, State
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Course
+from silograph.federation.session.audit import RunAudit
 from silograph.graph.block.block import ClientBlock
 
 
@@ -42,6 +44,45 @@ def keep_nothing(outcome: Outcome) -> None:
     del outcome
 
 
+@dataclass(frozen=True)
+class SendingBounds:
+    """What a silo lets leave in a run, whatever has been agreed.
+
+    Attributes:
+        kinds: of replies; None: all.
+        most_bytes: of all frames of the run, also those of earlier processes; None: no bound.
+    """
+
+    kinds: tuple[str, ...] | None = None
+    most_bytes: int | None = None
+
+    def check(self, kind: str, sent: int, size: int) -> None:
+        """Raise `PolicyError` where a reply must not leave.
+
+        Args:
+            kind: of it.
+            sent: bytes that have left before it.
+            size: of its frame.
+        """
+        if self.kinds is not None and kind not in self.kinds:
+            raise PolicyError(
+                f"expected replies of {', '.join(self.kinds) or 'no kind'}, as this silo's policy "
+                f"says, got one of {kind}: the silo leaves the run"
+            )
+        self.check_size(sent, size)
+
+    def check_size(self, sent: int, size: int) -> None:
+        """Raise `PolicyError` where a frame is more than may leave; see `check`."""
+        if self.most_bytes is not None and sent + size > self.most_bytes:
+            raise PolicyError(
+                f"expected at most {self.most_bytes:,} bytes to leave in a run (most_bytes of this "
+                f"silo's policy), got {size:,} more after {sent:,}: the silo leaves the run"
+            )
+
+
+NO_BOUNDS = SendingBounds()
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What a silo has made of the run's config.
@@ -53,6 +94,8 @@ class Prepared:
         course: what the run does, call by call.
         note: what the silo agrees to, in one line for its people.
         keep: writes down what the run has come to.
+        plan: what the run sends, in lines for its people.
+        agreed: the same in facts for the audit file.
     """
 
     cfg: Any
@@ -61,6 +104,8 @@ class Prepared:
     course: Course
     note: str = ""
     keep: Callable[[Outcome], None] = keep_nothing
+    plan: tuple[str, ...] = ()
+    agreed: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def extent(self) -> Extent:
@@ -77,5 +122,5 @@ class Holder(Protocol):
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
         """Tell the silo's own people, not the server, which edge the other silo does not list."""
 
-    def prepare(self, facts: Mapping[str, Any]) -> Prepared:
-        """Return what ops are given, from what the server tells of the run."""
+    def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
+        """Return what ops are given, from what the server tells of the run and what has left."""

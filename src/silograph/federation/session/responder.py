@@ -7,6 +7,7 @@ and tells the server one line where it refuses; the rest is for its own log.
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from silograph.core.errors import (
     AbsentError,
     FrameError,
     OpError,
+    PolicyError,
     ProtocolError,
     SilographError,
 )
@@ -23,10 +25,18 @@ from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
-from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.joining.matching import Disagreement, to_payload
 from silograph.federation.program import BLANK, Call, Steps
+from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import Holder, Outcome, Prepared, run_name
+from silograph.federation.session.holder import (
+    NO_BOUNDS,
+    Holder,
+    Outcome,
+    Prepared,
+    SendingBounds,
+    run_name,
+)
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -41,6 +51,12 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.names import op_of
 from silograph.federation.session.peer import one_line
+from silograph.federation.session.requests import (
+    committed_of,
+    difference,
+    nonce_of,
+    number_of,
+)
 from silograph.federation.session.state_store import StateStore
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
@@ -58,6 +74,8 @@ class Responder:
         store: where states are kept.
         report: told of what happens; the server hears less.
         name: of the silo, for what is reported.
+        audit: where what leaves is written down; None counts only.
+        bounds: of what may leave.
     """
 
     def __init__(
@@ -68,8 +86,12 @@ class Responder:
         store: StateStore,
         report: EventCallback = log_event,
         name: str | None = None,
+        audit: Audit | None = None,
+        bounds: SendingBounds = NO_BOUNDS,
     ) -> None:
         self._token = token
+        self.audit = (audit or Audit()).of_run(run_name(token))
+        self._bounds = bounds
         self._ops = ops
         self._holder = holder
         self._store = store
@@ -120,21 +142,46 @@ class Responder:
         self._sequence += 1
         self._doing = message.type.name.lower()
         try:
-            kind, body = self._do(message)
+            kind, body = self._handled(message)
+        except PolicyError as error:
+            kind, body = self._stop(one_line(error))
+        return pack(Message(kind, self._token, message.sequence, body))
+
+    def _handled(self, message: Message) -> tuple[Type, bytes]:
+        """Return what a message is answered with.
+
+        Raises:
+            PolicyError: the silo's part in the run is over.
+        """
+        try:
+            return self._do(message)
+        except PolicyError:
+            raise
         except OpError as error:
-            kind, body = self._failed(type(error.__cause__).__name__)
+            return self._failed(type(error.__cause__).__name__)
         except SilographError as error:
             reason = one_line(error)  # it may quote what the server has sent
-            self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
-            kind, body = Type.REFUSED, facts_body({"reason": reason})
+            self.audit.refused(reason)
+            return self._declined(reason)
         except Exception as error:
-            kind, body = self._failed(type(error).__name__)
-        return pack(Message(kind, self._token, message.sequence, body))
+            return self._failed(type(error).__name__)
+
+    def _declined(self, reason: str) -> tuple[Type, bytes]:
+        self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
+        return Type.REFUSED, facts_body({"reason": reason})
+
+    def _stop(self, reason: str) -> tuple[Type, bytes]:
+        """End the silo's part in the run; states stay where they are."""
+        self.ended = reason
+        with suppress(PolicyError):  # where the file cannot be written, the log has it
+            self.audit.refused(reason)
+        return self._declined(reason)
 
     def _failed(self, what: str) -> tuple[Type, bytes]:
         """Log what is being handled, and return the answer: the server hears the type only."""
         about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
         self._report(about)
+        self.audit.refused(f"{self._doing} failed: {what}")
         reason = f"{what} at the silo: its log says more"
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -151,9 +198,9 @@ class Responder:
             case Type.START:
                 self._start(message.facts())
             case Type.KEEP:
-                self._keep(_number(message), _committed(message))
+                self._keep(number_of(message), committed_of(message))
             case Type.LOAD:
-                self._load(_number(message))
+                self._load(number_of(message))
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
@@ -174,7 +221,10 @@ class Responder:
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
-        return encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        self._bounds.check_size(self.audit.sent, len(frame))
+        self.audit.shown(frame)
+        return frame
 
     def _explain(self, message: Message) -> None:
         facts, tags = read_explain(message.body)
@@ -195,13 +245,17 @@ class Responder:
         if known is not None and facts != known:
             raise ProtocolError(
                 "expected the run that this silo has agreed to, got one of another "
-                f"{_difference(known, facts)}: start the silo anew for another run"
+                f"{difference(known, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
-            prepared = self._holder.prepare(facts)
+            prepared = self._holder.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
+            digest = digest_of(facts_body(facts))
+            self.audit.agreed({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
             self._report(Event(What.AGREED, self._name, note=prepared.note))
+            for line in prepared.plan:
+                self._report(Event(What.NOTE, self._name, note=line))
         self._started = True
 
     def _ready(self, what: str) -> Prepared:
@@ -222,6 +276,7 @@ class Responder:
         at.course.check_whole()
         at.course.check_state(self._state, at.extent, own=True)
         self._store.keep(number, self._state, committed)
+        self.audit.round_over()
 
     def _finish(self, frame: bytes) -> None:
         """Write down what the run has come to."""
@@ -324,6 +379,8 @@ class Responder:
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = check_size(reply_body(envelope.kind, meter, frame))
+        self._bounds.check(envelope.kind, self.audit.sent, len(frame))
+        self.audit.answered(answer, reply, frame)
         self._state = new
         self._answered(op.__name__, frame, time.monotonic() - began)
         return body
@@ -331,39 +388,3 @@ class Responder:
     def _answered(self, op: str, frame: bytes, seconds: float) -> None:
         about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
         self._report(replace(about, seconds=round(seconds, 6)))
-
-
-def nonce_of(facts: Mapping[str, Any]) -> bytes:
-    """Return the nonce that a message gives; raise `FrameError` where it has none."""
-    try:
-        nonce = bytes.fromhex(str(facts.get("nonce")))
-    except ValueError:
-        nonce = b""
-    if len(nonce) != NONCE_BYTES:
-        raise FrameError(f"expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
-    return nonce
-
-
-def _difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Return the first key in which two configs differ."""
-    for part in sorted(known.keys() | facts.keys()):
-        one, other = known.get(part), facts.get(part)
-        if isinstance(one, dict) and isinstance(other, dict) and one != other:
-            return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
-        if one != other:
-            return part
-    return "config"
-
-
-def _number(message: Message) -> int:
-    number = message.facts().get("round")
-    if not isinstance(number, int) or number < BLANK:
-        raise FrameError(f"expected the number of a round, got {number!r}")
-    return number
-
-
-def _committed(message: Message) -> list[int]:
-    found = message.facts().get("committed")
-    if not isinstance(found, list) or not all(isinstance(number, int) for number in found):
-        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
-    return found

@@ -1,0 +1,92 @@
+"""What leaving rows out that rest on few nodes costs, and what it stops; writes `thresholds.md`.
+
+    python benchmarks/attacks/thresholds.py ../shared/data
+
+Global training (`label_guided`, 2 layers of GCN, 128 units, 8 silos, 60 rounds, seed 0) with
+`min_nodes_per_row` of 1, 2, 3 and 5: test accuracy in the round with the best validation, local
+bias (the distance of logits from those of centralized training), rows of the last round, and what
+`silograph attack` finds. Lines are kept in `thresholds.jsonl`, and runs that are there are not
+repeated.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import silograph as sg
+from silograph.core.config import make_config
+from silograph.experiment.markdown import markdown_table
+from silograph.study.attack.attack import attack
+
+HERE = Path(__file__).parent
+LINES, PAGE = HERE / "thresholds.jsonl", HERE / "thresholds.md"
+CASES = tuple(product(("cora", "pubmed"), ("random", "metis"), (1, 2, 3, 5)))
+HEAD = (
+    "dataset",
+    "partition",
+    "k",
+    "accuracy",
+    "local bias",
+    "rows left out",
+    "MB",
+    "features",
+    "features, edges known",
+    "labels alone",
+    "labels, same class",
+    "right",
+)
+
+
+def measured(dataset: str, partition: str, k: int, data: str) -> dict[str, Any]:
+    """Return the line of a case."""
+    asked = {"dataset": dataset, "data_dir": data, "partition": partition, "clients": 8}
+    asked |= {"method": "label_guided", "rounds": 60, "min_nodes_per_row": k}
+    result = sg.run(config=make_config({**asked, "local_bias": True}), progress="none")
+    last = result.rounds[-1]
+    sent, left = (float(last.get(f"fact_rows_{what}") or 0) for what in ("sent", "left_out"))
+    assert result.test.server is not None  # global training has a model
+    return {
+        "case": [dataset, partition, k],
+        "accuracy": result.test.server.accuracy,
+        "local_bias": result.local_bias,
+        "left_out": left / max(sent + left, 1),
+        "bytes": result.ledger.bytes,
+        "found": [[f.share, f.right] for f in attack(make_config(asked))],
+    }
+
+
+def row_of(line: dict[str, Any]) -> list[str]:
+    """Return a line as the texts of `HEAD`; findings are in the order of `attack`."""
+    dataset, partition, k = line["case"]
+    features, edges, alone, same = line["found"][:4]
+    shares = [f"{100 * one[0]:.1f} %" for one in (features, edges, alone, same)]
+    right = "-" if same[1] is None else f"{100 * same[1]:.1f} %"
+    figures = [f"{100 * line['accuracy']:.1f}", f"{line['local_bias']:.3f}"]
+    figures += [f"{100 * line['left_out']:.1f} %", f"{line['bytes'] / 1e6:.0f}"]
+    return [dataset, partition, str(k), *figures, *shares, right]
+
+
+def lines() -> Iterator[dict[str, Any]]:
+    """Return what was measured before."""
+    if LINES.exists():
+        yield from map(json.loads, LINES.read_text(encoding="utf-8").splitlines())
+
+
+def main(data: str) -> None:
+    """Measure what is missing, and write the page."""
+    for case in CASES:
+        if list(case) not in [line["case"] for line in lines()]:
+            line = measured(*case, data)
+            with LINES.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(line["case"], line["accuracy"], flush=True)
+    about = (__doc__ or "").partition("\n\n")[0]
+    table = markdown_table(HEAD, [row_of(line) for line in lines()])
+    PAGE.write_text(f"# {about.splitlines()[0]}\n\n{table}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

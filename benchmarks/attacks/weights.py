@@ -1,0 +1,71 @@
+"""What FedAvg's weights reveal of silos of few nodes; writes `weights.md`.
+
+    python benchmarks/attacks/weights.py ../shared/data
+
+Up to 100 silos of equal size, of nodes of Cora that are drawn at random, with the edges among them.
+Crafted weights: one local step of SGD, what enters the first layer (a GCN's sum over neighbors at
+the silo itself) at training nodes, found to 1e-3. Words: the features that the first weights show.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import silograph as sg
+from silograph.core.config import make_config
+from silograph.experiment.markdown import markdown_table
+from silograph.experiment.run.setup import prepare
+from silograph.graph.graph import Graph, subgraph
+from silograph.study.attack.attack import ALL
+from silograph.study.attack.measured_weights import crafted_rows, words_of
+from silograph.study.attack.overheard import overhear
+
+HERE = Path(__file__).parent
+HEAD = (
+    "silos",
+    "nodes of a silo",
+    "its training nodes",
+    "dropout",
+    "local epochs",
+    "rows from crafted weights",
+    "words that occur",
+    "silos whose one row is complete",
+)
+
+
+CASES = (
+    *((nodes, 0.2, dropout, 1) for nodes in (5, 50, 500) for dropout in (0.5, 0.0)),
+    *((nodes, 0.98, 0.5, epochs) for nodes in (1, 2, 10) for epochs in (1, 3)),
+)
+
+
+def measured(whole: Graph, nodes: int, train: float, dropout: float, epochs: int) -> list[str]:
+    """Return the texts of a line."""
+    count = min(100, whole.num_nodes // nodes)
+    order = torch.randperm(whole.num_nodes, generator=torch.Generator().manual_seed(0))
+    graph = subgraph(whole, order[: count * nodes].sort().values)
+    split = f"{train}/{(1 - train) / 2:.2f}/{(1 - train) / 2:.2f}"
+    asked: dict[str, Any] = {"method": "fedavg", "optimizer": "sgd", "lr": 0.1, "split": split}
+    asked |= {"dropout": dropout, "local_epochs": epochs, "block_size": ALL, "clients": count}
+    setup = prepare(make_config({**asked, "partition": "random"}), graph)
+    seen = overhear(setup, 1)
+    block = seen.blocks[0]
+    rows, words = crafted_rows(setup, block), words_of(seen, setup, block)
+    shares = [f"{100 * one.share:.1f} %" for one in (*rows, *words)]
+    shares = shares if rows else ["-", *shares]
+    trained = f"{float(block.num_train.double().mean()):.1f}"
+    return [str(count), str(nodes), trained, str(dropout), str(epochs), *shares]
+
+
+def main(data: str) -> None:
+    """Measure all cases and write the page."""
+    graph = sg.load("cora", data_dir=data)
+    table = markdown_table(HEAD, [measured(graph, *case) for case in CASES])
+    about = (__doc__ or "").partition(";")[0]
+    (HERE / "weights.md").write_text(f"# {about}\n\n{table}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,134 @@
+"""`silograph audit`: what has left a silo, read from its audit file and checked."""
+
+import json as jsonlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silograph.cli.flags import app
+from silograph.core.errors import ConfigError
+from silograph.core.text import printable
+
+if TYPE_CHECKING:
+    from silograph.federation.session.audit_chain import AuditedRun, AuditEntry, AuditReading
+
+FAILED = 1  # exit code where the file is not as it was written
+MOST_SHOWN = 20  # refusals of a run that are shown
+
+
+@app.command("audit")
+def audit_command(
+    file: Annotated[Path, typer.Argument(help="audit.jsonl of a silo's folder")],
+    head: Annotated[
+        str | None,
+        typer.Option("--head", help="hash of a line that was noted elsewhere: it must be there"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> int:
+    """Check the audit file of a silo, and show what has left it by run and kind."""
+    from silograph.federation.session.audit_chain import read_audit
+
+    try:
+        with file.open("rb") as reader:
+            found = read_audit(reader, head)
+    except OSError as error:
+        raise ConfigError(f"expected an audit file at {file}, got: {error.strerror}") from None
+    missing = head is not None and found.noted is None
+    if json:
+        typer.echo(jsonlib.dumps(_facts(file, found, head)))
+    else:
+        for line in _lines(file, found, head):
+            typer.echo(printable(line))
+    return FAILED if missing or found.broken is not None else 0
+
+
+def _facts(file: Path, found: "AuditReading", head: str | None) -> dict[str, Any]:
+    broken = found.broken
+    return {
+        "file": str(file),
+        "lines": found.lines,
+        "head": found.head,
+        "broken": None if broken is None else {"line": broken.line, "reason": str(broken)},
+        "noted": None if head is None else {"head": head, "line": found.noted},
+        "runs": [_facts_of_run(run) for run in found.runs],
+    }
+
+
+def _facts_of_run(run: "AuditedRun") -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "agreed": None if run.agreed is None else _plain(run.agreed),
+        "agreements": run.agreements,
+        "rounds": run.rounds,
+        "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in run.bytes.items()},
+        "bytes": run.sent,
+        "refused": run.refused,
+        "refusals": [_plain(entry) for entry in run.refusals],
+        "ended": None if run.ended is None else _plain(run.ended),
+    }
+
+
+def _plain(entry: "AuditEntry") -> dict[str, Any]:
+    own = {k: v for k, v in entry.facts.items() if k not in ("former", "event", "run")}
+    return {"line": entry.line, **own}
+
+
+def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]:
+    """Yield what people read."""
+    for run in found.runs:
+        yield from _lines_of_run(run)
+        yield ""
+    if found.broken is not None:
+        yield f"BROKEN: {file}, {found.broken}"
+        yield f"the {found.lines:,} lines before it are whole; nothing is known of those after it"
+    else:
+        yield f"{file}: {found.lines:,} lines, each as it was written"
+    if head is not None:
+        at = f"line {found.noted} has" if found.noted else "MISSING: no line has"
+        yield f"{at} the noted hash {head}"
+    yield f"head {found.head}"
+    yield "note the head elsewhere: whoever holds the file can write all of it anew"
+
+
+def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
+    from silograph.experiment.report.figures import size_text
+
+    yield f"run {run.run}"
+    if run.agreed is not None:
+        facts = run.agreed.facts
+        yield f"  agreed   {facts.get('time')}, {facts.get('method')}, {facts.get('rounds')} rounds"
+        yield f"  server   {facts.get('server')}, authority {str(facts.get('authority'))[:16]}"
+        yield f"  config   {facts.get('config')}"
+        yield f"  policy   {facts.get('policy')}"
+    if run.agreements > 1:
+        yield f"  started  {run.agreements} times"
+    if run.bytes:
+        rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
+        yield f"  {'sent':<16}{'calls':>10}{'bytes':>16}   {rounds}".rstrip()
+        for kind, size in run.bytes.items():
+            yield f"  {kind:<16}{run.calls.get(kind, ''):>10}{size_text(size):>16}"
+        calls = sum(run.calls.values())
+        yield f"  {'all of it':<16}{calls:>10,}{size_text(run.sent):>16}"
+    yield from _refusals(run)
+    yield f"  ended    {_end(run)}"
+
+
+def _refusals(run: "AuditedRun") -> Iterator[str]:
+    if run.refused:
+        yield f"  refused  {run.refused:,}"
+    for entry in run.refusals[:MOST_SHOWN]:
+        times = f" ({entry.facts['times']} times)" if entry.facts["times"] > 1 else ""
+        yield f"    line {entry.line}{times}: {entry.facts.get('reason')}"
+    if len(run.refusals) > MOST_SHOWN:
+        yield f"    and {len(run.refusals) - MOST_SHOWN} more lines (all of them: --json)"
+
+
+def _end(run: "AuditedRun") -> str:
+    if run.agreed is None:
+        return "the silo did not agree to this run"
+    if run.ended is None:
+        return "no line of an end: the process was killed, or is at work"
+    facts = run.ended.facts
+    return f"{facts.get('time')}, {facts.get('reason') or 'the run is over'}"

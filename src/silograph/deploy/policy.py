@@ -1,0 +1,341 @@
+"""A silo's own policy: what it agrees to, whatever a server asks for.
+
+It is the file policy.toml in the silo's folder, written by the silo's people (`silograph silo
+--init-policy` writes a strict one to start from). A rule that it does not have sets no limit, as
+without the file; that only methods named here or by `--allow` send rows of nodes holds always.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from silograph.core.byte_size import parse_bytes
+from silograph.core.config import STRICT, checked
+from silograph.core.errors import ConfigError, lookup
+from silograph.core.files import opens_private
+from silograph.core.kinds import Kind
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.report.figures import size_text
+from silograph.experiment.resolve.run_program import COLLECT, kinds_sent
+from silograph.experiment.resolve.user_code import is_spec
+from silograph.federation.program import Program
+from silograph.federation.session.holder import SendingBounds
+from silograph.methods import METHODS
+
+POLICY = "policy.toml"
+Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
+Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
+
+
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
+class RowRules:
+    """The table [rows]: what must be behind each row that is exchanged.
+
+    Attributes:
+        min_nodes: least number of nodes.
+        min_silos: least number of silos.
+    """
+
+    min_nodes: Exact = 1
+    min_silos: Exact = 1
+
+
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
+class SiloPolicy:
+    """What a silo agrees to; None sets no limit.
+
+    Attributes:
+        methods: that may run, and `collect`.
+        kinds: of what may leave in calls.
+        most_bytes: that leave in a run.
+        most_rounds: of a run.
+        most_runs: that the silo takes part in, ever.
+        most_runs_of_server: that it takes part in of one server.
+        least_silos: of a run, as the server says.
+        code: digests of users' code that may run here, by name.
+        rows: what must be behind each row.
+    """
+
+    methods: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    most_bytes: Bytes | None = None
+    most_rounds: Exact | None = None
+    most_runs: Exact | None = None
+    most_runs_of_server: Exact | None = None
+    least_silos: Exact | None = None
+    code: Mapping[str, str] | None = None
+    rows: RowRules = field(default_factory=RowRules)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all rules; comments and the order of lines do not count."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def bounds(self) -> SendingBounds:
+        """What is looked at again before each reply leaves."""
+        return SendingBounds(self.kinds, self.most_bytes)
+
+
+NO_POLICY = SiloPolicy()
+
+
+@dataclass(frozen=True, eq=False)
+class AskedRun:
+    """What a server asks of a silo, and what the silo has done before.
+
+    Attributes:
+        config: every default written out.
+        program: what it calls.
+        needs: what sends rows of single nodes in it, by the names that `--allow` takes.
+        allow: what the silo's people allowed for this start.
+        sent: bytes that have left in this run, in earlier processes too.
+        least: bytes that set-up and the first round send in any case.
+        runs: other runs that the silo has agreed to.
+        runs_of_server: those of this server.
+    """
+
+    config: ResolvedConfig
+    program: Program
+    needs: Sequence[str]
+    allow: Sequence[str] = ()
+    sent: int = 0
+    least: int = 0
+    runs: int = 0
+    runs_of_server: int = 0
+
+
+def refusal(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    """Return the first rule that a run breaks, as one line; None where it keeps all."""
+    return next(filter(None, (rule(policy, asked) for rule in RULES)), None)
+
+
+def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    parts = (asked.config.method, *([COLLECT] if asked.config.collect else []))
+    for name in parts if policy.methods is not None else ():
+        if name not in (*(policy.methods or ()), *asked.allow):
+            some = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
+            mend = f"add it to methods there, start the silo with --allow {name}"
+            return _line(some, name, mend)
+    for name in asked.needs:
+        if name not in (*(policy.methods or ()), *asked.allow):
+            return (
+                f"this silo has not agreed to {name}, which sends rows of single nodes through the "
+                f"server (docs/exchange.md): start it with --allow {name}, or leave the run"
+            )
+    return None
+
+
+def _kinds(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    for kind in kinds_sent(asked.program) if policy.kinds is not None else ():
+        if kind not in (policy.kinds or ()):
+            some = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
+            return _line(
+                f"replies of {some}", f"a run that sends {kind}", f"add {kind} to kinds there"
+            )
+    return None
+
+
+def _bytes(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    if policy.most_bytes is None or asked.sent + asked.least <= policy.most_bytes:
+        return None
+    after = f" after {size_text(asked.sent)} that have left" if asked.sent else ""
+    came = f"a run whose set-up and first round send {size_text(asked.least)}{after}"
+    return _line(f"at most {size_text(policy.most_bytes)} in a run", came, "raise most_bytes there")
+
+
+def _rounds(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    return _above("rounds in a run", policy.most_rounds, asked.config.rounds, "most_rounds")
+
+
+def _runs(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    return _above("runs", policy.most_runs, asked.runs + 1, "most_runs", "run number ")
+
+
+def _runs_of_server(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    most, found = policy.most_runs_of_server, asked.runs_of_server + 1
+    return _above("runs of one server", most, found, "most_runs_of_server", "its run number ")
+
+
+def _silos(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    if policy.least_silos is None or asked.config.clients >= policy.least_silos:
+        return None
+    least, found = f"at least {policy.least_silos} silos", f"{asked.config.clients}"
+    return _line(least, found, "lower least_silos there")
+
+
+def _rows(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    if not asked.needs:
+        return None
+    for name, demanded, came in (
+        ("nodes", policy.rows.min_nodes, asked.config.min_nodes_per_row),
+        ("silos", policy.rows.min_silos, asked.config.min_silos_per_row),
+    ):
+        if came < demanded:
+            flag = f"--min-{name}-per-row {demanded}"
+            return _line(
+                f"at least {demanded} {name} behind each row",
+                f"a run with {came}",
+                f"let the server run with {flag}, or lower min_{name} there",
+            )
+    return None
+
+
+RULES: tuple[Callable[[SiloPolicy, AskedRun], str | None], ...] = (
+    _methods,
+    _kinds,
+    _rounds,
+    _silos,
+    _rows,
+    _runs,
+    _runs_of_server,
+    _bytes,
+)
+
+
+def _above(what: str, most: int | None, found: int, key: str, before: str = "") -> str | None:
+    if most is None or found <= most:
+        return None
+    return _line(f"at most {most:,} {what}", f"{before}{found:,}", f"raise {key} there")
+
+
+def _line(expected: str, got: str, mend: str) -> str:
+    return f"expected {expected} by this silo's {POLICY}, got {got}: {mend}, or leave the run"
+
+
+def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a silo's people allow code that its policy does not list.
+
+    Args:
+        policy: of the silo.
+        digests: of what `--allow-code` names, by name.
+    """
+    for name, digest in digests.items() if policy.code is not None else ():
+        listed = (policy.code or {}).get(name)
+        if listed != digest:
+            raise ConfigError(
+                f"expected code that {POLICY} lists under [code], got {name} with "
+                + (
+                    f"digest {digest}"
+                    if listed is None
+                    else f"digest {digest} in place of {listed}"
+                )
+                + f': write "{name}" = "{digest}" there once you have read it'
+            )
+
+
+def read_policy(folder: Path) -> SiloPolicy | None:
+    """Return the policy of a silo's folder, None where it has none.
+
+    Raises:
+        ConfigError: the file is damaged, or has an unknown key, or a value of another type or out
+            of range.
+    """
+    path = folder / POLICY
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"expected to read {path}, got: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: expected TOML, got: {error}") from None
+    try:
+        return policy_of(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
+    """Return the policy of the keys of a file; raise `ConfigError` where one is wrong."""
+    rows = values.get("rows", {})
+    if isinstance(rows, dict):
+        values = {**values, "rows": checked(RowRules, rows, "[rows]")}
+    policy = checked(SiloPolicy, values, POLICY)
+    for name in policy.kinds or ():
+        lookup({str(kind): kind for kind in Kind}, name, "kind in kinds")
+    for name in policy.methods or ():
+        if not is_spec(name):
+            lookup({COLLECT: None, **dict.fromkeys(METHODS)}, name, "method in methods")
+    return policy
+
+
+def described(policy: SiloPolicy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:
+    """Yield lines that say which rules hold, for the silo's people."""
+    plus = f"; --allow {','.join(allow)}" if allow else ""
+    if not has_file:
+        yield f"no {POLICY}: methods that send weights and counts only{plus}; no other limit"
+        return
+    yield f"{POLICY} holds, digest {policy.digest[:16]}{plus}"
+    for key, value in asdict(policy).items():
+        text = {None: "no limit", (): "none"}.get(value) if not isinstance(value, dict) else None
+        yield f"  {key}: {text or _shown(key, value)}"
+
+
+def _shown(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {n}" for name, n in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return size_text(value) if key == "most_bytes" else f"{value:,}"
+
+
+STRICT_POLICY = """\
+# The policy of this silo: what it agrees to, whatever a server asks for.
+# It is read when the silo starts, and holds for all of its runs. A key that is left out sets no
+# limit. What the silo has sent is in audit.jsonl (silograph audit FILE). See docs/federation.md.
+
+# Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
+# and counts. A method that sends rows of single nodes (label_guided, bns, collect, ...) may do so
+# where it is listed here, or where this start has --allow METHOD.
+methods = ["fedavg", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus", "local"]
+
+# Kinds of what may leave in calls, as the ledger names them (docs/ledger.md).
+kinds = ["control", "evaluation", "weights"]
+
+# Most bytes that leave in a run, all repeated rounds counted; 500, "20 MB", "1.5GB".
+most_bytes = "100 MB"
+
+# Most rounds of a run. Each round is one more look at the silo's data.
+most_rounds = 100
+
+# Most runs that this silo takes part in, in all and of one server, as audit.jsonl counts them.
+most_runs = 20
+most_runs_of_server = 10
+
+# Least number of silos in a run. It is the server's word: a silo cannot count the others.
+least_silos = 3
+
+# Code of your own that --allow-code may bring, by name and digest (the silo shows the digest).
+[code]
+# "own_heads.py" = "1f0c22aa90b3d7e41f0c22aa90b3d7e4"
+
+# Least number of nodes and of silos behind each row that methods exchange.
+[rows]
+min_nodes = 5
+min_silos = 2
+"""
+
+
+def write_policy(folder: Path) -> Path:
+    """Write a strict policy into a silo's folder and return its path.
+
+    Raises:
+        ConfigError: there is one already, or it cannot be written.
+    """
+    path = folder / POLICY
+    try:
+        with open(path, "x", encoding="utf-8", opener=opens_private) as file:
+            file.write(STRICT_POLICY)
+    except FileExistsError:
+        raise ConfigError(f"expected no policy at {path} yet, got one: it stays as it is") from None
+    except OSError as error:
+        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
+    return path

@@ -1,0 +1,290 @@
+"""A silo's record of what left it: lines are added and never changed (`audit_chain`).
+
+A line is handed to the system before what it tells of leaves, so a killed process has told less
+than its file says, never more. Lines are forced to the disk when a run is agreed to, when a round
+is over and at the end; a machine that loses power may lose the lines of one round, which is done
+again then.
+
+A server cannot fill the disk: calls are bounded by the agreed config, and of what can be repeated
+without end (refusals, hellos) the first 16 have a line each, then the 32nd, the 64th and so on,
+each of which says for how many it stands.
+"""
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from silograph.core.errors import ConfigError, PolicyError
+from silograph.core.payload import Payload
+from silograph.federation.frame import Envelope
+from silograph.federation.session.audit_chain import (
+    NO_LINE,
+    AuditedRun,
+    line_of,
+    read_audit,
+)
+from silograph.federation.session.peer import one_line
+
+AUDIT = "audit.jsonl"
+WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
+
+
+class Audit:
+    """Adds lines to an audit file; without a file it only counts.
+
+    Args:
+        file: descriptor to append to; None writes nothing.
+        about: facts of every agreement: the server, its authority, the policy's digest.
+        runs: that the file has already.
+        head: hash of its last line.
+        size: its bytes.
+    """
+
+    def __init__(
+        self,
+        file: int | None = None,
+        about: Mapping[str, str] | None = None,
+        runs: Mapping[str, AuditedRun] | None = None,
+        head: str = NO_LINE,
+        size: int = 0,
+    ) -> None:
+        self._file = file
+        self.about = dict(about or {})
+        self._runs = dict(runs or {})
+        self.head = head
+        self._size = size
+        self._seen: Counter[str] = Counter()  # by event, of what is folded
+        self._told: Counter[str] = Counter()
+        self._agreed: RunAudit | None = None
+        self._bytes: Counter[str] = Counter()  # of those that no line has told yet
+
+    def of_run(self, run: str) -> "RunAudit":
+        """Return what records one run."""
+        return RunAudit(self, run, self._runs.get(run))
+
+    def agreed_before(self, run: str) -> tuple[int, int]:
+        """Return how many other runs were agreed to: of anybody, and of this server."""
+        others = [r for name, r in self._runs.items() if name != run and r.agreed is not None]
+        mine = [r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)]
+        return len(others), len(mine)
+
+    def _is_same_server(self, facts: Mapping[str, Any]) -> bool:
+        """Whether an agreement was with the host and authority of this start; ports may differ."""
+        one, other = (
+            (str(each.get("server")).rpartition(":")[0], each.get("authority"))
+            for each in (facts, self.about)
+        )
+        return one == other
+
+    def to_end(self, take_part: Callable[[], str | None]) -> str | None:
+        """Take part in a run, record how that ended, and return why it failed, if it did."""
+        try:
+            reason = take_part()
+        except BaseException as error:
+            with suppress(PolicyError):
+                self._end(one_line(error) or type(error).__name__)
+            raise
+        self._end(reason)
+        return reason
+
+    def _end(self, reason: str | None) -> None:
+        if self._agreed is not None:
+            self._agreed.ended(reason)
+
+    def take_agreement(self, run: "RunAudit", facts: Mapping[str, Any]) -> None:
+        """Add the line of an agreement; a process takes part in one run."""
+        self.add("agreed", {**facts, **self.about}, force=True)
+        self._agreed = run
+
+    def add(self, event: str, facts: Mapping[str, Any], *, force: bool = False) -> None:
+        """Add a line; with `force` it is on the disk when this returns.
+
+        Raises:
+            PolicyError: it cannot be written, and so what it tells of must not leave.
+        """
+        told = {"time": _now(), "event": event, **facts}
+        line, own = line_of(told, self.head)
+        if self._file is not None:
+            self._write(line)
+        self.head, self._size = own, self._size + len(line)
+        if force:
+            self.force()
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None
+        try:
+            wrote = os.write(self._file, line)
+        except OSError as error:
+            raise _unwritable(error.strerror) from None
+        if wrote < len(line):
+            with suppress(OSError):
+                os.ftruncate(
+                    self._file, self._size
+                )  # else its end is torn, which the next start says
+            raise _unwritable("No space left on device")
+
+    def force(self) -> None:
+        """Wait until all lines are on the disk."""
+        if self._file is None:
+            return
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            raise _unwritable(error.strerror) from None
+
+    def fold(self, event: str, facts: Mapping[str, Any], size: int = 0) -> None:
+        """Add a line for what a server can repeat without end, or count it for a later line."""
+        self._seen[event] += 1
+        self._bytes[event] += size
+        seen = self._seen[event]
+        if seen <= WRITTEN_OUT or seen & (seen - 1) == 0:
+            times = seen - self._told[event]
+            sizes = {"bytes": self._bytes[event]} if size else {}
+            self.add(event, {**facts, "times": times, **sizes})
+            self._told[event], self._bytes[event] = seen, 0
+
+    def untold(self, event: str) -> int:
+        """Return how many of what is folded no line has told yet."""
+        return self._seen[event] - self._told[event]
+
+
+class RunAudit:
+    """Records one run.
+
+    Args:
+        audit: the silo's.
+        run: what names the run.
+        before: what the file has of it, from an earlier process.
+    """
+
+    def __init__(self, audit: Audit, run: str, before: AuditedRun | None = None) -> None:
+        self._audit = audit
+        self._run = run
+        self.sent = 0 if before is None else before.sent
+        self._calls = 0
+        self._bytes = 0
+
+    @property
+    def others(self) -> tuple[int, int]:
+        """How many other runs the silo has agreed to: of anybody, and of this server."""
+        return self._audit.agreed_before(self._run)
+
+    def shown(self, frame: bytes) -> None:
+        """Record a hello that is about to leave."""
+        self._audit.fold("hello", {"run": self._run, "digest": digest_of(frame)}, len(frame))
+        self._count(len(frame))
+
+    def agreed(self, facts: Mapping[str, Any]) -> None:
+        """Record an agreement; it is on the disk when this returns."""
+        self._audit.take_agreement(self, {"run": self._run, **facts})
+
+    def answered(self, envelope: Envelope, reply: Payload, frame: bytes) -> None:
+        """Record a reply that is about to leave."""
+        self._audit.add(
+            "answered",
+            {
+                "run": self._run,
+                "round": envelope.round,
+                "op": envelope.op,
+                "kind": str(envelope.kind),
+                "bytes": len(frame),
+                "fields": {name: field.t.nbytes for name, field in reply.items()},
+                "digest": digest_of(frame),
+            },
+        )
+        self._calls += 1
+        self._count(len(frame))
+
+    def _count(self, size: int) -> None:
+        self.sent += size
+        self._bytes += size
+
+    def refused(self, reason: str) -> None:
+        """Record what was refused, or failed."""
+        self._audit.fold("refused", {"run": self._run, "reason": reason})
+
+    def round_over(self) -> None:
+        """Wait until the lines of a round are on the disk."""
+        self._audit.force()
+
+    def ended(self, reason: str | None) -> None:
+        """Record the end of this process's part in the run."""
+        counts = {"calls": self._calls, "bytes": self._bytes}
+        if untold := self._audit.untold("refused"):
+            counts["refusals_without_a_line"] = untold
+        self._audit.add("ended", {"run": self._run, "reason": reason, **counts}, force=True)
+
+
+def digest_of(data: bytes) -> str:
+    """Return the SHA-256 of what leaves, in hexadecimal."""
+    return sha256(data).hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _unwritable(reason: str | None) -> PolicyError:
+    return PolicyError(
+        f"expected to write down in {AUDIT} what leaves, got: {reason}: nothing more is sent; make "
+        "room and start the silo again"
+    )
+
+
+@contextmanager
+def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Audit, str]]:
+    """Continue an audit file, or begin it, and say how; no other process can meanwhile.
+
+    Args:
+        path: of the file; None only counts, and says nothing.
+        about: facts of every agreement: the server, its authority, the policy's digest.
+
+    Raises:
+        ConfigError: the file cannot be written, is held by another process, or was changed.
+    """
+    if path is None:
+        yield Audit(about=about), ""
+        return
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"expected one process that writes {path}, got another one: stop it first"
+            ) from None
+        yield _continued(path, file, about)
+    finally:
+        os.close(file)
+
+
+def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
+    """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
+    with os.fdopen(os.dup(file), "rb") as reader:
+        reader.seek(0)
+        found = read_audit(reader)
+    broken, size = found.broken, os.fstat(file).st_size
+    if broken is not None and not broken.is_torn:
+        raise ConfigError(
+            f"expected {path} as this silo wrote it, got other contents in {broken}: keep it and "
+            "move it away, the next start begins a new one (docs/federation.md)"
+        )
+    torn = 0 if broken is None else size - broken.whole
+    if torn:
+        os.ftruncate(file, size - torn)
+    runs = {run.run: run for run in found.runs}
+    audit = Audit(file, about, runs, found.head, size - torn)
+    note = f"{path} has {found.lines:,} lines, each as it was written"
+    if torn:
+        audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
+        note += f"; {torn} bytes of a line without an end were cut off, and a line says so"
+    return audit, note

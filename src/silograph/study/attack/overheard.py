@@ -1,0 +1,96 @@
+"""What the server of a simulated run sees: every message of every silo, before it is folded."""
+
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from silograph.core.key import Key
+from silograph.core.payload import Payload, Shared, State
+from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.run.setup import Setup, first_weights
+from silograph.federation.base import Federation, Op
+from silograph.federation.ledger import Ledger
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
+
+
+@dataclass(frozen=True, eq=False)
+class SeenCall:
+    """A call of one block of clients: what they were sent and what they replied, by client."""
+
+    name: str
+    inbox: Payload
+    reply: Payload
+
+
+@dataclass(frozen=True, eq=False)
+class Overheard:
+    """A federation of one block whose server writes down what it sees.
+
+    Attributes:
+        fed: the engine.
+        calls: all calls, in order.
+        blocks: the silos' own data, by which attacks are judged; no server has them.
+    """
+
+    fed: Federation
+    calls: list[SeenCall] = field(default_factory=list)
+    blocks: list[ClientBlock] = field(default_factory=list)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """See `Federation`."""
+        return self.fed.ids
+
+    @property
+    def route(self) -> Route:
+        """See `Federation`."""
+        return self.fed.route
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """See `Federation`."""
+        return self.fed.away
+
+    @property
+    def ledger(self) -> Ledger:
+        """See `Federation`."""
+        return self.fed.ledger
+
+    def start_round(self, number: int) -> None:
+        """See `Federation`."""
+        self.fed.start_round(number)
+
+    def call(self, op: Op, inbox: Payload, **how: Any) -> Payload:
+        """Call, and write down what every silo replies."""
+
+        @wraps(op)
+        def told(
+            cfg: Any, block: ClientBlock, state: State, given: Payload, key: Key
+        ) -> tuple[State, Payload]:
+            state, reply = op(cfg, block, state, given, key)
+            self.calls.append(SeenCall(op.__name__, _kept(given), reply))
+            self.blocks[:] = [block]
+            return state, reply
+
+        return self.fed.call(told, inbox, **how)
+
+
+def _kept(inbox: Payload) -> Payload:
+    """Return an inbox whose weights stay as they were sent: servers step in place."""
+    return {n: Shared(f.t.clone()) if isinstance(f, Shared) else f for n, f in inbox.items()}
+
+
+def overhear(setup: Setup, rounds: int) -> Overheard:
+    """Train some rounds of a run and score the last, and return what its server saw."""
+    fed, key = Overheard(setup.federation), training_key(setup.config)
+    method, cfg = setup.method, setup.method_config
+    fed.start_round(0)
+    state = method.init(fed, cfg, first_weights(setup), key.fold("init"))
+    for t in range(1, rounds + 1):
+        fed.start_round(t)
+        state, _ = method.round(fed, cfg, state, t, key)
+    if state.weights is not None:
+        judging = key.fold("judge server", rounds)
+        method.evaluate.counts(fed, cfg.model, state.weights, judging)
+    return fed

@@ -1,0 +1,482 @@
+"""A silo's policy: what is refused, by one line, before anything leaves."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from policed import PolicedSilos, policed
+from runs import rows_of, same_bits, weights_of
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError, SilographError
+from silograph.core.kinds import Kind
+from silograph.deploy.policy import (
+    NO_POLICY,
+    STRICT_POLICY,
+    AskedRun,
+    RowRules,
+    SiloPolicy,
+    check_code,
+    described,
+    read_policy,
+    refusal,
+    write_policy,
+)
+from silograph.deploy.run_plan import MOST_CALLS, lines_of, plan_of
+from silograph.deploy.silo import OwnData
+from silograph.experiment.resolve.resolve import choose, resolve
+from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
+from silograph.federation.expected_bytes import SizeBound
+from silograph.federation.field_specs import Extent
+from silograph.federation.program import calls_of
+from silograph.federation.session.audit import Audit, open_audit
+from silograph.federation.session.audit_chain import AuditReading, read_audit
+from silograph.federation.session.holder import SendingBounds
+from silograph.federation.session.message import Message, Type, pack
+from silograph.federation.session.names import own_ops
+from silograph.federation.session.responder import Responder
+from silograph.federation.session.state_store import StateStore
+from silograph.graph.graph import Graph, Schema
+from silograph.methods import METHODS
+
+MakeGraph = Callable[..., Graph]
+SCHEMA = Schema(7, 3, "multiclass", ())
+ABLE = [name for name, method in METHODS.items() if method.setting.at_server is None]
+QUICK = ("fedavg", "label_guided", "fedais")
+WEIGHTS_ONLY = ("control", "evaluation", "weights")
+
+
+def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> AskedRun:
+    """What a run asks; `nodes` and `silos` are what it has behind each row at least."""
+    given = {"method": "fedavg", "clients": 4, "rounds": 20, **options}
+    asked = make_config(given)
+    found = resolve(asked, SCHEMA, choose(asked))
+    method, cfg = found.parts.method.part, found.method_config
+    program = program_of(found.config, SCHEMA, method, cfg)
+    needs = beyond_weights(found.config, method, cfg)
+    config = dataclasses.replace(found.config, min_nodes_per_row=nodes, min_silos_per_row=silos)
+    return AskedRun(config, program, needs)
+
+
+def test_no_policy_is_what_held_before() -> None:
+    assert refusal(NO_POLICY, asked_run()) is None
+    asked = asked_run(method="bns")
+    assert refusal(NO_POLICY, asked) == (
+        "this silo has not agreed to bns, which sends rows of single nodes through the server "
+        "(docs/exchange.md): start it with --allow bns, or leave the run"
+    )
+    assert refusal(NO_POLICY, dataclasses.replace(asked, allow=("bns",))) is None
+    assert refusal(SiloPolicy(methods=("bns",)), asked) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "options", "facts", "says"),
+    [
+        (
+            {"methods": ("fedavg", "local")},
+            {"method": "fedopt"},
+            {},
+            "expected one of fedavg, local by this silo's policy.toml, got fedopt: add it to "
+            "methods there, start the silo with --allow fedopt, or leave the run",
+        ),
+        (
+            {"methods": ()},
+            {},
+            {},
+            "expected no method by this silo's policy.toml, got fedavg: add it to methods there, "
+            "start the silo with --allow fedavg, or leave the run",
+        ),
+        (
+            {"methods": ("fedavg",)},
+            {"collect": 0.5},
+            {},
+            "expected one of fedavg by this silo's policy.toml, got collect: add it to methods "
+            "there, start the silo with --allow collect, or leave the run",
+        ),
+        (
+            {"kinds": ("weights",)},
+            {},
+            {},
+            "expected replies of kinds weights by this silo's policy.toml, got a run that sends "
+            "control: add control to kinds there, or leave the run",
+        ),
+        (
+            {"kinds": ()},
+            {},
+            {},
+            "expected replies of no kind by this silo's policy.toml, got a run that sends control: "
+            "add control to kinds there, or leave the run",
+        ),
+        (
+            {"most_rounds": 19},
+            {},
+            {},
+            "expected at most 19 rounds in a run by this silo's policy.toml, got 20: raise "
+            "most_rounds there, or leave the run",
+        ),
+        (
+            {"most_runs": 2},
+            {},
+            {"runs": 2},
+            "expected at most 2 runs by this silo's policy.toml, got run number 3: raise most_runs "
+            "there, or leave the run",
+        ),
+        (
+            {"most_runs_of_server": 1},
+            {},
+            {"runs_of_server": 1},
+            "expected at most 1 runs of one server by this silo's policy.toml, got its run number "
+            "2: raise most_runs_of_server there, or leave the run",
+        ),
+        (
+            {"least_silos": 5},
+            {},
+            {},
+            "expected at least 5 silos by this silo's policy.toml, got 4: lower least_silos there, "
+            "or leave the run",
+        ),
+        (
+            {"most_bytes": 1000},
+            {},
+            {"least": 400, "sent": 601},
+            "expected at most 1.0 kB in a run by this silo's policy.toml, got a run whose set-up "
+            "and first round send 400 B after 601 B that have left: raise most_bytes there, or "
+            "leave the run",
+        ),
+        (
+            {"most_bytes": 1000},
+            {},
+            {"least": 1001},
+            "expected at most 1.0 kB in a run by this silo's policy.toml, got a run whose set-up "
+            "and first round send 1.0 kB: raise most_bytes there, or leave the run",
+        ),
+        (
+            {"rows": RowRules(min_nodes=3)},
+            {"method": "label_guided", "nodes": 2},
+            {"allow": ("label_guided",)},
+            "expected at least 3 nodes behind each row by this silo's policy.toml, got a run with "
+            "2: let the server run with --min-nodes-per-row 3, or lower min_nodes there, or leave "
+            "the run",
+        ),
+        (
+            {"rows": RowRules(min_silos=2)},
+            {"method": "label_guided"},
+            {"allow": ("label_guided",)},
+            "expected at least 2 silos behind each row by this silo's policy.toml, got a run with "
+            "1: let the server run with --min-silos-per-row 2, or lower min_silos there, or leave "
+            "the run",
+        ),
+    ],
+)
+def test_the_first_rule_that_a_run_breaks(
+    rules: dict[str, Any], options: dict[str, Any], facts: dict[str, Any], says: str
+) -> None:
+    asked = dataclasses.replace(asked_run(**options), **facts)
+    assert refusal(SiloPolicy(**rules), asked) == says
+
+
+def test_what_a_policy_just_allows() -> None:
+    policy = SiloPolicy(
+        methods=("fedavg",),
+        kinds=WEIGHTS_ONLY,
+        most_bytes=1000,
+        most_rounds=20,
+        most_runs=3,
+        most_runs_of_server=2,
+        least_silos=4,
+        rows=RowRules(min_nodes=9, min_silos=9),  # nothing is exchanged
+    )
+    asked = dataclasses.replace(asked_run(), least=400, sent=600, runs=2, runs_of_server=1)
+    assert refusal(policy, asked) is None
+    sums = asked_run(method="label_guided", nodes=3, silos=2)
+    rules = RowRules(min_nodes=3, min_silos=2)
+    assert refusal(SiloPolicy(methods=("label_guided",), rows=rules), sums) is None
+    allowed = dataclasses.replace(asked, allow=("fedavg",))
+    assert refusal(dataclasses.replace(policy, methods=()), allowed) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("most_round = 3", "unknown key in policy.toml 'most_round': did you mean 'most_rounds'"),
+        ("[rows]\nmin_node = 3", "unknown key in [rows] 'min_node': did you mean 'min_nodes'"),
+        ("most_rounds = 0", "most_rounds: input should be greater than or equal to 1, got 0"),
+        ("most_rounds = 1e3", "most_rounds: input should be a valid integer, got 1000.0"),
+        ("most_rounds = true", "most_rounds: input should be a valid integer, got True"),
+        ("most_rounds = '3'", "most_rounds: input should be a valid integer, got '3'"),
+        ("most_runs = 99999999999999999999", "most_runs: "),
+        ("most_bytes = '3 apples'", "most_bytes: expected a number of bytes, or of kB, MB or GB"),
+        ("most_bytes = -1", "most_bytes: input should be greater than or equal to 1, got -1"),
+        ("methods = 'fedavg'", "methods: input should be a valid tuple, got 'fedavg'"),
+        ("methods = [1]", "methods: input should be a valid string, got 1"),
+        ("methods = ['fedavgg']", "unknown method in methods 'fedavgg': did you mean 'fedavg'"),
+        ("kinds = ['weight']", "unknown kind in kinds 'weight': did you mean 'weights'"),
+        ("rows = 3", "rows: "),
+        ("[code]\n'a.py' = 3", "code.a.py: input should be a valid string, got 3"),
+        ("[rows]\nmin_silos = -2", "min_silos: input should be greater than or equal to 1"),
+        ("most_rounds = ", "expected TOML, got: "),
+        ("\udcff", "expected TOML, got: "),
+    ],
+)
+def test_a_file_that_says_something_else(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "policy.toml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError) as failure:
+        read_policy(tmp_path)
+    assert str(failure.value).startswith(f"{tmp_path / 'policy.toml'}: {says}")
+    assert "\n" not in str(failure.value)
+
+
+def test_what_a_file_says(tmp_path: Path) -> None:
+    assert read_policy(tmp_path) is None
+    text = "methods = ['own.py:METHOD', 'collect']\nmost_bytes = '1.5 kB'\n[code]\n'own.py' = '1f'"
+    (tmp_path / "policy.toml").write_text(text)
+    policy = read_policy(tmp_path)
+    assert policy == SiloPolicy(
+        methods=("own.py:METHOD", "collect"), most_bytes=1500, code={"own.py": "1f"}
+    )
+    assert policy.bounds == SendingBounds(None, 1500)
+    assert policy.digest != NO_POLICY.digest
+    (tmp_path / "policy.toml").write_text(f"# said otherwise\n{text}".replace("1.5 kB", "1500"))
+    again = read_policy(tmp_path)
+    assert again is not None
+    assert again.digest == policy.digest
+    (tmp_path / "policy.toml").unlink()
+    (tmp_path / "policy.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"expected to read .*policy.toml, got: Is a directory"):
+        read_policy(tmp_path)
+
+
+def test_the_strict_policy(tmp_path: Path) -> None:
+    """Every key is there, with a comment; its methods are those that send nothing else."""
+    path = write_policy(tmp_path)
+    assert path.read_text(encoding="utf-8") == STRICT_POLICY
+    assert path.stat().st_mode & 0o777 == 0o600
+    policy = read_policy(tmp_path)
+    assert policy is not None
+    values = dataclasses.asdict(policy)
+    assert [key for key, value in values.items() if value is None] == []
+    lines = STRICT_POLICY.splitlines()
+    for key in (*values, "min_nodes", "min_silos"):
+        place = next(n for n, line in enumerate(lines) if line.startswith((f"{key} =", f"[{key}]")))
+        above = lines[place - 1]
+        assert above.startswith(("#", "most_runs =", "min_nodes =", "[rows]")), key
+    alone = {n for n in ABLE if not asked_run(method=n).needs}
+    assert set(policy.methods or ()) | {"fedpub"} == alone
+    for name in policy.methods or ():
+        assert set(kinds_sent(asked_run(method=name).program)) <= set(policy.kinds or ())
+    with pytest.raises(ConfigError, match=r"expected no policy at .* yet, got one: it stays as it"):
+        write_policy(tmp_path)
+    with pytest.raises(ConfigError, match=r"expected to write .*policy.toml, got: No such file"):
+        write_policy(tmp_path / "none")
+
+
+def test_which_rules_hold_is_said(tmp_path: Path) -> None:
+    none = list(described(NO_POLICY, has_file=False, allow=("bns",)))
+    assert none == [
+        "no policy.toml: methods that send weights and counts only; --allow bns; no other limit"
+    ]
+    write_policy(tmp_path)
+    policy = read_policy(tmp_path)
+    assert policy is not None
+    first, *rules = described(policy, has_file=True, allow=())
+    assert first == f"policy.toml holds, digest {policy.digest[:16]}"
+    assert rules[1:6] == [
+        "  kinds: control, evaluation, weights",
+        "  most_bytes: 100.00 MB",
+        "  most_rounds: 100",
+        "  most_runs: 20",
+        "  most_runs_of_server: 10",
+    ]
+    assert rules[-2:] == ["  code: none", "  rows: min_nodes 5, min_silos 2"]
+    assert "  methods: no limit" in described(SiloPolicy(most_rounds=3), has_file=True, allow=())
+
+
+def test_code_is_allowed_by_its_digest() -> None:
+    check_code(NO_POLICY, {"own.py": "12"})
+    check_code(SiloPolicy(code={"own.py": "12", "more.py": "34"}), {"own.py": "12"})
+    listed = "expected code that policy.toml lists under .code., got own.py with digest 12"
+    with pytest.raises(
+        ConfigError, match=f'{listed}: write "own.py" = "12" there once you have re'
+    ):
+        check_code(SiloPolicy(code={}), {"own.py": "12"})
+    with pytest.raises(ConfigError, match=f"{listed} in place of 34: write"):
+        check_code(SiloPolicy(code={"own.py": "34"}), {"own.py": "12"})
+
+
+def read(path: Path) -> AuditReading:
+    with path.open("rb") as file:
+        return read_audit(file)
+
+
+@pytest.fixture
+def silos(make_graph: MakeGraph, tmp_path: Path) -> PolicedSilos:
+    return policed(make_graph(60), tmp_path)
+
+
+def strictest(name: str, sent: int, kinds: tuple[str, ...]) -> SiloPolicy:
+    return SiloPolicy(
+        methods=(name,),
+        kinds=kinds,
+        most_bytes=sent,
+        most_rounds=2,
+        most_runs=1,
+        most_runs_of_server=1,
+        least_silos=3,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ABLE]
+)
+def test_methods_run_unchanged_under_the_strictest_policy_that_allows_them(
+    silos: PolicedSilos, tmp_path: Path, name: str
+) -> None:
+    """Not a byte, a round, a run or a kind could be less; weights, ledger and scores are the same.
+
+    The audit file tells what the ledger counts as sent up, and no less than the plan's least.
+    """
+    options: dict[str, Any] = {"method": name, "rounds": 2}
+    plain, workers = silos.run(allow=(name,), **options)
+    sent = {silo: worker.audit.sent for silo, worker in workers.items()}
+    kinds = kinds_sent(asked_run(method=name, rounds=2).program)
+    paths = {silo: tmp_path / f"{silo}.jsonl" for silo in sent}
+    contexts = {silo: open_audit(path, {"policy": "p"}) for silo, path in paths.items()}
+    audits = {silo: context.__enter__()[0] for silo, context in contexts.items()}
+    found, _ = silos.run(
+        lambda silo: strictest(name, sent[silo], kinds), audit=audits.__getitem__, **options
+    )
+    for context in contexts.values():
+        context.__exit__(None, None, None)
+    assert same_bits(weights_of(found), weights_of(plain))
+    assert found.ledger.records == plain.ledger.records
+    assert rows_of(found) == rows_of(plain)
+    for place, silo in enumerate(sent):
+        (run,) = read(paths[silo]).runs
+        up = {str(kind): 0 for kind in Kind}
+        for r in found.ledger.records:
+            if r.direction == "up":
+                up[str(r.what)] += int(r.bytes[r.clients == place].sum())
+        assert {k: n for k, n in run.bytes.items() if k != "hello"} == {
+            kind: size for kind, size in up.items() if size
+        }
+        assert run.agreed is not None
+        most = run.agreed.facts["most_bytes"]
+        assert all(most[kind] is None or up[kind] <= most[kind] for kind in most)
+        assert {kind for kind, size in up.items() if size} <= most.keys()
+
+
+def test_the_silo_stops_before_one_byte_too_many(silos: PolicedSilos, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "fedavg", "rounds": 2}
+    _, workers = silos.run(**options)
+    sent = {silo: worker.audit.sent for silo, worker in workers.items()}
+    first, path = silos.silos[0].name, tmp_path / "a.jsonl"
+    silos.said.clear()
+    with (
+        open_audit(path, {}) as (audit, _),
+        pytest.raises(SilographError),  # of the server, which the silo does not answer any more
+    ):
+        silos.run(
+            lambda silo: SiloPolicy(most_bytes=sent[silo] - (silo == first)),
+            audit=lambda silo: audit if silo == first else Audit(),
+            **options,
+        )
+    (run,) = read(path).runs
+    assert run.sent < sent[first] - 1
+    assert run.refused == 1
+    (line,) = [line for line in silos.said if line.startswith("refused:")]
+    assert line.startswith(f"refused: expected at most {sent[first] - 1:,} bytes to leave in a run")
+    assert line.endswith("the silo leaves the run")
+
+
+def test_a_run_whose_first_round_is_too_much_is_refused_at_once(silos: PolicedSilos) -> None:
+    _, workers = silos.run(method="fedavg", rounds=1)
+    sent = {silo: worker.audit.sent for silo, worker in workers.items()}
+    with pytest.raises(SilographError, match="got a run whose set-up and first round send "):
+        silos.run(lambda silo: SiloPolicy(most_bytes=sent[silo] - 1), method="fedavg", rounds=9)
+
+
+def test_a_kind_that_no_program_told_of_does_not_leave() -> None:
+    bounds = SendingBounds(("weights",), 10)
+    bounds.check("weights", 4, 6)
+    with pytest.raises(SilographError, match=r"expected replies of weights, as this silo's policy"):
+        bounds.check("features", 0, 1)
+    with pytest.raises(
+        SilographError, match=r"at most 10 bytes .* got 7 more after 4: the silo le"
+    ):
+        bounds.check("weights", 4, 7)
+
+
+def test_what_a_run_will_send_is_shown_before_it_begins(silos: PolicedSilos) -> None:
+    silos.run(allow=("label_guided",), method="label_guided", rounds=2)
+    start = silos.said.index("this run sends to the server")
+    shown = silos.said[start : start + 11]
+    assert shown[1] == "(rows of single nodes: label_guided; 3 silos, as the server says)"
+    assert shown[2].split() == ["kind", "rounds", "in", "a", "round", "in", "all"]
+    names = [line.split()[0] for line in shown[3:10]]
+    assert names == [
+        *(
+            "control",
+            "cotangents",
+            "evaluation",
+            "gradients",
+            "halo_keys",
+            "partial_sums",
+            "weights",
+        )
+    ]
+    assert shown[10].startswith("all of it")
+    assert silos.said[start + 11].startswith("received")
+    assert all(len(line) <= 65 for line in shown)
+
+
+def test_runs_are_counted_over_restarts(silos: PolicedSilos, tmp_path: Path) -> None:
+    """The third run is refused; the second one, begun again, is still the second."""
+    path, first = tmp_path / "a.jsonl", silos.silos[0].name
+    for token, says in ((b"a", ""), (b"b", ""), (b"b", ""), (b"c", "got run number 3: raise")):
+        with open_audit(path, {"server": "s:1"}) as (audit, _):
+            arguments: dict[str, Any] = {
+                "policy": lambda _: SiloPolicy(most_runs=2),
+                "audit": lambda silo: audit if silo == first else Audit(),
+                "token": token * 16,
+                "method": "local",
+                "rounds": 1,
+            }
+            if says:
+                with pytest.raises(
+                    SilographError, match=f"^{first}: expected at most 2 runs .*{says}"
+                ):
+                    silos.run(**arguments)
+            else:
+                silos.run(**arguments)
+    assert [run.agreements for run in read(path).runs] == [1, 2, 0]
+
+
+def test_an_unknown_server_fills_no_disk(silos: PolicedSilos, tmp_path: Path) -> None:
+    """It asks for what was not agreed to 5,000 times."""
+    path, silo = tmp_path / "a.jsonl", silos.silos[0]
+    own = OwnData(silo, {}, None, lambda _: None)
+    with open_audit(path, {}) as (audit, _):
+        worker = Responder(
+            bytes(16), own_ops(), own, StateStore(), lambda _: None, silo.name, audit
+        )
+        for number in range(1, 5001):
+            worker.answer(pack(Message(Type.START, bytes(16), number, b"{}")))
+    assert read(path).broken is None
+    assert read(path).lines < 40
+    assert path.stat().st_size < 20_000
+
+
+def test_a_long_run_is_added_up_as_far_as_it_goes_quickly() -> None:
+    """A run of a million rounds; each has some calls, and their bytes are the same in each."""
+    extent = Extent(1, torch.float32, {})
+    asked = asked_run(method="fedavg", rounds=10**6)
+    found = plan_of(asked.program, extent)
+    calls = sum(1 for _ in calls_of(asked.program.round(1)))
+    assert found.rounds == -(-MOST_CALLS // calls)
+    (weights,) = [row for row in found.sent if row.name == "weights"]
+    assert weights.whole == SizeBound(*[found.rounds * weights.each.least] * 2)
+    shown = list(lines_of(found, 10**6, "x", 4, ()))
+    assert shown[-1] == f"(in all: the first {found.rounds:,} of 1,000,000 rounds)"

@@ -1,0 +1,203 @@
+"""The audit file of a silo: it continues, stays small, and nothing leaves without a line."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from silograph.core.errors import ConfigError, PolicyError
+from silograph.core.kinds import Kind
+from silograph.core.payload import Shared
+from silograph.federation.frame import Envelope
+from silograph.federation.session.audit import WRITTEN_OUT, Audit, digest_of, open_audit
+from silograph.federation.session.audit_chain import AuditReading, read_audit
+
+ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
+REPLY = {"w": Shared(torch.zeros(3)), "n": Shared(torch.tensor(1))}
+
+
+def read(path: Path) -> AuditReading:
+    with path.open("rb") as file:
+        return read_audit(file)
+
+
+def answer(audit: Audit, run: str, frame: bytes = b"frame", round_: int = 1) -> None:
+    envelope = Envelope("train", Kind.WEIGHTS, round_, 1)
+    audit.of_run(run).answered(envelope, REPLY, frame)
+
+
+def test_what_is_written_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, note):
+        assert note == f"{path} has 0 lines, each as it was written"
+        run = audit.of_run("r1")
+        run.shown(b"hello")
+        run.agreed({"method": "fedavg"})
+        run.answered(Envelope("train", Kind.WEIGHTS, 1, 1), REPLY, b"frame")
+        assert run.sent == 10
+        assert audit.to_end(lambda: "why") == "why"
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = read(path)
+    (seen,) = found.runs
+    assert found.broken is None
+    assert found.lines == 4
+    assert seen.bytes == {"hello": 5, "weights": 5}
+    assert seen.agreed is not None
+    assert seen.agreed.facts.items() >= ABOUT.items()
+    assert seen.ended is not None
+    assert seen.ended.facts.items() >= {"reason": "why", "calls": 1, "bytes": 10}.items()
+    with path.open() as file:
+        told = file.read()
+    assert digest_of(b"frame") in told
+    assert '"fields": {"w": 12, "n": 8}' in told
+
+
+def test_a_restart_continues_the_chain_and_the_counts(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    for start, (run, server) in enumerate([("r1", "there:1"), ("r1", "there:2"), ("r2", "far:1")]):
+        with open_audit(path, ABOUT | {"server": server}) as (audit, note):
+            assert note.startswith(f"{path} has {2 * start} lines")
+            audit.of_run(run).agreed({})
+            answer(audit, run)
+    with open_audit(path, ABOUT) as (audit, _):
+        assert audit.of_run("r1").sent == 10
+        assert audit.of_run("r1").others == (1, 0)
+        assert audit.of_run("r2").others == (1, 1)  # the other one was with `there`
+        assert audit.of_run("r3").others == (2, 1)
+    with open_audit(path, ABOUT | {"authority": "another"}) as (audit, _):
+        assert audit.of_run("r3").others == (2, 0)
+    assert read(path).broken is None
+    assert [run.agreements for run in read(path).runs] == [2, 1]
+
+
+def test_an_error_ends_a_run_in_the_file_too(tmp_path: Path) -> None:
+    def fail() -> str | None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({})
+        with pytest.raises(KeyboardInterrupt):
+            audit.to_end(fail)
+    (run,) = read(path).runs
+    assert run.ended is not None
+    assert run.ended.facts["reason"] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_a_torn_line_is_cut_off_and_told(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({})
+        size = path.stat().st_size
+        answer(audit, "r1")
+    os.truncate(path, path.stat().st_size - cut)
+    torn = path.stat().st_size - size
+    with open_audit(path, ABOUT) as (audit, note):
+        assert f"; {torn} bytes of a line without an end were cut off" in note
+        answer(audit, "r1")
+    found = read(path)
+    assert found.broken is None
+    assert found.lines == 3
+    assert f'"event": "torn", "line": 2, "bytes": {torn}' in path.read_text()
+
+
+def test_a_file_that_was_changed_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({})
+        answer(audit, "r1")
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"there", b"their"))
+    with (
+        pytest.raises(ConfigError, match=r"as this silo wrote it, got other contents in line 1: "),
+        open_audit(path, ABOUT),
+    ):
+        pass
+    assert path.read_bytes() == before.replace(b"there", b"their")
+
+
+def test_one_process_writes(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with (
+        open_audit(path, ABOUT),
+        pytest.raises(ConfigError, match=r"expected one process that wr"),
+        open_audit(path, ABOUT),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match=r"expected to write .*none/audit.jsonl, got: No such"),
+        open_audit(tmp_path / "none" / "audit.jsonl", ABOUT),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("wrote", [None, 10])
+def test_nothing_leaves_that_cannot_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrote: int | None
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    real = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if wrote is None:
+            raise OSError(28, "No space left on device")
+        return real(file, data[:wrote])
+
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(
+                PolicyError, match=r"expected to write down in audit.jsonl what lea"
+            ):
+                answer(audit, "r1")
+        answer(audit, "r1")
+    assert read(path).broken is None
+    assert read(path).lines == 2
+
+
+def test_a_line_that_cannot_be_forced_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with open_audit(tmp_path / "audit.jsonl", ABOUT) as (audit, _):
+        monkeypatch.setattr(os, "fdatasync", fail)
+        with pytest.raises(PolicyError, match="got: Input/output error: nothing more is sent"):
+            audit.of_run("r1").agreed({})
+
+
+def test_what_is_repeated_without_end_takes_few_lines(tmp_path: Path) -> None:
+    """10,000 refusals and hellos: 16 lines each, then one for each power of two up to 8,192."""
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        run = audit.of_run("r1")
+        for _ in range(10_000):
+            run.refused("no")
+            run.shown(b"hello")
+        run.agreed({})
+        assert audit.to_end(lambda: None) is None
+    each = WRITTEN_OUT + 9  # 32 to 8,192
+    found = read(path)
+    assert found.lines == 2 * each + 2
+    (seen,) = found.runs
+    assert seen.refused == 8_192
+    assert seen.ended is not None
+    assert seen.ended.facts["refusals_without_a_line"] == 10_000 - 8_192
+    assert seen.bytes["hello"] == 5 * 8_192
+    assert run.sent == 50_000
+
+
+def test_without_a_file_only_counts(tmp_path: Path) -> None:
+    with open_audit(None, ABOUT) as (audit, note):
+        answer(audit, "r1")
+        assert note == ""
+        assert audit.of_run("r1").sent == 0  # a record of its own
+        run: Any = audit.of_run("r2")
+        run.shown(b"12")
+        assert run.sent == 2
+    assert not list(tmp_path.iterdir())

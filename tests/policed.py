@@ -1,0 +1,118 @@
+"""Runs over silos with their own data, policies and audit files, without a network."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remote_runs import finish
+from runs import FAST
+from sessions import TOKEN, DirectLink
+from silograph.core.errors import ConfigError
+from silograph.deploy.policy import NO_POLICY, SiloPolicy
+from silograph.deploy.silo import OwnData, start_facts
+from silograph.experiment.resolve.resolve import DTYPES, resolve
+from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.setup import Setup
+from silograph.federation.program import Course
+from silograph.federation.session.audit import Audit
+from silograph.federation.session.engine import Session
+from silograph.federation.session.events import Event
+from silograph.federation.session.limits import Limits
+from silograph.federation.session.meeting import agree
+from silograph.federation.session.message import Type
+from silograph.federation.session.names import own_ops
+from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.responder import Responder
+from silograph.federation.session.state_store import StateStore
+from silograph.graph.graph import Graph, Schema
+from silograph.graph.silos.data import Silo
+from silograph.graph.silos.read import read_silo
+from silos import config_of, folders
+
+SECRET = bytes(range(32))
+ALL_SILOS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class PolicedSilos:
+    """Silos of a cut graph, and what a server makes of them.
+
+    Attributes:
+        silos: their data.
+        said: what they told their people.
+    """
+
+    silos: tuple[Silo, ...]
+    said: list[str]
+
+    def run(
+        self,
+        policy: Callable[[str], SiloPolicy] = lambda _: NO_POLICY,
+        *,
+        allow: tuple[str, ...] = (),
+        audit: Callable[[str], Audit] = lambda _: Audit(),
+        token: bytes = TOKEN,
+        **options: Any,
+    ) -> tuple[Result, Mapping[str, Responder]]:
+        """Run a federation; `policy` and `audit` are those of a silo by its name."""
+        workers = {}
+        for silo in self.silos:
+            secrets = dict.fromkeys(silo.cross.silo, SECRET)
+            own = OwnData(silo, secrets, None, self._report, allow, policy=policy(silo.name))
+            workers[silo.name] = Responder(
+                token,
+                own_ops(),
+                own,
+                StateStore(),
+                self._report,
+                silo.name,
+                audit(silo.name),
+                own.policy.bounds,
+            )
+        return finish(self._setup(workers, token, options)), workers
+
+    def _report(self, event: Event) -> None:
+        self.said.append(str(event))
+
+    def _setup(
+        self, workers: Mapping[str, Responder], token: bytes, options: Mapping[str, Any]
+    ) -> Setup:
+        peers = {name: Peer(name, DirectLink(w), token) for name, w in workers.items()}
+        agreed, route = agree(peers, None)
+        known = agreed.facts
+        schema = Schema(known.features, known.num_classes, known.task, known.class_names)
+        asked = {
+            **FAST,
+            "kernels": "torch",
+            **options,
+            "clients": len(peers),
+            "partition": "silo",
+            "block_size": 1,
+        }
+        found = resolve(config_of(**asked), schema, device="cpu")
+        config, method_config = found.config, found.method_config
+        program = program_of(config, found.schema, found.parts.method.part, method_config)
+        for name, peer in peers.items():
+            try:
+                peer.ask(Type.START, start_facts(config, found.schema), None)
+            except LostError as error:
+                raise ConfigError(f"{name}: {error}") from None
+        session = Session(
+            peers,
+            route,
+            own_ops(),
+            Course(program),
+            dtype=DTYPES[config.dtype],
+            limits=Limits(len(peers)),
+            compiled=method_config.backend.compiled,
+        )
+        return Setup(config, found.parts, found.schema, method_config, session, found.device)
+
+
+def policed(graph: Graph, path: Path, clients: int = ALL_SILOS) -> PolicedSilos:
+    """Silos of a random cut of a graph."""
+    config = replace(config_of(clients, partition="random"), split="0.4/0.3/0.3")
+    made = folders(graph, config, path / "silos")
+    return PolicedSilos(tuple(map(read_silo, made)), [])

@@ -1,0 +1,171 @@
+"""Attacks succeed where the docs say so, and fail where a threshold is said to stop them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import silograph as sg
+from commands import Capture, printed
+from runs import MakeGraph
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError
+from silograph.nn.optim import SGD, Adam
+from silograph.study.attack.attack import NOTHING, attack, write_findings
+from silograph.study.attack.finding import Finding
+from silograph.study.attack.from_counts import single_labels
+from silograph.study.attack.from_rows import (
+    labels_behind,
+    same_up_to_scale,
+    separable,
+    solved_features,
+)
+from silograph.study.attack.from_weights import (
+    crafted,
+    occurring_features,
+    single_rows,
+    untouched,
+)
+
+RUN: dict[str, Any] = {"clients": 4, "partition": "random", "hidden": 4, "dtype": "float64"}
+
+
+def found(make_graph: MakeGraph, **options: Any) -> dict[str, Finding]:
+    """Findings by the first words of what is recovered."""
+    config = make_config({**RUN, **options})
+    return {one.recovered.split(",")[0]: one for one in attack(config, make_graph(60))}
+
+
+FEATURES, LABELS = "features of nodes", "labels of training nodes alone behind a row"
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"method": "label_guided"}, 0.5),
+        ({"method": "bns", "options": {"rate": 0.5}}, 0.5),
+        ({"method": "cagnet"}, 0.99),
+    ],
+    ids=lambda value: value["method"] if isinstance(value, dict) else "",
+)
+def test_features_and_labels_from_rows(
+    make_graph: MakeGraph, options: dict[str, Any], least: float
+) -> None:
+    seen = found(make_graph, **options)
+    assert seen[FEATURES].share >= least
+    assert seen[LABELS].share > 0.2
+    assert (seen[LABELS].right or 0) > 0.95
+
+
+def test_two_nodes_behind_every_row_stop_features_and_not_all_labels(make_graph: MakeGraph) -> None:
+    plain = found(make_graph, method="label_guided")
+    least = found(make_graph, method="label_guided", min_nodes_per_row=2)
+    assert least[FEATURES].share < 0.05
+    assert plain[FEATURES].share > 0.05
+    assert least[LABELS].share == 0 < plain[LABELS].share
+    others = least["labels of training nodes"]
+    assert 0 < others.share < plain["labels of training nodes"].share
+    single = "messages of single nodes"
+    assert least[FEATURES].share < least[single].share < plain[single].share
+
+
+def test_crafted_weights_give_single_rows(make_graph: MakeGraph) -> None:
+    own = {"method": "fedopt", "hidden": 64, "clients": 15}
+    seen = found(make_graph, **own)
+    rows = seen["what enters the first layer at training nodes"]
+    assert rows.server == "active"
+    assert rows.share > 0.8
+
+
+def test_nothing_applies_or_nothing_can(make_graph: MakeGraph, tmp_path: Path) -> None:
+    seen = found(make_graph, method="local")
+    assert all(one.share == 0 for one in seen.values())
+    write_findings([], make_config({"method": "local"}), tmp_path / "none")
+    assert NOTHING in (tmp_path / "none" / "attack.md").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^expected a folder to make, got .* which exists: use"):
+        write_findings([], make_config({}), tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"trains at silos to attack, got centralized, which tr"):
+        attack(make_config({"method": "centralized"}), make_graph(30))
+
+
+def test_the_command(make_graph: MakeGraph, tmp_path: Path, capsys: Capture) -> None:
+    del make_graph
+    text = printed(
+        capsys, "attack", "digits", "--clients", "500", "--partition", "random", "--hidden", "8",
+        "--out", str(tmp_path / "found"), "--json",
+    )  # fmt: skip
+    lines = json.loads(text)
+    kept = json.loads((tmp_path / "found" / "attack.json").read_text(encoding="utf-8"))
+    assert kept["findings"] == lines
+    shares = {line["recovered"]: line["share"] for line in lines}
+    assert shares["labels of test nodes that are alone at their silo"] > 0.5
+    assert "| attack | what is recovered |" in (tmp_path / "found" / "attack.md").read_text("utf-8")
+
+
+# --- the functions by themselves ------------------------------------------------------------------
+
+
+def test_messages_are_solved_as_soon_as_there_are_enough() -> None:
+    x = torch.rand(5, 6, dtype=torch.float64)
+    maps = [torch.rand(6, 4, dtype=torch.float64) for _ in range(4)]
+    places = [torch.tensor(p) for p in ([0, 1, 2], [2, 0], [0, 3, 2], [0, 4])]
+    rows = [x[p] @ w for p, w in zip(places, maps, strict=True)]
+    where, solved = solved_features(maps, rows, places)
+    assert sorted(where.tolist()) == [0, 2]  # three steps of 4 equations for 6 unknowns
+    torch.testing.assert_close(solved, x[where], rtol=0, atol=1e-9)
+    assert same_up_to_scale(3 * solved, x).tolist() == [True, False, True, False, False]
+    assert not same_up_to_scale(solved + 0.01 * torch.rand(2, 6).double(), x).any()
+
+
+def test_signs_name_a_class_only_where_all_behind_have_it() -> None:
+    share = torch.full((3,), 1 / 3)
+    own = [share - torch.nn.functional.one_hot(torch.tensor(k), 3) for k in (0, 1, 1)]
+    rows = torch.stack([own[0], own[1] + own[2], own[0] + own[1], torch.zeros(3)])
+    assert labels_behind(rows).tolist() == [0, 1, -1, -1]
+
+
+def test_a_node_is_separable_if_others_cancel() -> None:
+    behind = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
+    assert separable(behind).tolist() == [True, True, True, False, False]
+    assert separable(behind[:2]).tolist() == [False] * 5
+    assert separable(torch.zeros(0, 2)).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1, 5e-4), Adam(0.01, 5e-4)])
+def test_features_that_move(optimizer: SGD | Adam) -> None:
+    start = {"0.weight": torch.rand(5, 3)}
+    idle = untouched(start, optimizer, 2)["0.weight"]
+    assert (idle != start["0.weight"]).all()
+    after = idle.clone()
+    after[[1, 4]] += 0.01
+    assert occurring_features(after[None], idle).tolist() == [[False, True, False, False, True]]
+
+
+def test_rows_of_a_crafted_step() -> None:
+    """Two layers without neighbors, one step of SGD on three rows."""
+    x = torch.tensor([[1.0, 0, 2], [0, 1, 0], [3, 1, 4]], dtype=torch.float64)
+    y, zero = torch.tensor([0, 1, 1]), torch.zeros(3, 16, dtype=torch.float64)
+    like = {"0.weight": zero, "0.bias": zero[0], "1.weight": zero.T[:, :2], "1.bias": zero[0, :2]}
+    sent = crafted(like, 4.0, 3.0)
+    leaves = {name: w.clone().requires_grad_() for name, w in sent.items()}
+    hidden = (x @ leaves["0.weight"] + leaves["0.bias"]).relu()
+    logits = hidden @ leaves["1.weight"] + leaves["1.bias"]
+    loss = torch.nn.functional.cross_entropy(logits, y)
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    after = {name: (w - 0.1 * grads[name])[None] for name, w in sent.items()}
+    assert same_up_to_scale(single_rows(sent, after)[0], x, 1e-6).all()
+
+
+def test_the_label_of_a_node_that_is_counted_alone() -> None:
+    assert single_labels(torch.tensor([[0, 1, 0], [0, 0, 0], [0, 2, 0]])).tolist() == [1, -1, -1]
+
+
+def test_what_the_server_overhears_changes_nothing(make_graph: MakeGraph) -> None:
+    """The attack's simulation trains as runs do: its first steps have the bits of theirs."""
+    graph = make_graph(60)
+    before = sg.run(graph, method="fedopt", rounds=1, **RUN)
+    found(make_graph, method="fedopt")
+    after = sg.run(graph, method="fedopt", rounds=1, **RUN)
+    assert before.rounds[0]["train_loss"] == after.rounds[0]["train_loss"]
