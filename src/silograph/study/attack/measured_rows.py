@@ -85,7 +85,7 @@ def _drawn(setup: Setup) -> bool:
 def separable_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
     calls = [call for call in seen.calls if call.name == "contribute"]
-    if not calls or _drawn(setup):
+    if not calls or _drawn(setup) or setup.method.rows != "sums":
         return []
     _, sent = rows_seen(calls[0], seen)
     halo = block.halo.adj
