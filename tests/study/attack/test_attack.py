@@ -110,7 +110,7 @@ def test_the_command(make_graph: MakeGraph, tmp_path: Path, capsys: Capture) -> 
     kept = json.loads((tmp_path / "found" / "attack.json").read_text(encoding="utf-8"))
     assert kept["findings"] == lines
     shares = {line["recovered"]: line["share"] for line in lines}
-    assert shares["labels of test nodes that are alone at their silo"] > 0.5
+    assert shares["labels of test nodes that are alone at their silo"] > 0.2
     assert "| attack | what is recovered |" in (tmp_path / "found" / "attack.md").read_text("utf-8")
 
 
