@@ -7,6 +7,7 @@ from typing import Any
 from silograph.control import knobs_of
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Shared, State
+from silograph.evaluation.evaluate import own_counts
 from silograph.exchange.collect import collect
 from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.setup import Setup, first_weights
@@ -106,4 +107,5 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
     if state.weights is not None:
         judging = key.fold("judge server", rounds)
         method.evaluate.counts(fed, cfg.model, state.weights, judging)
+    own_counts(fed, key.fold("judge own", rounds))
     return fed
