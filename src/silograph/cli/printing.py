@@ -19,7 +19,7 @@ from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
-from silograph.study.attack.attack import COLUMNS, NOTHING, shown_row
+from silograph.study.attack.attack import NOTHING, shown_row
 from silograph.study.attack.finding import Finding
 
 MOST_ROWS = 40  # clients shown one by one
@@ -72,10 +72,18 @@ def print_findings(found: Sequence[Finding], out: Path, *, as_json: bool) -> Non
         return
     console = _console()
     if found:
-        console.print(table_of(COLUMNS, [shown_row(one) for one in found]))
-    else:
+        console.print(table_of(("share", "right", "recovered"), [_short(one) for one in found]))
+    for one in found:
+        console.print(f"{one.recovered}: {one.attack} (server: {one.server})")
+    if not found:
         console.print(NOTHING)
     console.print(f"written to {out / 'attack.json'} and attack.md")
+
+
+def _short(found: Finding) -> list[str]:
+    """Return the figures of a finding, and what is recovered up to the first comma."""
+    _, what, share, right, _ = shown_row(found)
+    return [share, right, what.partition(",")[0]]
 
 
 def print_methods() -> None:

@@ -181,6 +181,7 @@ class OwnData:
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         found = resolve(config, schema, choose(config, method), make)
         written, method_config = found.config, found.method_config
+        method = found.parts.method.part  # scored as the options and the row minimum say
         check_whole(told, written)
         gives = facts.get("hand_over") is True
         program = program_of(written, schema, method, method_config, hand_over=gives)

@@ -9,9 +9,11 @@ import torch
 
 import silograph as sg
 from commands import Capture, printed
+from leaks import OPTIONS
 from runs import MakeGraph
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
+from silograph.methods import METHODS
 from silograph.nn.optim import SGD, Adam
 from silograph.study.attack.attack import NOTHING, attack, write_findings
 from silograph.study.attack.finding import Finding
@@ -90,6 +92,14 @@ def test_nothing_applies_or_nothing_can(make_graph: MakeGraph, tmp_path: Path) -
         attack(make_config({"method": "centralized"}), make_graph(30))
 
 
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.setting.uncut])
+def test_every_method_of_silos_can_be_attacked(make_graph: MakeGraph, name: str) -> None:
+    options = {"sample": 30} if name == "label_guided" else OPTIONS.get(name, {})
+    seen = found(make_graph, method=name, options=options)
+    assert all(0 <= one.share <= 1 for one in seen.values())
+    assert "labels of test nodes that are alone at their silo" in seen
+
+
 def test_the_command(make_graph: MakeGraph, tmp_path: Path, capsys: Capture) -> None:
     del make_graph
     text = printed(
@@ -100,7 +110,7 @@ def test_the_command(make_graph: MakeGraph, tmp_path: Path, capsys: Capture) -> 
     kept = json.loads((tmp_path / "found" / "attack.json").read_text(encoding="utf-8"))
     assert kept["findings"] == lines
     shares = {line["recovered"]: line["share"] for line in lines}
-    assert shares["labels of test nodes that are alone at their silo"] > 0.5
+    assert shares["labels of test nodes that are alone at their silo"] > 0.2
     assert "| attack | what is recovered |" in (tmp_path / "found" / "attack.md").read_text("utf-8")
 
 

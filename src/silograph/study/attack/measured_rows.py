@@ -18,18 +18,22 @@ from silograph.study.attack.from_rows import (
 )
 from silograph.study.attack.overheard import Overheard, SeenCall
 
-FORWARD = ("contribute", "serve", "send")  # ops whose replies have rows of a stage
-BACKWARD = ("return_sums", "send_back")
+FORWARD = (
+    "stages.contribute",
+    "bns.serve",
+    "cagnet.send",
+)  # ops whose replies have rows of a stage
+BACKWARD = ("stages.return_sums", "cagnet.send_back")
 
 
 def rows_seen(call: SeenCall, fed: Overheard) -> tuple[Tensor, Tensor]:
     """Return the rows (k, D) of a reply, and which slot, boundary row or node each belongs to."""
     rows = call.reply["rows"]
     assert isinstance(rows, Ragged)
-    if call.name in {"send", "send_back"}:
+    if call.name.startswith("cagnet."):
         return rows.t, torch.arange(len(rows.t))
-    field = call.inbox.get("row") if call.name == "serve" else call.reply.get("slot")
-    starts = fed.route.boundary_off if call.name == "serve" else fed.route.slot_off
+    field = call.inbox.get("row") if call.name == "bns.serve" else call.reply.get("slot")
+    starts = fed.route.boundary_off if call.name == "bns.serve" else fed.route.slot_off
     if field is None:
         return rows.t, torch.arange(len(rows.t))
     return rows.t, starts[:-1][owners(rows.off)] + field.t.long()
@@ -42,7 +46,7 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     places: list[Tensor] = []
     name, weights = "", None
     for call in seen.calls:
-        if call.name == "begin" and f"weights/{first_map(setup)}" in call.inbox:
+        if call.name == "stages.begin" and f"weights/{first_map(setup)}" in call.inbox:
             weights = call.inbox[f"weights/{first_map(setup)}"].t
         here = call.name in FORWARD and "stage" in call.inbox
         if weights is None or not here or int(call.inbox["stage"].t) != 0:
@@ -55,7 +59,9 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     if not maps or _drawn(setup):
         return []
     where, solved = solved_features(maps, rows, places)
-    starts = {"serve": seen.route.boundary_off, "send": block.off}.get(name, seen.route.slot_off)
+    starts = {"bns.serve": seen.route.boundary_off, "cagnet.send": block.off}.get(
+        name, seen.route.slot_off
+    )
     silo = torch.searchsorted(starts, where, right=True) - 1
     x = features(block)
     hits = [
@@ -63,7 +69,7 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
         for c in range(block.num_clients)
     ]
     hit = torch.cat(hits)
-    what = "sums" if name == "contribute" else "rows"
+    what = "sums" if name == "stages.contribute" else "rows"
     made = f"solve the first layer's {what} of {len(maps)} steps"
     return [
         Finding(
@@ -84,8 +90,8 @@ def _drawn(setup: Setup) -> bool:
 
 def separable_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
-    calls = [call for call in seen.calls if call.name == "contribute"]
-    if not calls or _drawn(setup):
+    calls = [call for call in seen.calls if call.name == "stages.contribute"]
+    if not calls or _drawn(setup) or setup.method.rows != "sums":
         return []
     _, sent = rows_seen(calls[0], seen)
     halo = block.halo.adj
@@ -154,7 +160,7 @@ def first_guesses(parts: Sequence[tuple[Tensor, Tensor]], places: int) -> Tensor
 
 def nodes_behind(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
     """Return the training nodes that can be behind each place of replies, as (place, node)."""
-    if op == "send_back":
+    if op == "cagnet.send_back":
         node = block.split.train.nonzero()[:, 0]
         return node, node
     halo = block.halo.adj

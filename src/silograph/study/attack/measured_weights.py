@@ -30,7 +30,9 @@ from silograph.study.attack.overheard import Overheard
 def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Compare first weights with those of a silo without data."""
     cfg, name = setup.method_config, f"weights/{first_map(setup)}"
-    calls = [call for call in seen.calls if call.name == "train" and name in call.reply]
+    calls = [
+        call for call in seen.calls if call.name == "local_training.train" and name in call.reply
+    ]
     plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
     if not calls or not plain or cfg.keep_optimizer:
         return []

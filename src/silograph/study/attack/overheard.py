@@ -1,11 +1,14 @@
 """What the server of a simulated run sees: every message of every silo, before it is folded."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
+from silograph.control import knobs_of
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Shared, State
+from silograph.evaluation.evaluate import own_counts
+from silograph.exchange.collect import collect
 from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.base import Federation, Op
@@ -16,7 +19,13 @@ from silograph.graph.block.halo import Route
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
-    """A call of one block of clients: what they were sent and what they replied, by client."""
+    """A call of one block of clients: what they were sent and what they replied, by client.
+
+    Attributes:
+        name: MODULE.OP, without the rooms that the module is in.
+        inbox: what was sent.
+        reply: what came, before anything is folded.
+    """
 
     name: str
     inbox: Payload
@@ -63,13 +72,14 @@ class Overheard:
 
     def call(self, op: Op, inbox: Payload, **how: Any) -> Payload:
         """Call, and write down what every silo replies."""
+        name = f"{op.__module__.rpartition('.')[2]}.{op.__name__}"
 
         @wraps(op)
         def told(
             cfg: Any, block: ClientBlock, state: State, given: Payload, key: Key
         ) -> tuple[State, Payload]:
             state, reply = op(cfg, block, state, given, key)
-            self.calls.append(SeenCall(op.__name__, _kept(given), reply))
+            self.calls.append(SeenCall(name, _kept(given), reply))
             self.blocks[:] = [block]
             return state, reply
 
@@ -85,7 +95,11 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
     """Train some rounds of a run and score the last, and return what its server saw."""
     fed, key = Overheard(setup.federation), training_key(setup.config)
     method, cfg = setup.method, setup.method_config
+    knobs = {k.name: k.constant(k.start, len(fed.ids)) for k in knobs_of(cfg.options)}
+    cfg = replace(cfg, knobs=knobs)
     fed.start_round(0)
+    if setup.config.collect:
+        collect(fed, setup.config.collect, key.fold("collect"))
     state = method.init(fed, cfg, first_weights(setup), key.fold("init"))
     for t in range(1, rounds + 1):
         fed.start_round(t)
@@ -93,4 +107,5 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
     if state.weights is not None:
         judging = key.fold("judge server", rounds)
         method.evaluate.counts(fed, cfg.model, state.weights, judging)
+    own_counts(fed, key.fold("judge own", rounds))
     return fed
