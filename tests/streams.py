@@ -30,7 +30,7 @@ class Raw:
         self, name: str, key: SiloKey, *, signer: SiloKey | None = None, **other: Any
     ) -> Message:
         """Attach as a silo does and return the server's verdict."""
-        said = {"name": name, "key": key.public.hex(), "protocol": 1, **other}
+        said = {"name": name, "key": key.public.hex(), "protocol": 2, **other}
         self.say(Type.HELLO, **said)
         nonce = bytes.fromhex(self.hear().facts()["nonce"])
         signature = (signer or key).sign(signed_text(TOKEN, nonce, name))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from silograph.core.errors import CheckpointError
@@ -18,16 +18,19 @@ class Known:
     Attributes:
         token: of the run, by which silos find their states.
         keys: public keys by the silos' names, in the order of every sum.
+        nodes: how many nodes each silo has reported, by TRAIN, VAL and TEST.
     """
 
     token: bytes
     keys: Mapping[str, bytes]
+    nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def write_known(folder: Path, known: Known) -> None:
     """Write what a server that goes on must know."""
     silos = {name: key.hex() for name, key in known.keys.items()}
-    text = json.dumps({"token": known.token.hex(), "silos": silos}, indent=2)
+    told = {"token": known.token.hex(), "silos": silos, "nodes": known.nodes}
+    text = json.dumps(told, indent=2)
     write_atomic(folder / SESSION, text + "\n", private=True)  # a token lets others on
 
 
@@ -36,7 +39,8 @@ def read_known(folder: Path) -> Known:
     try:
         told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
-        return Known(bytes.fromhex(told["token"]), keys)
+        nodes = {name: {use: int(n) for use, n in told["nodes"][name].items()} for name in keys}
+        return Known(bytes.fromhex(told["token"]), keys, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"

@@ -25,6 +25,7 @@ from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
+from silograph.federation.field_specs import TEST, TRAIN, VAL
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.events import Event, EventCallback, What, log_event
@@ -34,10 +35,12 @@ from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore, runs_left
 from silograph.federation.session.wire import need_packages
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Schema, schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
+from silograph.task.counts import judges_of
 
 NONE: Mapping[str, str] = MappingProxyType({})
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
@@ -184,7 +187,8 @@ class OwnData:
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
         keep = partial(self.keep, run)
-        return Prepared(method_config, block, found.device, Course(program), note, keep)
+        at = found.device
+        return Prepared(method_config, block, at, Course(program), nodes_of(block), note, keep)
 
     def keep(self, run: SiloRun, outcome: Outcome) -> None:
         """Write down what a run has come to; see `Prepared`."""
@@ -201,6 +205,12 @@ class OwnData:
                 "stay where they are"
             ) from None
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
+
+
+def nodes_of(block: ClientBlock) -> dict[str, int]:
+    """Return how many nodes, or ratings, of a silo train, validate and test."""
+    val = judges_of(block).val
+    return {TRAIN: int(block.num_train[0]), VAL: int(val.sum()), TEST: int((~val).sum())}
 
 
 def check_allowed(

@@ -39,6 +39,10 @@ class AwayError(ProtocolError):
         self.needed = needed
 
 
+class NoStateError(ProtocolError):
+    """Clients do not have their state of a round; they may have that of an earlier one."""
+
+
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 
 
@@ -174,6 +178,10 @@ class Federation(Protocol):
 class Engine(Federation, Protocol):
     """A federation whose run can be interrupted and go on."""
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why clients are left out of the run for good, by their names; nobody in one process."""
+
     def states(self) -> Sequence[State]:
         """Return what the server's checkpoint holds of the clients; nothing if they keep it."""
 
@@ -202,7 +210,11 @@ class Engine(Federation, Protocol):
         """
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
-        """Go on from a round: its states, if the server holds them, and the records up to it."""
+        """Go on from a round: its states, if the server holds them, and the records up to it.
+
+        Raises:
+            NoStateError: clients that keep their own state do not have that of the round.
+        """
 
     def rejoin(self, away: AwayError) -> None:
         """Wait for clients that the round lacks, and bring all back to where it began.

@@ -274,12 +274,36 @@ def _chosen(config: RunConfig, method: Method | None) -> Parts:
 def restored(
     setup: Setup, folder: ResultFolder, same: Mapping[str, str]
 ) -> tuple[Snapshot, list[Row]]:
-    """Bring federation and folder back to the latest usable checkpoint, or to the start."""
+    """Bring federation and folder back to the latest usable checkpoint, or to the start.
+
+    Clients may lack their states of it, damaged ones for example; then it is an earlier one.
+    """
     folder.take(same)
-    checkpoint, problems = folder.checkpoints.latest(folder.fits)
-    for line in problems:
-        assert checkpoint is not None  # `latest` raises where none is usable
-        LOG.warning("%s; going on from round %d", line, checkpoint.round)
+    lacked: dict[int, NoStateError] = {}
+    while True:
+        try:
+            found, problems = folder.checkpoints.latest(
+                lambda one: str(lacked[one.round]) if one.round in lacked else folder.fits(one)
+            )
+        except CheckpointError:
+            if lacked:
+                raise lacked[max(lacked)] from None
+            raise
+        for line in problems:
+            assert found is not None  # `latest` raises where none is usable
+            LOG.warning("%s; going on from round %d", line, found.round)
+        try:
+            return _from(setup, folder, found)
+        except NoStateError as error:
+            if found is None:
+                raise
+            lacked[found.round] = error
+
+
+def _from(
+    setup: Setup, folder: ResultFolder, checkpoint: Checkpoint | None
+) -> tuple[Snapshot, list[Row]]:
+    """Bring federation and folder back to a checkpoint, or to the start."""
     if checkpoint is None:
         if folder.is_complete:
             raise ConfigError(

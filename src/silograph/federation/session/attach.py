@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
+from silograph.federation.session.chunks import SHORT, cut, whole
 from silograph.federation.session.events import Event, EventCallback, What
 from silograph.federation.session.hub import PROTOCOL
 from silograph.federation.session.identity import SiloKey, signed_text
@@ -154,7 +155,9 @@ class _Stream:
 
     def __init__(self, channel: Any) -> None:
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._call = channel.stream_stream(PATH)(iter(self._out.get, None))
+        self._call = channel.stream_stream(PATH)(cut(iter(self._out.get, None)))
+        self._most: Callable[[int], int] = lambda _: SHORT
+        self._messages = whole(self._call, lambda size: self._most(size))
 
     def greet(self, silo: Attaching) -> bytes:
         """Say who the silo is, prove it, and return the token of the run."""
@@ -173,7 +176,8 @@ class _Stream:
 
     def answer(self, worker: Responder, silo: Attaching) -> None:
         """Answer messages until the stream ends."""
-        for data in self._call:
+        self._most = worker.most
+        for data in self._messages:
             answer = worker.answer(data)
             self._out.put(answer)
             if not self._call.is_active() and worker.ended is None:
@@ -189,7 +193,7 @@ class _Stream:
 
     def _take(self, kind: Type) -> Message:
         try:
-            message = unpack(next(self._call))
+            message = unpack(next(self._messages))
         except StopIteration:
             raise FrameError(f"expected {kind.name}, got the end of the stream") from None
         if message.type is Type.REFUSED:

@@ -12,6 +12,7 @@ that cannot go on without silos waits for them, and is done again.
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -22,16 +23,32 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
+from silograph.federation.base import (
+    AwayError,
+    NoStateError,
+    Op,
+    Reduce,
+    known_of,
+    positions_of,
+)
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
-from silograph.federation.session.answers import Answer, cause_of, joined, read_answer, unusable
+from silograph.federation.session.answers import (
+    Answer,
+    cause_of,
+    check_update,
+    check_work,
+    joined,
+    read_answer,
+    unusable,
+)
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
-from silograph.federation.session.limits import Limits
+from silograph.federation.session.failures import Failures, how_to_go_on
+from silograph.federation.session.limits import Limits, longest_reply
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
@@ -39,8 +56,17 @@ from silograph.graph.block.halo import Route
 
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
-WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
+WITH = {
+    Cause.UNLIKE: "fields unlike those of the others",
+    Cause.NOT_FINITE: "NaN or infinity, or numbers far beyond those of the others",
+}
+NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 Returned = Callable[[], Mapping[str, Peer]]
+
+
+def nobody_is_told(name: str, reason: str) -> None:
+    """Do nothing with the name of a silo that is left out, and why."""
+    del name, reason
 
 
 class Session:
@@ -56,6 +82,8 @@ class Session:
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
+        nodes: of each silo, by TRAIN, VAL and TEST, as it has reported them.
+        leave_out: told who is left out for good, and why.
     """
 
     def __init__(
@@ -70,13 +98,18 @@ class Session:
         compiled: bool = False,
         returned: Returned = dict,
         report: EventCallback = log_event,
+        nodes: Mapping[str, Mapping[str, int]] = NO_NODES,
+        leave_out: Callable[[str, str], None] = nobody_is_told,
     ) -> None:
         self._ids = tuple(peers)
         self._peers = dict(peers)
         self._route = route
         self._ops = ops
         self._course = course
-        self._extents = [extent_at_server(route, c, dtype) for c in range(len(self._ids))]
+        known = enumerate(nodes.get(name, {}) for name in self._ids)
+        self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known]
+        self._failures = Failures(limits.failures)
+        self._leave_out = leave_out
         self._limits = limits
         self._compiled = compiled
         self._returned = returned
@@ -105,6 +138,11 @@ class Session:
     def away(self) -> tuple[str, ...]:
         """Silos that calls go on without."""
         return tuple(name for name in self._ids if name not in self._peers)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why silos are left out for good, by their names."""
+        return self._failures.left_out
 
     @property
     def ledger(self) -> Ledger:
@@ -164,8 +202,12 @@ class Session:
         self._course.go_to(number)
         self._seen = dict.fromkeys(self._ids, number)
         self._called = dict(self._seen)
-        for name, error in self._tell(Type.LOAD, self._seen).items():
-            raise ProtocolError(f"expected {name} to go on, got: {error}")
+        failed = self._tell(Type.LOAD, self._seen)
+        lines = [f"expected {name} to go on, got: {error}" for name, error in failed.items()]
+        if all(error.cause is Cause.REFUSED for error in failed.values()) and lines:
+            raise NoStateError("; ".join(lines))
+        if lines:
+            raise ProtocolError(lines[0])
 
     def rejoin(self, away: AwayError) -> None:
         """Wait for silos that the round lacks, and bring all back to where it began.
@@ -225,12 +267,19 @@ class Session:
         self._course.go_on(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
-        asked = self._send(envelope, name, inbox, positions, key, rows=rows)
 
-        def read(place: int, body: bytes) -> Answer:
-            answer = read_answer(place, body, envelope, reduce, rows=rows)
+        def most(place: int) -> int:
+            asked_of = take_all(inbox, torch.tensor([place])) if agreed.rows else {}
+            return longest_reply(agreed, asked_of, self._extents[int(positions[place])])
+
+        asked = self._send(envelope, name, inbox, positions, key, most, rows=rows)
+
+        def read(place: int, peer: Peer) -> Answer:
+            answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
             asked_of = take_all(inbox, torch.tensor([place]))
             agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
+            check_work(answer.meter, peer.took)
+            check_update(answer.reply, asked_of, reduce, self._limits.update_norm)
             return answer
 
         answers = self._hear(envelope, asked, reduce, read)
@@ -256,17 +305,22 @@ class Session:
         inbox: Payload,
         positions: Tensor,
         key: Key,
+        most: Callable[[int], int],
         *,
         rows: bool,
     ) -> list[tuple[int, Peer]]:
-        """Send a call to those of `positions` that are there; return them with their places."""
+        """Send a call to those of `positions` that are there; return them with their places.
+
+        `most`: bytes that an answer may have, by the place of who answers.
+        """
         asked: list[tuple[int, Peer]] = []
         sizes = []
         for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
                 self._asks(peer, envelope.op, len(frame))
-                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
+                body = call_body(CallBody(name, key, rows, frame))
+                peer.send(Type.CALL, body, most(place))
                 self._called[peer.name] = self._round
                 asked.append((place, peer))
                 sizes.append(len(frame))
@@ -279,14 +333,14 @@ class Session:
         envelope: Envelope,
         asked: Sequence[tuple[int, Peer]],
         reduce: Reduce | None,
-        read: Callable[[int, bytes], Answer],
+        read: Callable[[int, Peer], Answer],
     ) -> list[Answer]:
         """Return the usable answers in client order; drop who has none."""
         heard: list[Answer] = []
         peers = dict(asked)
         for place, peer in asked:
             try:
-                heard.append(read(place, self._answer(peer, Type.REPLY)))
+                heard.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
         bad = unusable(heard, reduce)
@@ -295,7 +349,7 @@ class Session:
             self._drop(peers[place], envelope.op, reason, cause)
         return [answer for answer in heard if answer.place not in bad]
 
-    def _answer(self, peer: Peer, kind: Type) -> bytes:
+    def _answer(self, peer: Peer, kind: Type) -> bytes | memoryview:
         """Return a silo's answer; raise `LostError` where there is none in time."""
         seconds = self._limits.seconds
         left = None if seconds is None else seconds - self._spent[peer.name]
@@ -321,6 +375,7 @@ class Session:
                 "from ",
                 names,
                 len(names),
+                summable=False,
             )
         least = min(self._limits.least, len(positions))
         if len(places) < least:
@@ -330,11 +385,17 @@ class Session:
                 least - len(places),
             )
 
-    def _lacking(self, line: str, names: Sequence[str], needed: int) -> ProtocolError:
+    def _lacking(
+        self, line: str, names: Sequence[str], needed: int, *, summable: bool = True
+    ) -> ProtocolError:
         """Return the error for silos that are missing, of whom so many are needed."""
         line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
         gone = [name for name in names if name in self._gone]
-        return ProtocolError(line) if len(gone) < needed else AwayError(line, gone, needed)
+        if len(gone) >= needed:
+            return AwayError(line, gone, needed)
+        failed = [name for name in names if name not in self._gone]
+        others = len(self._ids) - len(failed)
+        return ProtocolError(line + how_to_go_on(failed, others, summable=summable))
 
     def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:
         self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
@@ -344,6 +405,11 @@ class Session:
         self._report(event)
         self._reasons[peer.name] = reason
         del self._peers[peer.name]
+        last = self._failures.add(peer.name, reason, cause)
+        if last is not None:
+            self._reasons[peer.name] = last
+            self._report(Event(What.LEFT_OUT, peer.name, self._round, reason=last))
+            self._leave_out(peer.name, last)
         if cause is Cause.GONE:
             self._gone.add(peer.name)
             peer.close()
@@ -352,6 +418,9 @@ class Session:
 
     def _attach(self, name: str, peer: Peer) -> None:
         """Take a silo in again, with its state of the last round that it saw whole."""
+        if name in self.left_out:
+            peer.dismiss(self.left_out[name])
+            return
         number = self._seen[name]
         try:
             peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)

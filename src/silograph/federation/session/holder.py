@@ -1,7 +1,7 @@
 """What the silo's half of a session is given: the silo's data, and what it makes of a run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -51,6 +51,7 @@ class Prepared:
         block: the silo's own rows, where it computes.
         device: that place.
         course: what the run does, call by call.
+        nodes: how many it has, by TRAIN, VAL and TEST; the server is told once.
         note: what the silo agrees to, in one line for its people.
         keep: writes down what the run has come to.
     """
@@ -59,6 +60,7 @@ class Prepared:
     block: ClientBlock
     device: torch.device
     course: Course
+    nodes: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
     keep: Callable[[Outcome], None] = keep_nothing
 

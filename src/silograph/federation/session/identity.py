@@ -155,6 +155,11 @@ class Register:
         self._closed = known is not None
         self.keys: dict[str, bytes] = dict(known or {})
         self._taken: set[str] = set()
+        self._left_out: dict[str, str] = {}
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Let a silo attach no more."""
+        self._left_out[name] = reason
 
     def refusal(self, name: str, public: bytes) -> str | None:
         """Return why a silo of a good name may not attach, or None; then the name is its own."""
@@ -164,6 +169,8 @@ class Register:
             return f"expected the key that {name} is registered with, got another: use its own"
         if self._closed and name not in self.keys:
             return f"expected a registered silo, got {name}: put {name}.pub into the keys' folder"
+        if name in self._left_out:
+            return f"{name} is {self._left_out[name]}"
         if name not in self._taken and len(self._taken) >= self._room:
             return f"expected {self._room} silos, got {name} besides: raise --clients"
         self.keys[name] = public

@@ -27,7 +27,9 @@ from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_
 from silograph.federation.program import BLANK, Call, Steps
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.holder import Holder, Outcome, Prepared, run_name
+from silograph.federation.session.limits import LongestCall
 from silograph.federation.session.message import (
+    MAX_FACTS,
     CallBody,
     Message,
     Type,
@@ -78,6 +80,8 @@ class Responder:
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._joined: bytes | None = None  # nonce of the JOIN of this stream
+        self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
+        self._longest: LongestCall | None = None
         self._explained = 0  # edges explained in this stream
         self._started = False  # in this stream
         self._state: State = {}
@@ -94,13 +98,19 @@ class Responder:
         """Whether the silo has agreed to this run."""
         return self._prepared is not None
 
+    def most(self, size: int) -> int:
+        """Return the bytes of the longest message that the server may send; see `chunks.whole`."""
+        if self._longest is None or not self._started:
+            return MAX_FACTS + self._shown
+        return self._longest.most(size, self._round, self._state)
+
     def attach(self) -> None:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
         self._joined, self._explained, self._started = None, 0, False
         self.stopped, self._is_over = False, False
 
-    def answer(self, data: bytes) -> bytes:
+    def answer(self, data: bytes | bytearray) -> bytes:
         """Return the answer to a message.
 
         Raises:
@@ -150,6 +160,7 @@ class Responder:
                 self._explain(message)
             case Type.START:
                 self._start(message.facts())
+                return Type.DONE, facts_body(self._reported())
             case Type.KEEP:
                 self._keep(_number(message), _committed(message))
             case Type.LOAD:
@@ -174,7 +185,9 @@ class Responder:
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
-        return encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        shown = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        self._shown = len(shown)
+        return shown
 
     def _explain(self, message: Message) -> None:
         facts, tags = read_explain(message.body)
@@ -201,8 +214,14 @@ class Responder:
             prepared = self._holder.prepare(facts)
             self._store.agree(facts)  # before anything here knows of the agreement
             self._prepared, self._facts = prepared, facts
+            self._longest = LongestCall(prepared.course.program, prepared.extent)
             self._report(Event(What.AGREED, self._name, note=prepared.note))
         self._started = True
+
+    def _reported(self) -> Mapping[str, Any]:
+        """Return what the server is told of the silo's nodes."""
+        nodes = {} if self._prepared is None else self._prepared.nodes
+        return {"nodes": dict(nodes)} if nodes else {}
 
     def _ready(self, what: str) -> Prepared:
         if self._prepared is None or not self._started:
@@ -223,7 +242,7 @@ class Responder:
         at.course.check_state(self._state, at.extent, own=True)
         self._store.keep(number, self._state, committed)
 
-    def _finish(self, frame: bytes) -> None:
+    def _finish(self, frame: bytes | memoryview) -> None:
         """Write down what the run has come to."""
         at = self._ready("RESULT")
         envelope, arrived = decode(frame)
