@@ -26,10 +26,9 @@ def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None
         nodes = counts.get(f"{part}.nodes")
         if nodes is None:
             continue
-        kinds = [counts.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen")]
-        if kinds[0] is not None and kinds[1] is not None:
-            if bool((kinds[0].long() + kinds[1] > nodes).any()):
-                return f"at most as many seen and unseen ratings as {part} ratings, got more"
+        seen, unseen = (counts.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
+        if seen is not None and unseen is not None and bool((seen.long() + unseen > nodes).any()):
+            return f"at most as many seen and unseen ratings as {part} ratings, got more"
         problem = _hit_problem(labels, part, nodes.long(), counts)
         if problem is not None:
             return problem

@@ -131,7 +131,7 @@ def changed(change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Callable[[
         if message.type is not Type.REPLY:
             return data
         _, frame = read_reply(message.body)
-        head = message.body[: len(message.body) - len(frame)]
+        head = bytes(message.body)[: len(message.body) - len(frame)]
         envelope, fields = decode(frame)
         body = head + encode(envelope, change(fields), 0)
         return pack(replace(message, body=body))
@@ -148,7 +148,7 @@ def other_call(data: bytes) -> bytes:
     if message.type is not Type.REPLY:
         return data
     _, frame = read_reply(message.body)
-    head = message.body[: len(message.body) - len(frame)]
+    head = bytes(message.body)[: len(message.body) - len(frame)]
     envelope, fields = decode(frame)
     return pack(replace(message, body=head + encode(replace(envelope, step=99), fields, 0)))
 

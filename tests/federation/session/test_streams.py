@@ -46,7 +46,7 @@ def test_a_silo_attaches_and_its_stream_carries(hubs: Any, raws: Any) -> None:
     assert silo.greet("north", SiloKey.new(), versions={"a": "1"}).type is Type.WELCOME
     found = joined(hub)
     assert (found.name, found.facts["versions"]) == ("north", {"a": "1"})
-    found.link.send(b"down")
+    found.link.send(b"down", 99)
     assert next(silo.call) == b"down"
     silo.out.put(b"up")
     assert found.link.receive(30).data == b"up"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Unpack
 import torch
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, TrainingError
+from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
@@ -42,6 +42,8 @@ from silograph.experiment.run.snapshot import Snapshot, check_identity, from_che
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.run_options import RunOptions
 from silograph.experiment.signature import with_keywords
+from silograph.federation.base import NoStateError
+from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph

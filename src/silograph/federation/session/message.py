@@ -93,15 +93,14 @@ def _object(data: bytes | memoryview, kind: Type) -> dict[str, Any]:
     return found
 
 
-def check_size(body: bytes | memoryview) -> bytes | memoryview:
-    """Return the body of a message; raise `FrameError` where it is too long to be sent."""
+def check_size(body: bytes | memoryview) -> None:
+    """Raise `FrameError` where the body of a message is too long to be sent."""
     size = HEADER.size + len(body)
     if size > MAX_MESSAGE_BYTES:
         raise FrameError(
             f"expected a message of at most {MAX_MESSAGE_BYTES:,} bytes, got {size:,}: take "
             "smaller layers (--hidden), or spread the data over more silos"
         )
-    return body
 
 
 def pack(message: Message) -> bytes:

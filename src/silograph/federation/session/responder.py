@@ -342,7 +342,8 @@ class Responder:
         agreed.check_reply(arrived, reply, at.extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
-        body = check_size(reply_body(envelope.kind, meter, frame))
+        body = reply_body(envelope.kind, meter, frame)
+        check_size(body)
         self._state = new
         self._answered(op.__name__, frame, time.monotonic() - began)
         return body
