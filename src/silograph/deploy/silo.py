@@ -43,6 +43,7 @@ from silograph.methods.base import Method, MethodConfig
 from silograph.task.counts import judges_of
 
 NONE: Mapping[str, str] = MappingProxyType({})
+AROUND = ("protocol", "name", "key", "process")  # of a greeting, besides versions
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 
 
@@ -55,7 +56,7 @@ class Versions:
 
 def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return a silo's versions; raise `ConfigError` where it tells something else."""
-    own = {key: value for key, value in facts.items() if key not in ("protocol", "name", "key")}
+    own = {key: value for key, value in facts.items() if key not in AROUND}
     told = checked(Versions, own, f"facts of {name}").versions
     return {one_line(package): one_line(version) for package, version in told.items()}
 

@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "garbage": (lambda data: b"\x00" * 50, "expected a message that starts with"),
     "cut short": (lambda data: data[:-3], "bytes of values by the header"),
     "empty": (lambda data: b"", "expected a message of"),
-    "other run": (lambda data: pack(replace(unpack(data), token=bytes(16))), "expected the answer"),
+    "other run": (lambda data: pack(replace(unpack(data), token=bytes(16))), "of this run, got"),
     "repeated": (lambda data: pack(replace(unpack(data), sequence=1)), "got one to 1"),
     "no reply": (lambda data: pack(replace(unpack(data), type=Type.DONE)), "expected REPLY"),
     "of another call": (other_call, "expected a reply of work"),

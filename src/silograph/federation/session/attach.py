@@ -4,9 +4,10 @@ When the stream breaks it connects again, with its state, for as long as it has 
 """
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -43,6 +44,7 @@ class Attaching:
         patience: seconds for which it tries to reach a server that does not answer.
         report: told of what happens.
         waits: whether it waits for a server that was stopped, as after a crash.
+        process: what tells this process from another one that has the same key.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Attaching:
     patience: float
     report: EventCallback
     waits: bool = True
+    process: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 def take_part(silo: Attaching) -> str:
@@ -162,6 +165,7 @@ class _Stream:
     def greet(self, silo: Attaching) -> bytes:
         """Say who the silo is, prove it, and return the token of the run."""
         said = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
+        said["process"] = silo.process
         self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **said})
         challenge = self._take(Type.CHALLENGE)
         try:

@@ -49,6 +49,7 @@ UNREAD = 2  # messages of a silo that may wait: it is asked one thing at a time
 LONGEST_GREETING = SHORT  # bytes
 PROTOCOL = 2
 Stream = Iterator[bytes]
+MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was started
 STREAMS = 8  # of one connection: a silo needs one
 
 
@@ -176,6 +177,8 @@ class Hub:
         self._lock = threading.Lock()
         self._joined: SimpleQueue[Joined] = SimpleQueue()
         self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
+        self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
+        self._second_ones: set[str] = set()
         self._greetings = Greetings(lambda: dict(register.keys))
         streams = 3 * room + WAITING + FROM_ONE + SPARE  # attached, and one in reserve for a key
         self._server = grpc.server(
@@ -264,10 +267,36 @@ class Hub:
             return None
         reason = self._refusal(hello, proof, nonce)
         if reason is None:
+            reason = self._second(hello)
+        if reason is None:
             return hello
         who, why = _text(hello.get("name")), one_line(reason)
         self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
         return why
+
+    def _second(self, hello: Mapping[str, Any]) -> str | None:
+        """Return why a process may not attach: another one with its key was there before it.
+
+        A silo that was started anew has another process, too, but the one before it is not alive
+        then. So a process that comes back after another one has taken its place tells that there
+        are two: the later one has to go, for the earlier one has the silo's state.
+        """
+        name, process = str(hello["name"]), _text(hello.get("process"))
+        line = (
+            f"a second process uses the key of {name}: the one that was there first goes on; stop "
+            "one of them, or give each silo its own key"
+        )
+        with self._lock:
+            known = self._processes.setdefault(name, [])
+            if process in self._second_ones:
+                return line
+            if process in known[:-1]:
+                self._second_ones |= set(known[known.index(process) + 1 :])
+                del known[known.index(process) + 1 :]
+                self._report(Event(What.NOTE, name, note=line))
+            elif process not in known:
+                self._processes[name] = [*known, process][-MOST_PROCESSES:]
+        return None
 
     def _taken(self, hello: Mapping[str, Any], requests: Stream, context: Any) -> StreamLink:
         """Take a silo's stream in; one that it had before is ended."""

@@ -239,7 +239,10 @@ class Responder:
                 f"earlier ones, got {number} beside {len(committed)}"
             )
         at.course.check_whole()
-        at.course.check_state(self._state, at.extent, own=True)
+        try:
+            at.course.check_state(self._state, at.extent)
+        except ProtocolError as error:  # it would be refused as well where it is read again
+            raise ProtocolError(f"{error}: round {number} is not saved") from None
         self._store.keep(number, self._state, committed)
 
     def _finish(self, frame: bytes | memoryview) -> None:
