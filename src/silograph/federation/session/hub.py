@@ -50,7 +50,6 @@ LONGEST_GREETING = SHORT  # bytes
 PROTOCOL = 2
 Stream = Iterator[bytes]
 MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was started
-STREAMS = 8  # of one connection: a silo needs one
 
 
 class StreamLink:
@@ -183,7 +182,7 @@ class Hub:
         streams = 3 * room + WAITING + FROM_ONE + SPARE  # attached, and one in reserve for a key
         self._server = grpc.server(
             ThreadPoolExecutor(streams, "silo"),
-            options=[*OPTIONS, ("grpc.max_concurrent_streams", STREAMS)],
+            options=OPTIONS,
             maximum_concurrent_rpcs=streams + QUEUE,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._attach)
