@@ -39,7 +39,7 @@ def read_known(folder: Path) -> Known:
     try:
         told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
-        nodes = {name: {use: int(n) for use, n in told["nodes"][name].items()} for name in keys}
+        nodes = {name: {use: int(n) for use, n in of.items()} for name, of in told["nodes"].items()}
         return Known(bytes.fromhex(told["token"]), keys, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
