@@ -185,14 +185,10 @@ def test_laws_over_random_rewards(
     assert UCB.on_receipt
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
-def test_a_score_that_is_no_number_counts_as_the_worst(score: float) -> None:
-    """Else who makes sums overflow has one arm tried for ever."""
-    state = watch(TARGET, facts("abc", 4.0), facts("ab", 3.0), facts("c", score))
-    assert state["tried"].tolist() == [True, True, True]
-    assert int(state["number_count"].sum()) == 2
-    again = observe(TARGET, state, 4, facts("ab", 1.0))
-    assert all(bool(t.isfinite().all()) for t in again.values() if t.is_floating_point())
-    assert choices(TARGET, again, 5) <= {"a", "b", "c", "ab", "ac", "bc", "abc"}
-    huge = watch(TARGET, *(facts("abc", 1e308) for _ in range(9)))
-    assert all(bool(t.isfinite().all()) for t in huge.values() if t.is_floating_point())
+@pytest.mark.parametrize("score", [1e299, 1e308])
+def test_sums_of_rewards_stay_finite(score: float) -> None:
+    """Else no arm would be the best any more; who reports such losses has the worst rewards."""
+    state = watch(TARGET, facts("abc", 4.0), *(facts("ab", score) for _ in range(9)), facts("c", 1))
+    assert all(bool(t.isfinite().all()) for t in state.values() if t.is_floating_point())
+    assert bool(state["tried"].all())
+    assert choices(TARGET, state, 12) == {"c"}

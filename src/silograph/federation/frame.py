@@ -13,8 +13,10 @@ name and of the fields' names, dtypes and shapes. There is no pickle and no JSON
 not exactly this is refused before anything is allocated for it.
 """
 
+import itertools
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,6 +142,15 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
             part.detach().cpu().contiguous().numpy().astype(DTYPES[part.dtype]).tobytes()
         )
     return b"".join(head + buffers)
+
+
+def frames(envelope: Envelope, payload: Payload, clients: int) -> Iterator[bytes]:
+    """Yield each client's frame; one for all is encoded once."""
+    if all(isinstance(field, Shared) for field in payload.values()):
+        yield from itertools.repeat(encode(envelope, payload, 0), clients)
+        return
+    for position in range(clients):
+        yield encode(envelope, payload, position)
 
 
 class _Reader:

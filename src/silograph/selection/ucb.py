@@ -140,16 +140,14 @@ def draw(
 def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
     """Credit the round before with its reward, and remember this one."""
     new = {name: tensor.clone() for name, tensor in state.items()}
-    score = facts.score
-    if score is not None and math.isfinite(score) and float(new["target"]) == 0:
+    score = facts.score if facts.score is not None and math.isfinite(facts.score) else None
+    if score is not None and float(new["target"]) == 0:
         new["target"].fill_(max(score, LEAST_TARGET))
     arm = int(new["last_arm"])
     if arm >= 0 and score is None:
         new["tried"][arm] = new["number_count"][arm] > 0
     elif arm >= 0 and score is not None:
-        gain = -MOST_GAIN  # a score that is no number; else its arm would be tried for ever
-        if math.isfinite(score):
-            gain = gain_of(score, float(new["target"]), t - 1, higher=facts.higher)
+        gain = gain_of(score, float(new["target"]), t - 1, higher=facts.higher)
         new["number_reward"][arm] += gain - float(new["last_cost"])
         new["number_count"][arm] += 1
         new["reward"] += gain * new["last_clients"].double()

@@ -25,6 +25,10 @@ LEAST_SECONDS = 1.0
 MOST_SUMMED = 1e9  # clients
 FAR = 1e6  # times the largest weight of most clients, and of 1
 WEIGHTS = "weights/"
+UNUSABLE = {
+    Cause.UNLIKE: "fields unlike those of the others",
+    Cause.NOT_FINITE: "NaN or infinity, or numbers far beyond those of the others",
+}
 
 
 @dataclass(frozen=True, eq=False)

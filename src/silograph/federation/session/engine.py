@@ -9,9 +9,8 @@ are 0. It attaches again between rounds, with its state of the last round that i
 that cannot go on without silos waits for them, and is done again.
 """
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, State, take_all
+from silograph.core.payload import Payload, State, take_all
 from silograph.federation.account import Account
 from silograph.federation.base import (
     AwayError,
@@ -33,11 +32,12 @@ from silograph.federation.base import (
 )
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
-from silograph.federation.frame import RESULT, Envelope, encode
+from silograph.federation.frame import RESULT, Envelope, encode, frames
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
 from silograph.federation.session.answers import (
+    UNUSABLE,
     Answer,
     cause_of,
     check_update,
@@ -47,7 +47,7 @@ from silograph.federation.session.answers import (
     unusable,
 )
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
-from silograph.federation.session.failures import Failures, how_to_go_on
+from silograph.federation.session.failures import Failures, nobody_is_told
 from silograph.federation.session.limits import Limits, longest_reply
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
@@ -56,17 +56,8 @@ from silograph.graph.block.halo import Route
 
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
-WITH = {
-    Cause.UNLIKE: "fields unlike those of the others",
-    Cause.NOT_FINITE: "NaN or infinity, or numbers far beyond those of the others",
-}
 NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 Returned = Callable[[], Mapping[str, Peer]]
-
-
-def nobody_is_told(name: str, reason: str) -> None:
-    """Do nothing with the name of a silo that is left out, and why."""
-    del name, reason
 
 
 class Session:
@@ -120,8 +111,6 @@ class Session:
         self._tries = 0  # of this round, besides the first
         self._called = dict.fromkeys(self._ids, BLANK)  # the last round with a call to a silo
         self._seen = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
-        self._reasons: dict[str, str] = {}  # why silos are not there
-        self._gone: set[str] = set()  # those of them that may come back
         self._spent = dict.fromkeys(self._ids, 0.0)  # seconds that each has taken in this round
 
     @property
@@ -172,12 +161,9 @@ class Session:
         numbers = dict.fromkeys(self._peers, number)
         self._drop_all(Type.KEEP, self._tell(Type.KEEP, numbers, committed=committed))
         if len(self._peers) < self._limits.least:
-            raise self._lacking(
-                f"expected at least {self._limits.least} silos to write round {number} down, got "
-                f"{len(self._peers)}; ",
-                [name for name in self._ids if name not in self._peers],
-                self._limits.least - len(self._peers),
-            )
+            there, least = len(self._peers), self._limits.least
+            line = f"expected at least {least} silos to write round {number} down, got {there}; "
+            raise self._failures.lacking(line, self.away, least - there, len(self._ids))
         self._seen |= dict.fromkeys(self._peers, number)
 
     def hand_over(self, number: int, weights: Payload) -> int:
@@ -236,9 +222,7 @@ class Session:
         for name, peer in self._returned().items():
             self._attach(name, peer)
         there = sum(name in self._peers for name in away.names)
-        if there + sum(name in self._gone for name in away.names) < away.needed:
-            lost = "; ".join(f"{n}: {self._reasons[n]}" for n in away.names if n in self._reasons)
-            raise ProtocolError(f"expected silos to come back with their states, got {lost}")
+        self._failures.check_back(away.names, away.needed - there)
         return there >= away.needed
 
     @property
@@ -315,7 +299,7 @@ class Session:
         """
         asked: list[tuple[int, Peer]] = []
         sizes = []
-        for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
+        for place, frame in enumerate(frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
                 self._asks(peer, envelope.op, len(frame))
@@ -345,7 +329,7 @@ class Session:
                 self._drop(peer, envelope.op, str(error), cause_of(error))
         bad = unusable(heard, reduce)
         for place, cause in bad.items():
-            reason = f"expected a reply of {envelope.op}, got one with {WITH[cause]}"
+            reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
         return [answer for answer in heard if answer.place not in bad]
 
@@ -370,32 +354,11 @@ class Session:
         here = set(places)
         names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in here]
         if not summable:
-            raise self._lacking(
-                f"expected all silos to answer {op.__name__}, whose replies are no sums, got none "
-                "from ",
-                names,
-                len(names),
-                summable=False,
-            )
+            raise self._failures.of_call(op.__name__, names, len(self._ids))
         least = min(self._limits.least, len(positions))
         if len(places) < least:
-            raise self._lacking(
-                f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; ",
-                names,
-                least - len(places),
-            )
-
-    def _lacking(
-        self, line: str, names: Sequence[str], needed: int, *, summable: bool = True
-    ) -> ProtocolError:
-        """Return the error for silos that are missing, of whom so many are needed."""
-        line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
-        gone = [name for name in names if name in self._gone]
-        if len(gone) >= needed:
-            return AwayError(line, gone, needed)
-        failed = [name for name in names if name not in self._gone]
-        others = len(self._ids) - len(failed)
-        return ProtocolError(line + how_to_go_on(failed, others, summable=summable))
+            line = f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; "
+            raise self._failures.lacking(line, names, least - len(places), len(self._ids))
 
     def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:
         self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
@@ -403,15 +366,12 @@ class Session:
     def _drop(self, peer: Peer, op: str, reason: str, cause: Cause) -> None:
         event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)
         self._report(event)
-        self._reasons[peer.name] = reason
         del self._peers[peer.name]
         last = self._failures.add(peer.name, reason, cause)
         if last is not None:
-            self._reasons[peer.name] = last
             self._report(Event(What.LEFT_OUT, peer.name, self._round, reason=last))
             self._leave_out(peer.name, last)
         if cause is Cause.GONE:
-            self._gone.add(peer.name)
             peer.close()
         else:
             peer.dismiss(reason)
@@ -426,16 +386,13 @@ class Session:
             peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
         except LostError as error:
             self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
-            if error.cause is not Cause.GONE:
-                self._reasons[name] = str(error)
-                self._gone.discard(name)
+            self._failures.unfit(name, str(error), error.cause)
             peer.dismiss(str(error))
             return
         self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
         self._called[name] = number
-        self._reasons.pop(name, None)
-        self._gone.discard(name)
+        self._failures.back(name)
 
     def _tell(
         self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]
@@ -455,12 +412,3 @@ class Session:
     def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
         for name, error in failed.items():
             self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
-
-
-def _frames(envelope: Envelope, inbox: Payload, clients: int) -> Iterator[bytes]:
-    """Yield each client's frame; one for all is encoded once."""
-    if all(isinstance(field, Shared) for field in inbox.values()):
-        yield from itertools.repeat(encode(envelope, inbox, 0), clients)
-        return
-    for position in range(clients):
-        yield encode(envelope, inbox, position)
