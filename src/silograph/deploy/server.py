@@ -276,9 +276,8 @@ class Meeting:
             limits=limits,
             compiled=method_config.backend.compiled,
             returned=self._returned,
-            report=self._report,
+            report=both(self._report, self._register.take),
             nodes=self._nodes,
-            leave_out=self._register.leave_out,
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)

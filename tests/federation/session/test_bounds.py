@@ -62,7 +62,7 @@ def test_messages_arrive_as_they_were() -> None:
     assert list(whole(iter(travelled), lambda size: 1000)) == sent
     for most, size in itertools.product((9, 64), (65, 1000)):
         with pytest.raises(FrameError, match=f"of at most {most} bytes, got {size:,}"):
-            list(whole(cut([bytes(size)]), lambda _, most=most: most))
+            list(whole(cut([bytes(size)]), dict.fromkeys([size], most).__getitem__))
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -348,4 +348,4 @@ def test_a_message_is_not_copied_where_it_is_read() -> None:
     data = b"SGM1" + bytes([Type.REPLY]) + bytes(24) + b"body"
     body = unpack(bytearray(data)).body
     assert isinstance(body, memoryview)
-    assert body == b"body"
+    assert bytes(body) == b"body"

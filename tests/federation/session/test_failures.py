@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from silograph.federation.frame import decode, encode
 from silograph.federation.program import Call, Program
 from silograph.federation.session.answers import FAR, MOST_RATE, check_work
 from silograph.federation.session.engine import Session
-from silograph.federation.session.events import Cause
+from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.failures import Failures, how_to_go_on
 from silograph.federation.session.identity import Register
 from silograph.federation.session.limits import Limits
@@ -117,7 +118,7 @@ def test_an_update_beyond_the_norm_is_a_failed_answer(
     honest = 0.1 * 3**0.5
     fed, links = limited(built, update_norm=1.01 * honest)
     once(fed, 1)
-    assert fed.away == ()
+    assert not fed.away
     links["client_03"].change = weights_of(1.2)
     once(fed, 2)
     assert fed.away == ("client_03",)
@@ -152,9 +153,9 @@ def test_work_that_nobody_does_is_no_answer(built: Built, caplog: pytest.LogCapt
 def test_after_three_failures_a_silo_is_left_out_for_good(
     built: Built, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[tuple[str, str]] = []
+    told: list[Event] = []
     fed, links = limited(built, failures=3)
-    fed._leave_out = lambda name, reason: told.append((name, reason))
+    fed._report = both(log_event, told.append)
     bad = links["client_01"]
 
     def returned() -> dict[str, Peer]:
@@ -174,10 +175,10 @@ def test_after_three_failures_a_silo_is_left_out_for_good(
     assert [(r.silo, r.round) for r in lost] == [("client_01", t) for t in (1, 2, 3)]  # type: ignore[attr-defined]
     (line,) = [r.getMessage() for r in caplog.records if getattr(r, "event", "") == "left_out"]
     assert line.startswith("client_01 is left out after 3 failures, the last one: expected a reply")
-    assert told == [("client_01", fed.left_out["client_01"])]
     register = Register(None, 4)
     assert register.refusal("client_01", b"key") is None
-    register.leave_out(*told[0])
+    for event in told:
+        register.take(event)
     assert register.refusal("client_01", b"key") == line
     assert register.refusal("client_02", b"key") is None
 
@@ -208,6 +209,10 @@ def test_a_run_that_stops_says_how_to_resume_it_without_the_silo(built: Built) -
     assert how_to_go_on([], 3, summable=True) == ""
 
 
+def with_nodes(told: Stacked, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "nodes": told}
+
+
 def test_counts_beyond_the_nodes_of_the_start_are_refused(
     built: Built, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,9 +230,8 @@ def test_counts_beyond_the_nodes_of_the_start_are_refused(
         fed._extents = [
             extent_at_server(route, c, torch.float32, {"train": n}) for c, n in enumerate(rows)
         ]
-        links["client_02"].change = changed(
-            lambda fields, nodes=nodes: {**fields, "nodes": Stacked(torch.tensor([nodes]))}
-        )
+        told = Stacked(torch.tensor([nodes]))
+        links["client_02"].change = changed(partial(with_nodes, told))
         caplog.clear()
         once(fed, 1)
         assert fed.away == ("client_02",)

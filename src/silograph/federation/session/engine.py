@@ -47,7 +47,7 @@ from silograph.federation.session.answers import (
     unusable,
 )
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
-from silograph.federation.session.failures import Failures, nobody_is_told
+from silograph.federation.session.failures import Failures
 from silograph.federation.session.limits import Limits, longest_reply
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
@@ -74,7 +74,6 @@ class Session:
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
         nodes: of each silo, by TRAIN, VAL and TEST, as it has reported them.
-        leave_out: told who is left out for good, and why.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Session:
         returned: Returned = dict,
         report: EventCallback = log_event,
         nodes: Mapping[str, Mapping[str, int]] = NO_NODES,
-        leave_out: Callable[[str, str], None] = nobody_is_told,
     ) -> None:
         self._ids = tuple(peers)
         self._peers = dict(peers)
@@ -100,7 +98,6 @@ class Session:
         known = enumerate(nodes.get(name, {}) for name in self._ids)
         self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known]
         self._failures = Failures(limits.failures)
-        self._leave_out = leave_out
         self._limits = limits
         self._compiled = compiled
         self._returned = returned
@@ -370,7 +367,6 @@ class Session:
         last = self._failures.add(peer.name, reason, cause)
         if last is not None:
             self._report(Event(What.LEFT_OUT, peer.name, self._round, reason=last))
-            self._leave_out(peer.name, last)
         if cause is Cause.GONE:
             peer.close()
         else:

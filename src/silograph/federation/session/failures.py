@@ -11,11 +11,6 @@ from silograph.federation.session.events import Cause
 COUNTED = (Cause.GARBAGE, Cause.NOT_FINITE, Cause.REFUSED)
 
 
-def nobody_is_told(name: str, reason: str) -> None:
-    """Do nothing with the name of a silo that is left out, and why."""
-    del name, reason
-
-
 class Failures:
     """Knows why silos are not there, and counts their failures.
 

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import opens_private
+from silograph.federation.session.events import Event, What
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PURPOSE = b"silograph session 1\0"
@@ -157,9 +158,10 @@ class Register:
         self._taken: set[str] = set()
         self._left_out: dict[str, str] = {}
 
-    def leave_out(self, name: str, reason: str) -> None:
-        """Let a silo attach no more."""
-        self._left_out[name] = reason
+    def take(self, event: Event) -> None:
+        """Let a silo attach no more, if the event says that it is left out of the run."""
+        if event.what is What.LEFT_OUT and event.silo is not None:
+            self._left_out[event.silo] = str(event)
 
     def refusal(self, name: str, public: bytes) -> str | None:
         """Return why a silo of a good name may not attach, or None; then the name is its own."""
@@ -170,7 +172,7 @@ class Register:
         if self._closed and name not in self.keys:
             return f"expected a registered silo, got {name}: put {name}.pub into the keys' folder"
         if name in self._left_out:
-            return f"{name} is {self._left_out[name]}"
+            return self._left_out[name]
         if name not in self._taken and len(self._taken) >= self._room:
             return f"expected {self._room} silos, got {name} besides: raise --clients"
         self.keys[name] = public
