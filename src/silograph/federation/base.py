@@ -39,10 +39,6 @@ class AwayError(ProtocolError):
         self.needed = needed
 
 
-class NoStateError(ProtocolError):
-    """Clients do not have their state of a round; they may have that of an earlier one."""
-
-
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 
 
@@ -213,7 +209,7 @@ class Engine(Federation, Protocol):
         """Go on from a round: its states, if the server holds them, and the records up to it.
 
         Raises:
-            NoStateError: clients that keep their own state do not have that of the round.
+            StateError: a client that keeps its own state does not have that of the round.
         """
 
     def rejoin(self, away: AwayError) -> None:

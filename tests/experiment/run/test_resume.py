@@ -14,13 +14,12 @@ import torch
 
 import silograph as sg
 from runs import dying, files_of, run_until
-from silograph.core.errors import CheckpointError, ConfigError
+from silograph.core.errors import CheckpointError, ConfigError, StateError
 from silograph.evaluation.scoring import personal
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import identity
-from silograph.federation.base import NoStateError
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.methods import METHODS
@@ -173,12 +172,12 @@ def test_clients_without_their_state_have_the_run_go_on_from_an_earlier_round(
 
     def damaged(self: InProcess, number: int, *given: Any) -> None:
         if number in lacking:
-            raise NoStateError("expected client_00 to go on, got: its state is damaged")
+            raise StateError("expected client_00 to go on, got: its state is damaged")
         restore(self, number, *given)
 
     monkeypatch.setattr(InProcess, "restore", damaged)
     if len(lacking) == 2:  # there are two checkpoints
-        with pytest.raises(NoStateError, match="expected client_00 to go on, got: its state is"):
+        with pytest.raises(StateError, match="expected client_00 to go on, got: its state is"):
             sg.resume(folder, graph=graph)
         return
     with caplog.at_level(logging.WARNING, logger="silograph"):

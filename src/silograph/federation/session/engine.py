@@ -17,19 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, StateError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import (
-    AwayError,
-    NoStateError,
-    Op,
-    Reduce,
-    known_of,
-    positions_of,
-)
+from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import RESULT, Envelope, encode, frames
@@ -185,12 +178,9 @@ class Session:
         self._course.go_to(number)
         self._seen = dict.fromkeys(self._ids, number)
         self._called = dict(self._seen)
-        failed = self._tell(Type.LOAD, self._seen)
-        lines = [f"expected {name} to go on, got: {error}" for name, error in failed.items()]
-        if all(error.cause is Cause.REFUSED for error in failed.values()) and lines:
-            raise NoStateError("; ".join(lines))
-        if lines:
-            raise ProtocolError(lines[0])
+        for name, error in self._tell(Type.LOAD, self._seen).items():
+            kind = StateError if error.cause is Cause.REFUSED else ProtocolError
+            raise kind(f"expected {name} to go on, got: {error}")
 
     def rejoin(self, away: AwayError) -> None:
         """Wait for silos that the round lacks, and bring all back to where it began.
