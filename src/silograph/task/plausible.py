@@ -5,7 +5,7 @@ C: clients. K: classes or label bits.
 
 from collections.abc import Mapping
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from silograph.graph.graph import LabelForm
@@ -20,46 +20,51 @@ def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None
 
     Args:
         labels: what the nodes have.
-        counts: of `Task.tally`; those of `val` or `test` may be missing.
+        counts: of `Task.tally`, on the CPU; those of `val` or `test` may be missing.
     """
+    arrays = {name: t.numpy() for name, t in counts.items()}  # small: faster than as tensors
     for part in PARTS:
-        nodes = counts.get(f"{part}.nodes")
-        if nodes is None:
+        if f"{part}.nodes" not in arrays:
             continue
-        seen, unseen = (counts.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
-        if seen is not None and unseen is not None and bool((seen.long() + unseen > nodes).any()):
+        nodes = arrays[f"{part}.nodes"].astype(np.int64)
+        seen, unseen = (arrays.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
+        if (
+            seen is not None
+            and unseen is not None
+            and (seen.astype(np.int64) + unseen > nodes).any()
+        ):
             return f"at most as many seen and unseen ratings as {part} ratings, got more"
-        problem = _hit_problem(labels, part, nodes.long(), counts)
+        problem = _hit_problem(labels, part, nodes, arrays)
         if problem is not None:
             return problem
-    return _score_problem(counts)
+    return _score_problem(arrays)
 
 
 def _hit_problem(
-    labels: LabelForm, part: str, nodes: Tensor, counts: Mapping[str, Tensor]
+    labels: LabelForm, part: str, nodes: np.ndarray, counts: Mapping[str, np.ndarray]
 ) -> str | None:
     """Return what hits and misses (C, K) of nodes (C,) cannot be, or None."""
     known = counts.get(f"{part}.known")
-    if known is not None and bool((known > nodes[:, None]).any()):
+    if known is not None and (known > nodes[:, None]).any():
         return f"at most as many known labels as {part} nodes, got more"
     if any(f"{part}.{name}" not in counts for name in HITS):
         return None
-    known, tp, fp, fn = torch.stack([counts[f"{part}.{name}"] for name in HITS]).long()
+    known, tp, fp, fn = (counts[f"{part}.{name}"].astype(np.int64) for name in HITS)
     of_class, predicted = tp + fn, tp + fp
-    if bool(((of_class > known) | (predicted > known)).any()):
+    if (of_class > known).any() or (predicted > known).any():
         return f"at most as many hits and misses as known labels of {part} nodes, got more"
-    once = torch.stack([of_class.sum(1), predicted.sum(1), known.min(1).values])
-    if labels == "multiclass" and bool((once != nodes).any()):
+    once = (of_class.sum(1), predicted.sum(1), known.min(1))
+    if labels == "multiclass" and any((each != nodes).any() for each in once):
         return f"one label and one prediction of each of {nodes.tolist()} {part} nodes, got others"
     return None
 
 
-def _score_problem(counts: Mapping[str, Tensor]) -> str | None:
+def _score_problem(counts: Mapping[str, np.ndarray]) -> str | None:
     """Return what sums of clipped scores (C, K) cannot be, or None."""
     if SCORE_SUMS[0] not in counts:
         return None
     total, square = (counts[name] for name in SCORE_SUMS)
-    known = counts["test.known"].double() * (1 + ROUNDING)
-    if bool((total.abs() > CLIP * known).any()) or bool((square > (2 * CLIP) ** 2 * known).any()):
+    most = counts["test.known"] * (CLIP * (1 + ROUNDING))
+    if (np.abs(total) > most).any() or (square > 4 * CLIP * most).any():
         return f"scores within {CLIP:g} of 0 for each known label, got sums of others"
     return None

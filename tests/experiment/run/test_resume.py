@@ -14,13 +14,12 @@ import torch
 
 import silograph as sg
 from runs import dying, files_of, run_until
-from silograph.core.errors import CheckpointError, ConfigError, StateError
+from silograph.core.errors import CheckpointError, ConfigError
 from silograph.evaluation.scoring import personal
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import identity
-from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.methods import METHODS
 
@@ -155,34 +154,6 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(
     with caplog.at_level(logging.WARNING, logger="silograph"):
         sg.resume(folder, graph=graph)
     assert "round-000000004.checkpoint cannot be used" in caplog.text
-    assert "going on from round 3" in caplog.text
-    assert files_of(folder) == expected
-
-
-@pytest.mark.parametrize("lacking", [{4}, {3, 4}])
-def test_clients_without_their_state_have_the_run_go_on_from_an_earlier_round(
-    stopped: tuple[Path, Graph, dict[str, Any]],
-    lacking: set[int],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As silos whose latest state is damaged: both ends have the round before."""
-    folder, graph, expected = stopped
-    restore = InProcess.restore
-
-    def damaged(self: InProcess, number: int, *given: Any) -> None:
-        if number in lacking:
-            raise StateError("expected client_00 to go on, got: its state is damaged")
-        restore(self, number, *given)
-
-    monkeypatch.setattr(InProcess, "restore", damaged)
-    if len(lacking) == 2:  # there are two checkpoints
-        with pytest.raises(StateError, match="expected client_00 to go on, got: its state is"):
-            sg.resume(folder, graph=graph)
-        return
-    with caplog.at_level(logging.WARNING, logger="silograph"):
-        sg.resume(folder, graph=graph)
-    assert "cannot be used: expected client_00 to go on, got: its state is damaged" in caplog.text
     assert "going on from round 3" in caplog.text
     assert files_of(folder) == expected
 
