@@ -45,7 +45,7 @@ class DirectLink:
         self.answers: deque[Arrived | None] = deque()
         self.closed = False
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, most: int) -> None:
         self.requests.append(data)
         answer = self.change(self.worker.answer(data))
         self.answers.append(None if answer is None else Arrived(answer, time.monotonic()))

@@ -52,7 +52,7 @@ def hang(number: int) -> None:
     answer, came = Responder.answer, list[int]()
     signal.signal(signal.SIGUSR1, lambda sent, _: came.append(sent))
 
-    def hanging(self: Responder, data: bytes) -> bytes:
+    def hanging(self: Responder, data: bytes | bytearray) -> bytes:
         message = unpack(data)
         if message.type is Type.CALL:
             envelope, _ = decode(read_call(message.body).frame)

@@ -15,7 +15,8 @@ from silograph.federation.session.wire import OPTIONS, PATH
 class Raw:
     """A stream on which anything can be said."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, token: bytes = TOKEN) -> None:
+        self.token = token
         self.channel = grpc.insecure_channel(hub.address, options=OPTIONS)
         self.out: SimpleQueue[bytes | None] = SimpleQueue()
         self.call = self.channel.stream_stream(PATH)(iter(self.out.get, None))
@@ -30,11 +31,11 @@ class Raw:
         self, name: str, key: SiloKey, *, signer: SiloKey | None = None, **other: Any
     ) -> Message:
         """Attach as a silo does and return the server's verdict."""
-        said = {"name": name, "key": key.public.hex(), "protocol": 1, **other}
+        said = {"name": name, "key": key.public.hex(), "protocol": 2, **other}
         self.say(Type.HELLO, **said)
         nonce = bytes.fromhex(self.hear().facts()["nonce"])
-        signature = (signer or key).sign(signed_text(TOKEN, nonce, name))
-        self.say(Type.PROOF, TOKEN, signature=signature.hex())
+        signature = (signer or key).sign(signed_text(self.token, nonce, name))
+        self.say(Type.PROOF, self.token, signature=signature.hex())
         return self.hear()
 
     def close(self) -> None:

@@ -312,7 +312,7 @@ def test_an_error_is_one_line_that_cannot_steer_a_terminal(
 
 
 def test_versions_that_silos_tell_are_one_line() -> None:
-    told = {"versions": {"torch": "1\n2 \x1b[2J", "a\nb": "x" * 999}, "protocol": 1}
+    told = {"versions": {"torch": "1\n2 \x1b[2J", "a\nb": "x" * 999}, "protocol": 2}
     assert read_versions("north", told) == {"torch": "1 2 ?[2J", "a b": "x" * 300}
 
 

@@ -384,7 +384,7 @@ def test_a_silo_refuses_knobs_and_calls_beyond_their_range(make_graph: MakeGraph
     finish(over)
     name = over.federation.ids[3]
     found = [unpack(data) for data in links[name].requests]
-    bodies = [m.body for m in found if m.type is Type.CALL]
+    bodies = [bytes(m.body) for m in found if m.type is Type.CALL]
     program = program_of(setup.config, setup.schema, setup.method, setup.method_config)
     ops = {**own_ops(), **table(train_paced, again)}
     block = setup.federation._blocks[3].all  # type: ignore[attr-defined]

@@ -345,7 +345,7 @@ class Door:
         return self
 
     def attached(self, name: str, *, alive: bool) -> Any:
-        def send(data: bytes) -> None:
+        def send(data: bytes, most: int) -> None:
             self.said.append(name)
 
         def receive(seconds: float | None) -> bytes:

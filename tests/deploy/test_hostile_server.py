@@ -484,6 +484,12 @@ def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) ->
     [
         ({"threads": 50_000}, "expected threads of at most 256 at a silo, got 50000"),
         ({"local_epochs": 2**62}, "expected local_epochs of at most 10000 at a silo"),
+        ({"rounds": 2 * 10**9}, "expected rounds of at most 1000000 at a silo, got 2000000000"),
+        (
+            {"method": "fedais", "method.batches": 1000, "local_epochs": 10_000},
+            "expected at most 100,000 steps of a round at a silo, got 10,000,000",
+        ),
+        ({"batch_size": 1, "local_epochs": 10_000}, "expected at most 100,000 steps of a round"),
         ({"layers": 10**5}, "expected layers of at most 1000 at a silo, got 100000"),
         ({"method": "fedpub", "method.communities": 10**6}, "expected communities of at most 1000"),
         (

@@ -1,23 +1,41 @@
 """What a server knows of its silos, in a file of its own."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from silograph.core.errors import CheckpointError
+from silograph.core.errors import CheckpointError, ConfigError
 from silograph.core.files import write_atomic
+from silograph.deploy.joined_silos import read_nodes
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
 
 
 def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    known = Known(bytes(range(16)), {"b": b"1" * 32, "a": b"2" * 32})
+    nodes = {"a": {"train": 5, "val": 3, "test": 2}}
+    known = Known(bytes(range(16)), {"b": b"1" * 32, "a": b"2" * 32}, nodes)
     write_known(tmp_path, known)
     found = read_known(tmp_path)
     assert (found.token, list(found.keys.items())) == (known.token, list(known.keys.items()))
+    assert found.nodes == nodes
     assert (tmp_path / SESSION).stat().st_mode & 0o777 == 0o600
     write_atomic(tmp_path / "page", "for all")
     (tmp_path / "plain").write_text("for all")
     assert (tmp_path / "page").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_silos_report_their_nodes_once() -> None:
+    nodes = {"train": 5, "val": 3, "test": 2}
+    told = json.dumps({"nodes": nodes}).encode()
+    assert read_nodes(told, None) == read_nodes(told, nodes) == nodes
+    with pytest.raises(ConfigError, match="expected 6 training, 3 validation and 2 test nodes as"):
+        read_nodes(told, {**nodes, "train": 6})
+    for wrong in (b"{}", b"[]", b"x", b'{"nodes": 3}', told.replace(b"5", b"5.5")):
+        with pytest.raises(ConfigError, match="expected numbers of training, validation and test"):
+            read_nodes(wrong, None)
+    for number in (b"-1", b"2147483648", b"true", b"1e400"):
+        with pytest.raises(ConfigError, match="expected numbers of training, validation and test"):
+            read_nodes(told.replace(b"5", number), None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"token": "xy", "silos": {}}'])

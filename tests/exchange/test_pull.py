@@ -440,7 +440,7 @@ def requests_of(built: Built, form: PullForm, client: int) -> tuple[ClientBlock,
     fed.call(start, {}, what=Kind.CONTROL, key=KEY)
     once(fed, form, [0, 1])
     found = [unpack(data) for data in links[fed.ids[client]].requests]
-    bodies = [message.body for message in found if message.type is Type.CALL]
+    bodies = [bytes(message.body) for message in found if message.type is Type.CALL]
     return built[0].take(torch.tensor([client])), bodies
 
 

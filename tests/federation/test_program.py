@@ -185,7 +185,7 @@ def test_what_sends_rows_has_to_be_allowed(
 
 
 def calls(asked: list[bytes]) -> list[bytes]:
-    return [unpack(data).body for data in asked if unpack(data).type is Type.CALL]
+    return [bytes(unpack(data).body) for data in asked if unpack(data).type is Type.CALL]
 
 
 def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:

@@ -431,6 +431,16 @@ def test_bad_input_is_refused_in_one_line(make_graph: MakeGraph) -> None:
         LOSS_INTERVAL.init(None, (), standing(None))
 
 
+def test_rows_are_asked_for_before_a_batch_reads_them(make_graph: MakeGraph) -> None:
+    setup = setup_of(make_graph(), METHODS["fedais"], options={"halo": "held"})
+    cfg, key = setup.method_config, Key.of(1)
+    fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
+    init(fed, cfg, weights, key)
+    fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
+    with pytest.raises(ProtocolError, match="expected an exchange of rows before the first batch"):
+        fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
+
+
 def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) -> None:
     """A server can have no batch again, none left out, and no round closed before its end."""
     setup = setup_of(make_graph(), METHODS["fedlocal"])

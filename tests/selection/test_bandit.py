@@ -183,3 +183,12 @@ def test_laws_over_random_rewards(
         explored = {len(chosen) for chosen in seen[: len(numbers)]}
         assert len(explored) == min(len(numbers), len(seen))
     assert UCB.on_receipt
+
+
+@pytest.mark.parametrize("score", [1e299, 1e308])
+def test_sums_of_rewards_stay_finite(score: float) -> None:
+    """Else no arm would be the best any more; who reports such losses has the worst rewards."""
+    state = watch(TARGET, facts("abc", 4.0), *(facts("ab", score) for _ in range(9)), facts("c", 1))
+    assert all(bool(t.isfinite().all()) for t in state.values() if t.is_floating_point())
+    assert bool(state["tried"].all())
+    assert choices(TARGET, state, 12) == {"abc"}

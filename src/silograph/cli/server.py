@@ -61,6 +61,13 @@ class ServerFlags:
             "how long a silo may take over its answers of a round (default: 600)",
         ),
     ] = 600.0
+    max_update_norm: Annotated[
+        float | None,
+        _option(
+            "--max-update-norm",
+            "Euclidean norm beyond which a silo's update counts as a failure (default: any)",
+        ),
+    ] = None
     rejoin_seconds: Annotated[
         float,
         _option("--rejoin-seconds", "how long a round waits for silos that it needs (default: 60)"),
@@ -149,6 +156,7 @@ def _venue(flags: ServerFlags) -> "Venue":
         rejoin=flags.rejoin_seconds,
         metrics=flags.metrics,
         hand_over=not flags.keep_model,
+        update_norm=flags.max_update_norm,
     )
 
 

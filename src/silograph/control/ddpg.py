@@ -175,7 +175,7 @@ def observe(
     new = {**state, "sketch": sketch_of(standing.weights), "seconds": _scalar(clock)}
     if not options.explore:
         return new
-    assert standing.val_score is not None  # as in the first round
+    assert standing.val_score is not None  # else the run has stopped, see `Controlling`
     rounds, action = int(state["rounds"]), to_action(knobs, values)
     new["rounds"] = torch.tensor(rounds + 1)
     if rounds < PROFILE:

@@ -1,13 +1,17 @@
 """What a server looks at when its silos have joined: their versions, the order of names."""
 
+import json
 import logging
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from silograph.core.errors import ConfigError
 from silograph.deploy.silo import read_versions
 from silograph.experiment.run.setup import versions
 from silograph.experiment.run.snapshot import NUMERIC
+from silograph.federation.field_specs import MOST_NODES, TEST, TRAIN, VAL
+from silograph.federation.session.peer import one_line
 
 if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
@@ -32,6 +36,42 @@ def check_versions(silo: "Joined") -> None:
                 theirs.get(name),
                 ours.get(name),
             )
+
+
+def read_nodes(body: bytes | memoryview, known: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how many nodes a silo says that it has, by TRAIN, VAL and TEST.
+
+    Args:
+        body: of its answer to START.
+        known: what it has said before, if it has.
+
+    Raises:
+        ConfigError: it says none, or others than before.
+    """
+    try:
+        told = json.loads(bytes(body))["nodes"]
+        found = {name: told[name] for name in (TRAIN, VAL, TEST)}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = {}
+    good = all(type(n) is int and 0 <= n <= MOST_NODES for n in found.values())
+    if not found or not good:
+        raise ConfigError(
+            f"expected numbers of training, validation and test nodes up to {MOST_NODES:,}, got "
+            f"{one_line(bytes(body[:200]))}"
+        )
+    if known is not None and found != known:
+        raise ConfigError(f"expected {shown_nodes(known)} as at first, got {shown_nodes(found)}")
+    return found
+
+
+def shown_nodes(nodes: Mapping[str, int]) -> str:
+    """Return numbers of nodes for people.
+
+    >>> shown_nodes({"train": 1000, "val": 20, "test": 30})
+    '1,000 training, 20 validation and 30 test nodes'
+    """
+    train, val, test = (f"{nodes[name]:,}" for name in (TRAIN, VAL, TEST))
+    return f"{train} training, {val} validation and {test} test nodes"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

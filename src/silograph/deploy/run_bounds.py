@@ -12,7 +12,7 @@ from silograph.experiment.resolve.parts import Parts
 from silograph.graph.silos.data import Silo
 
 # What a server may ask a silo for, so that no config can hold it up or fill its memory.
-MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000}
+MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000, "rounds": 1_000_000}
 MOST_OF_PARTS = {
     "model.hops": 1000,
     "model.heads": 1000,
@@ -21,6 +21,7 @@ MOST_OF_PARTS = {
     "method.communities": 1000,
 }
 MOST_WEIGHTS = 2**28
+MOST_STEPS = 100_000  # of a silo in a round
 PRIVATE = (
     "out",
     "tracker",
@@ -44,6 +45,15 @@ def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
         )
 
 
+def batches_of(config: RunConfig, options: Mapping[str, Any], silo: Silo) -> int:
+    """Return how many batches a local epoch has at most, by the number of batches or their size."""
+    found = options.get("method.batches")
+    batches = found if isinstance(found, int) else 1
+    if config.batch_size is not None:
+        batches = max(batches, -(-len(silo.graph.y) // config.batch_size))
+    return batches
+
+
 def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
     """Raise `ConfigError` for a run that is larger than a silo does for a server."""
     options, fields = parts.options, vars(config)
@@ -52,6 +62,12 @@ def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
         if isinstance(found, int) and found > most:
             shown = name.rpartition(".")[2]
             raise ConfigError(f"expected {shown} of at most {most} at a silo, got {found}")
+    steps = (config.local_epochs or 1) * batches_of(config, options, silo)
+    if steps > MOST_STEPS:
+        raise ConfigError(
+            f"expected at most {MOST_STEPS:,} steps of a round at a silo, got {steps:,}: take "
+            "fewer local epochs, or fewer or larger batches"
+        )
     hidden = hidden_widths(config.hidden, config.layers)
     widths = silo.graph.num_features, *hidden, silo.num_classes
     size = sum(inputs * outputs for inputs, outputs in pairwise(widths))

@@ -18,12 +18,12 @@ from silograph.deploy.allowed_code import (
     server_table,
     told_of_code,
 )
-from silograph.deploy.joined_silos import check_versions, natural
+from silograph.deploy.joined_silos import check_versions, natural, read_nodes, shown_nodes
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
 from silograph.deploy.silo import check_deployable, start_facts
-from silograph.deploy.venue import Venue, credentials, expected_silos
+from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
@@ -52,6 +52,8 @@ from silograph.graph.graph import Schema
 
 if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
+
+MOST_FAILURES = 3  # of a silo, after which it is left out for good
 
 
 def serve(
@@ -224,6 +226,7 @@ class Meeting:
         self._room = room
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
+        self._nodes = {name: dict(nodes) for name, nodes in known.nodes.items()}
         self._start: Mapping[str, object] = {}  # what silos were told of the run, once they were
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, room, keys)
@@ -251,6 +254,7 @@ class Meeting:
         config, method_config = replace(found.config, block_size=1), found.method_config
         method, schema = found.parts.method.part, found.schema
         program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
+        check_update_norm(venue, program, config.method)
         ops = server_table(program)
         code = told_of_code(config, program)
         self._start = start_facts(config, schema, code, hand_over=venue.hand_over)
@@ -258,13 +262,15 @@ class Meeting:
             peer.send(Type.START, facts_body(self._start))
         for name, peer in peers.items():
             try:
-                peer.answer(Type.DONE, venue.seconds)
-            except LostError as error:
+                self._take_nodes(name, peer.answer(Type.DONE, venue.seconds))
+            except (ConfigError, LostError) as error:
                 raise ConfigError(f"{name}: {error}") from None
         limits = Limits(
             least=len(ids) if venue.least is None else venue.least,
             seconds=venue.seconds,
             patience=venue.rejoin,
+            failures=MOST_FAILURES,
+            update_norm=venue.update_norm,
         )
         self._session = Session(
             peers,
@@ -275,7 +281,8 @@ class Meeting:
             limits=limits,
             compiled=method_config.backend.compiled,
             returned=self._returned,
-            report=self._report,
+            report=both(self._report, self._register.take),
+            nodes=self._nodes,
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)
@@ -286,7 +293,9 @@ class Meeting:
         """What a server that goes on must know, once all silos are there."""
         assert self._session is not None  # set up
         keys = self._register.keys
-        return Known(self._token, {name: keys[name] for name in self._session.ids})
+        ids = self._session.ids
+        nodes = {name: self._nodes[name] for name in ids}
+        return Known(self._token, {name: keys[name] for name in ids}, nodes)
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
@@ -337,6 +346,14 @@ class Meeting:
             found[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
 
+    def _take_nodes(self, name: str, told: bytes | memoryview) -> None:
+        """Remember how many nodes a silo has; raise `ConfigError` where it has said otherwise."""
+        known = self._nodes.get(name)
+        self._nodes[name] = read_nodes(told, known)
+        if known is None:
+            line = f"{name} has {shown_nodes(self._nodes[name])}"
+            self._report(Event(What.NOTE, name, note=line))
+
     def _returned(self) -> dict[str, Peer]:
         """Return the silos that have attached again and are ready for calls."""
         found = {}
@@ -344,7 +361,9 @@ class Meeting:
             peer = Peer(joined.name, joined.link, self._token)
             try:
                 check_versions(joined)
-                peer.ask(Type.START, self._start, self._venue.seconds)
+                self._take_nodes(
+                    joined.name, peer.ask(Type.START, self._start, self._venue.seconds)
+                )
             except (ConfigError, LostError) as error:
                 self._report(Event(What.UNFIT, joined.name, reason=str(error)))
                 peer.dismiss(str(error))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from silograph.core.errors import CheckpointError
@@ -18,16 +18,19 @@ class Known:
     Attributes:
         token: of the run, by which silos find their states.
         keys: public keys by the silos' names, in the order of every sum.
+        nodes: how many nodes each silo has reported, by TRAIN, VAL and TEST.
     """
 
     token: bytes
     keys: Mapping[str, bytes]
+    nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def write_known(folder: Path, known: Known) -> bytes:
     """Write what a server that goes on must know, and return what the file holds."""
     silos = {name: key.hex() for name, key in known.keys.items()}
-    data = (json.dumps({"token": known.token.hex(), "silos": silos}, indent=2) + "\n").encode()
+    told = {"token": known.token.hex(), "silos": silos, "nodes": known.nodes}
+    data = (json.dumps(told, indent=2) + "\n").encode()
     write_atomic(folder / SESSION, data, private=True)  # a token lets others on
     return data
 
@@ -37,7 +40,8 @@ def read_known(folder: Path) -> Known:
     try:
         told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
-        return Known(bytes.fromhex(told["token"]), keys)
+        nodes = {name: {use: int(n) for use, n in of.items()} for name, of in told["nodes"].items()}
+        return Known(bytes.fromhex(told["token"]), keys, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"

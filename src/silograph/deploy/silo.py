@@ -28,7 +28,7 @@ from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
-from silograph.federation.field_specs import extent_of
+from silograph.federation.field_specs import TEST, TRAIN, VAL, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
@@ -39,15 +39,18 @@ from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore, runs_left
 from silograph.federation.session.wire import need_packages
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Schema, schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.base import Method
+from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:
     from silograph.federation.session.attach import Attaching
 
 NONE: Mapping[str, str] = MappingProxyType({})
+AROUND = ("protocol", "name", "key", "process")  # of a greeting, besides versions
 UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 
 
@@ -60,7 +63,7 @@ class Versions:
 
 def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return a silo's versions; raise `ConfigError` where it tells something else."""
-    own = {key: value for key, value in facts.items() if key not in ("protocol", "name", "key")}
+    own = {key: value for key, value in facts.items() if key not in AROUND}
     told = checked(Versions, own, f"facts of {name}").versions
     return {one_line(package): one_line(version) for package, version in told.items()}
 
@@ -206,9 +209,17 @@ class OwnData:
             "silos": written.clients,
             "most_bytes": facts_of(plan),
         }
-        course = Course(program)
+        course, nodes = Course(program), nodes_of(block)
         return Prepared(
-            method_config, block, found.device, course, note, keep, tuple(shown), agreed
+            method_config,
+            block,
+            found.device,
+            course,
+            nodes,
+            note,
+            keep,
+            tuple(shown),
+            {**agreed, "nodes": nodes},
         )
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:
@@ -245,6 +256,12 @@ class OwnData:
                 "stay where they are"
             ) from None
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
+
+
+def nodes_of(block: ClientBlock) -> dict[str, int]:
+    """Return how many nodes, or ratings, of a silo train, validate and test."""
+    val = judges_of(block).val
+    return {TRAIN: int(block.num_train[0]), VAL: int(val.sum()), TEST: int((~val).sum())}
 
 
 def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:

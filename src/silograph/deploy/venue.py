@@ -6,6 +6,8 @@ from pathlib import Path
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.deploy.silo_files import read_file
+from silograph.federation.program import Program, calls_of
+from silograph.federation.session.answers import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Venue:
             again; it is then done again.
         metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
         hand_over: whether silos get the model when the run is over.
+        update_norm: largest Euclidean norm of a silo's update of the weights; None: any.
     """
 
     listen: str
@@ -41,6 +44,7 @@ class Venue:
     rejoin: float = 60.0
     metrics: str | None = None
     hand_over: bool = True
+    update_norm: float | None = None
 
 
 def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
@@ -60,6 +64,18 @@ def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | N
     if venue.least is not None and not 1 <= venue.least <= room:
         raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
     return names, room
+
+
+def check_update_norm(venue: Venue, program: Program, method: str) -> None:
+    """Raise `ConfigError` for a bound of updates in a run that has none."""
+    if venue.update_norm is None:
+        return
+    if not venue.update_norm > 0:
+        raise ConfigError(f"expected --max-update-norm above 0, got {venue.update_norm:g}")
+    if not any(n.startswith(WEIGHTS) for c in calls_of(program.round(1)) for n in c.gives):
+        raise ConfigError(
+            f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
+        )
 
 
 def credentials(venue: Venue) -> tuple[bytes, bytes] | None:

@@ -1,5 +1,7 @@
 """The calls of evaluations, which silos hold their server to."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
@@ -8,10 +10,7 @@ import torch
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import (
-    Shared,
-    Stacked,
-)
+from silograph.core.payload import Payload, Shared, Stacked
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.evaluate import (
     HISTOGRAM,
@@ -28,14 +27,13 @@ from silograph.evaluation.evaluate import (
 from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.federation.base import Op
-from silograph.federation.field_specs import FieldSpec, FieldSpecs
+from silograph.federation.field_specs import TEST, VAL, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
-from silograph.task.counts import (
-    BINS,
-    LEAST_DEVIATION,
-)
+from silograph.task.base import CountSpec
+from silograph.task.counts import BINS, LEAST_DEVIATION
+from silograph.task.plausible import count_problem
 from silograph.task.registry import task_of
 
 
@@ -45,7 +43,8 @@ def validation_steps(
     """Return the call of `with_validation`."""
     sort = bin_server_val if whose == "server" else bin_own_val
     scale, bins = _histogram_specs(model.outputs)
-    return (Call(sort, Kind.EVALUATION, key, scale, {VAL_HISTOGRAM: bins[HISTOGRAM]}),)
+    val = replace(bins[HISTOGRAM], among=VAL)
+    return (Call(sort, Kind.EVALUATION, key, scale, {VAL_HISTOGRAM: val}),)
 
 
 def server_steps(model: AnyModel, key: Key) -> Steps:
@@ -81,11 +80,21 @@ def own_steps(model: AnyModel, key: Key) -> Steps:
 def judged_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: Key) -> Steps:
     """Return the calls of `tallied_counts`."""
     what = Kind.EVALUATION
-    judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs))
+    judged = Call(judge, what, key, takes, tally_specs(model.task, model.outputs), tallies(model))
     if not task_of(model.task).histograms:
         return (judged,)
     scale, bins = _histogram_specs(model.outputs)
     return judged, Call(sort, what, key, scale, bins)
+
+
+def tallies(model: AnyModel, under: str = "") -> Callable[[Payload], str | None]:
+    """Return what looks at counts in a reply, of fields whose names begin with `under`."""
+
+    def problem(reply: Payload) -> str | None:
+        counts = {n.removeprefix(under): f.t for n, f in reply.items() if n.startswith(under)}
+        return count_problem(model.task, counts)
+
+    return problem
 
 
 @lru_cache(maxsize=16)  # programs ask for specs in every round
@@ -95,7 +104,7 @@ def _histogram_specs(classes: int) -> tuple[FieldSpecs, FieldSpecs]:
         "mean": FieldSpec(Shared, (classes,), torch.float64),
         "deviation": FieldSpec(Shared, (classes,), torch.float64, low=LEAST_DEVIATION),
     }
-    bins = FieldSpec(Stacked, (classes, 2, BINS), torch.int32, low=0)
+    bins = FieldSpec(Stacked, (classes, 2, BINS), torch.int32, low=0, among=TEST)
     return MappingProxyType(scale), MappingProxyType({HISTOGRAM: bins})
 
 
@@ -104,6 +113,13 @@ def tally_specs(labels: LabelForm, outputs: int) -> FieldSpecs:
     """Return what `Task.tally` gives."""
     counts = task_of(labels).counts(outputs)
     specs = {
-        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high) for n, c in counts.items()
+        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high, among=_nodes_in(n, c))
+        for n, c in counts.items()
     }
     return MappingProxyType(specs)
+
+
+def _nodes_in(name: str, count: CountSpec) -> str:
+    """Return which nodes a count is a number of; nothing for sums."""
+    part = name.partition(".")[0]
+    return part if part in (VAL, TEST) and count.dtype is torch.int32 else ""

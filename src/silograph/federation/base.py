@@ -174,6 +174,10 @@ class Federation(Protocol):
 class Engine(Federation, Protocol):
     """A federation whose run can be interrupted and go on."""
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why clients are left out of the run for good, by their names; nobody in one process."""
+
     def states(self) -> Sequence[State]:
         """Return what the server's checkpoint holds of the clients; nothing if they keep it."""
 
@@ -202,7 +206,11 @@ class Engine(Federation, Protocol):
         """
 
     def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
-        """Go on from a round: its states, if the server holds them, and the records up to it."""
+        """Go on from a round: its states, if the server holds them, and the records up to it.
+
+        Raises:
+            StateError: a client that keeps its own state does not have that of the round.
+        """
 
     def rejoin(self, away: AwayError) -> None:
         """Wait for clients that the round lacks, and bring all back to where it began.

@@ -1,5 +1,6 @@
 """What calls will cost, known before they are made: frames are as long as their fields say."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -10,7 +11,7 @@ import torch
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Ragged, Shared, Stacked
 from silograph.federation.field_specs import Extent, FieldSpec, FieldSpecs
-from silograph.federation.frame import frame_sizes
+from silograph.federation.frame import DIMENSION, FIELD, HEADER, frame_sizes
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps, counted_calls
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
@@ -27,8 +28,9 @@ def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
         steps: of a round.
         dtype: of floating point values in the run.
     """
+    nobody = Extent(1, dtype, {})
     sizes = [
-        (times, bytes_of_frame(call.op.__name__, specs, dtype))
+        (times, most_of_frame(call.op.__name__, specs, nobody))
         for call, times in counted_calls(steps)
         if call.what is not Kind.EVALUATION
         for specs in (call.takes, call.gives)
@@ -160,3 +162,46 @@ def _row_bound(
     elif name in others.get(group, {}) and depth < MOST_DEPTH:
         found = _row_bound(others[group][name], extent, others, depth + 1)
     return SizeBound(0, found.most) if spec.fewer or group == "marked" else found
+
+
+def most_of_frame(
+    op: str,
+    specs: FieldSpecs,
+    extent: Extent,
+    others: Mapping[str, Mapping[str, Field]] | None = None,
+) -> int | None:
+    """Return the most bytes that one client's frame of declared fields can have, None if unknown.
+
+    Args:
+        op: name of the op.
+        specs: of the fields.
+        extent: of that client.
+        others: see `field_specs.check_against`.
+    """
+    size = HEADER.size + len(op.encode())
+    for name, spec in specs.items():
+        rows = 1 if spec.form is not Ragged else _most_rows(spec, specs, extent, others or {})
+        if rows is None or None in spec.shape:
+            return None
+        each = math.prod(n or 0 for n in spec.shape) * (spec.dtype or extent.dtype).itemsize
+        dimensions = len(spec.shape) + (spec.form is Ragged)
+        size += FIELD.size + len(name.encode()) + DIMENSION.size * dimensions + rows * each
+    return size
+
+
+def _most_rows(
+    spec: FieldSpec,
+    specs: FieldSpecs,
+    extent: Extent,
+    others: Mapping[str, Mapping[str, Field]],
+) -> int | None:
+    """Return the most rows that a client can have, None where nobody knows."""
+    group, _, name = spec.rows.partition("/")
+    if not name:
+        rows = extent.rows.get(group)
+        return None if rows is None else int(rows[0])
+    if group in ("own", "marked"):
+        counted = specs[name]
+        return _most_rows(counted, specs, extent, others) if counted.rows != spec.rows else None
+    other = others.get(group, {}).get(name)
+    return int(other.off[-1]) if isinstance(other, Ragged) else None

@@ -9,7 +9,7 @@ C: clients.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,8 @@ from silograph.graph.graph import label_form
 
 NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"
 TABLE = "table"  # rows of the tables of a client with ratings
+TRAIN, VAL, TEST = "train", "val", "test"  # nodes of a client by their use
+MOST_NODES = 2**31 - 1  # of a client: counts of predictions are int32
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class FieldSpec:
         below: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
         ascending: whether each client's values ascend, each once: numbers of rows, say.
         optional: of a state: whether clients may lack the field, as a call to some creates it.
+        among: TRAIN, VAL or TEST: a number of such nodes, or several by class; where a class has
+            more than one number it is their sum. No silo may report more than it has said to have.
     """
 
     form: type[Shared] | type[Stacked] | type[Ragged]
@@ -54,6 +58,7 @@ class FieldSpec:
     below: str = ""
     ascending: bool = False
     optional: bool = False
+    among: str = ""
 
 
 FieldSpecs = Mapping[str, FieldSpec]
@@ -69,7 +74,8 @@ def exactly(value: int, dtype: torch.dtype = torch.int32) -> FieldSpec:
     return FieldSpec(Shared, (), dtype, low=value, high=value)
 
 
-COUNT = FieldSpec(Stacked, (), torch.int64, low=0)
+COUNT = FieldSpec(Stacked, (), torch.int64, low=0, high=MOST_NODES)
+TRAINED = replace(COUNT, among=TRAIN)
 LOSS = FieldSpec(Stacked)
 
 
@@ -82,11 +88,14 @@ class Extent:
         dtype: of floating point values in the run.
         rows: of each client, by NODES, JUDGED, SLOTS, BOUNDARY and TABLE; what is not known is not
             there.
+        nodes: of one client by TRAIN, VAL and TEST, as it reported once; what is not known is not
+            there.
     """
 
     clients: int
     dtype: torch.dtype
     rows: Mapping[str, Sequence[int]]
+    nodes: Mapping[str, int] = field(default_factory=dict)
 
 
 def extent_of(block: ClientBlock) -> Extent:
@@ -104,10 +113,12 @@ def extent_of(block: ClientBlock) -> Extent:
     return Extent(block.num_clients, block.adj.values.dtype, counts)
 
 
-def extent_at_server(route: Route, client: int, dtype: torch.dtype) -> Extent:
-    """Return what the server knows of one client."""
+def extent_at_server(
+    route: Route, client: int, dtype: torch.dtype, nodes: Mapping[str, int]
+) -> Extent:
+    """Return what the server knows of one client; `nodes`: as the client has reported them."""
     rows = {SLOTS: route.slot_off.diff(), BOUNDARY: route.boundary_off.diff()}
-    return Extent(1, dtype, {name: [int(n[client])] for name, n in rows.items()})
+    return Extent(1, dtype, {name: [int(n[client])] for name, n in rows.items()}, nodes)
 
 
 def check_against(
@@ -219,6 +230,10 @@ def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: boo
         return f"values from {spec.low:g}, got {float(t.min()):g}"
     if spec.high is not None and float(t.max()) > spec.high:
         return f"values up to {spec.high:g}, got {float(t.max()):g}"
+    if spec.among in extent.nodes:
+        most, got = extent.nodes[spec.among], int((t.flatten(2).sum(2) if t.dim() > 2 else t).max())
+        if got > most:
+            return f"at most the {most} {spec.among} nodes reported at first, got {got}"
     if spec.ascending and isinstance(found, Ragged) and not _ascend(found):
         return "ascending numbers, each once, got others"
     if spec.below and spec.below in extent.rows:

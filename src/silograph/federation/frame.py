@@ -13,8 +13,10 @@ name and of the fields' names, dtypes and shapes. There is no pickle and no JSON
 not exactly this is refused before anything is allocated for it.
 """
 
+import itertools
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,11 +144,20 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
     return b"".join(head + buffers)
 
 
+def frames(envelope: Envelope, payload: Payload, clients: int) -> Iterator[bytes]:
+    """Yield each client's frame; one for all is encoded once."""
+    if all(isinstance(field, Shared) for field in payload.values()):
+        yield from itertools.repeat(encode(envelope, payload, 0), clients)
+        return
+    for position in range(clients):
+        yield encode(envelope, payload, position)
+
+
 class _Reader:
     """Reads from a buffer and never past its end."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
         self.at = 0
 
     def take(self, size: int, what: str) -> memoryview:
@@ -156,7 +167,7 @@ class _Reader:
                 f"expected {size} more bytes of {what}, got {len(self.data) - self.at}: cut short"
             )
         self.at += size
-        return memoryview(self.data)[self.at - size : self.at]
+        return self.data[self.at - size : self.at]
 
     def text(self, size: int, what: str) -> str:
         """Return the next `size` bytes as UTF-8."""
@@ -213,7 +224,9 @@ def _field(head: _FieldHead, t: Tensor) -> Field:
     return Ragged(t, torch.tensor([0, len(t)]))
 
 
-def decode(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> tuple[Envelope, dict[str, Field]]:
+def decode(
+    data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES
+) -> tuple[Envelope, dict[str, Field]]:
     """Return what a frame says, as the payload of one client.
 
     Memory stays below twice the length of the frame, whatever its header claims.

@@ -1,7 +1,7 @@
 """The in-process engine: all clients in this process, in blocks of `block_size`."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +124,11 @@ class InProcess:
     def away(self) -> tuple[str, ...]:
         """Return nobody: all clients are here."""
         return ()
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Nobody: clients of this process do not fail alone."""
+        return {}
 
     @property
     def ledger(self) -> Ledger:

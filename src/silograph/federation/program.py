@@ -32,6 +32,7 @@ class Call:
         key: of its draws.
         takes: fields of the inbox.
         gives: fields of the reply.
+        problem: says of a reply of declared fields what its numbers cannot be together, or None.
     """
 
     op: Op
@@ -39,6 +40,7 @@ class Call:
     key: Key
     takes: FieldSpecs = field(default_factory=dict)
     gives: FieldSpecs = field(default_factory=dict)
+    problem: Callable[[Payload], str | None] | None = None
 
     @property
     def rows(self) -> bool:
@@ -72,6 +74,9 @@ class Call:
         """
         where = f"reply of {self.op.__name__}"
         check_against(reply, self.gives, extent, where, others={"inbox": inbox}, values=not own)
+        problem = None if own or self.problem is None else self.problem(reply)
+        if problem is not None:
+            raise ProtocolError(f"expected {problem} in {where}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +247,7 @@ class Course:
     """
 
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self.program = program
         self._round = BLANK
         self._rest: Steps = ()
         self._back = False  # brought back to a state: the others may have gone on meanwhile
@@ -251,7 +256,7 @@ class Course:
 
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where the run has no such round."""
-        self._program.check_number(number)
+        self.program.check_number(number)
 
     def go_to(self, number: int) -> None:
         """Take a round as whole: what follows is a later one.
@@ -291,22 +296,22 @@ class Course:
             own: whether this process has made it: then shapes are checked, no values.
         """
         where = "the state of a round"
-        check_against(state, self._program.state, extent, where, finite=not own, values=not own)
+        check_against(state, self.program.state, extent, where, finite=not own, values=not own)
 
     def result_of(self, fields: Payload) -> Payload:
         """Return what clients get of the server's weights, as agreed."""
-        return {name: fields[name] for name in self._program.result}
+        return {name: fields[name] for name in self.program.result}
 
     def check_result(self, number: int, fields: Payload, extent: Extent) -> None:
         """Raise `ProtocolError` unless the server may send this as the result of the run."""
         self.check_whole()
         if self._round < 1:
             raise ProtocolError("expected a round before the result of the run, got none")
-        if not 0 < number <= self._program.rounds:
+        if not 0 < number <= self.program.rounds:
             raise ProtocolError(
-                f"expected a best round from 1 to {self._program.rounds}, got {number}"
+                f"expected a best round from 1 to {self.program.rounds}, got {number}"
             )
-        check_against(fields, self._program.result, extent, "the result of the run", finite=True)
+        check_against(fields, self.program.result, extent, "the result of the run", finite=True)
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         """Return the next call as the program has it, and what follows it; see `go_on`.
@@ -330,7 +335,7 @@ class Course:
 
     def _entered(self, number: int) -> Steps:
         """Return the steps of a later round, once those before it may be over."""
-        steps = self._program.steps(number)
+        steps = self.program.steps(number)
         if number < self._round:
             raise ProtocolError(f"expected round {self._round} or a later one, got {number}")
         self.check_whole()
@@ -341,7 +346,7 @@ class Course:
                 f"expected one of the next {MOST_PASSED} rounds after {self._round}, got {number}"
             )
         for between in range(self._round + 1, number):
-            if not can_end(self._program.steps(between)):
+            if not can_end(self.program.steps(between)):
                 raise ProtocolError(f"expected calls of round {between}, got one of {number}")
         return steps
 

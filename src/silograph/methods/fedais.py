@@ -58,7 +58,7 @@ from silograph.exchange.history import (
 from silograph.exchange.passes import divisible, weight_specs
 from silograph.exchange.pull import pull, pull_steps
 from silograph.federation.base import Federation, WeightedMean, positions_of
-from silograph.federation.field_specs import COUNT, LOSS, NODES, FieldSpec, FieldSpecs, exactly
+from silograph.federation.field_specs import LOSS, NODES, TRAINED, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
 from silograph.methods.fedais_clients import (
@@ -193,7 +193,8 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     """Return the calls of `fit_round`: a client trains, and answers, or only answers."""
     own, told = key.fold("train", t), told_specs(cfg, t)
     gives = dict(weight_specs(cfg.model, Stacked))
-    gives |= {"share": COUNT, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
+    share = replace(TRAINED, high=1) if cfg.options.average == "clients" else TRAINED
+    gives |= {"share": share, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
     opens = Call(open_round, Kind.WEIGHTS, own, weight_specs(cfg.model, Shared))
     steps = Call(advance, Kind.CONTROL, own, told)
     closes = Call(close_round, Kind.WEIGHTS, own, {}, gives)

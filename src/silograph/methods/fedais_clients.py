@@ -279,9 +279,14 @@ def advance(
     """Train on the batches up to the next exchange. In: `start`, `round`, `knobs/tau`.
 
     Raises:
-        ProtocolError: `start` is not the next batch.
+        ProtocolError: `start` is not the next batch, or no rows were asked for where it needs some.
     """
     check_next(state, int(inbox["start"].t))
+    if cfg.options.halo == "held" and ASKED not in state:
+        raise ProtocolError(
+            "expected an exchange of rows before the first batch of a round with halo=held, got "
+            "none: the slots that a batch may read are those that it has asked for"
+        )
     start, tau, total = int(inbox["start"].t), int(inbox["knobs/tau"].t), plan_of(cfg).batches
     end = total if cfg.options.halo == "none" else min(start + tau, total)
     live = copied({name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))})

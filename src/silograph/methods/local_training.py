@@ -32,11 +32,12 @@ from silograph.core.payload import (
     under,
 )
 from silograph.evaluation.evaluate import TABLES, logits_specs, no_logits, remembered
+from silograph.evaluation.evaluation_steps import tallies
 from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
-from silograph.federation.field_specs import COUNT, LOSS, TABLE, FieldSpec, FieldSpecs
+from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
@@ -311,8 +312,9 @@ def local_steps(
     key: Key,
 ) -> Steps:
     """Return the call of `local_round`; `gives` is what the op sends besides what it must."""
-    told = {**gives, "nodes": COUNT, "loss": LOSS, **received_specs(cfg)}
-    call = Call(op, what, key.fold("train", t), takes, told)
+    told = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
+    problem = tallies(cfg.model, f"{RECEIVED}/") if cfg.received else None
+    call = Call(op, what, key.fold("train", t), takes, told, problem)
     return call if cfg.everyone_trains else Maybe(call)
 
 

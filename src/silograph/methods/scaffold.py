@@ -55,7 +55,7 @@ from silograph.core.ranges import log
 from silograph.core.work import report_clients
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Sum
-from silograph.federation.field_specs import COUNT
+from silograph.federation.field_specs import TRAINED
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
@@ -173,7 +173,7 @@ def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
 def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
     """Return the call of `init`."""
     del cfg
-    return Call(begin_variates, Kind.CONTROL, key, {}, {"nodes": COUNT})
+    return Call(begin_variates, Kind.CONTROL, key, {}, {"nodes": TRAINED})
 
 
 CALLS = Calls(

@@ -58,6 +58,7 @@ from silograph.selection.options import (
 )
 from silograph.selection.ranking import drawn, highest
 
+MOST_GAIN = 1e9  # of a round: sums of what is reported stay finite, whatever it is
 LEAST_TARGET = 0.01  # of the initial weights' score, which others are relative to
 
 
@@ -163,7 +164,8 @@ def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts
 def gain_of(score: float, target: float, t: int, *, higher: bool) -> float:
     """Return the reward of round t for clients; eq. 15, in the metric's direction."""
     share = score / target
-    return (share - 1 if higher else 1 - share) * math.log(t)
+    gain = (share - 1 if higher else 1 - share) * math.log(t)
+    return min(max(gain, -MOST_GAIN), MOST_GAIN)
 
 
 UCB = Selector(

@@ -131,7 +131,7 @@ def changed(change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Callable[[
         if message.type is not Type.REPLY:
             return data
         _, frame = read_reply(message.body)
-        head = message.body[: len(message.body) - len(frame)]
+        head = bytes(message.body)[: len(message.body) - len(frame)]
         envelope, fields = decode(frame)
         body = head + encode(envelope, change(fields), 0)
         return pack(replace(message, body=body))
@@ -148,7 +148,7 @@ def other_call(data: bytes) -> bytes:
     if message.type is not Type.REPLY:
         return data
     _, frame = read_reply(message.body)
-    head = message.body[: len(message.body) - len(frame)]
+    head = bytes(message.body)[: len(message.body) - len(frame)]
     envelope, fields = decode(frame)
     return pack(replace(message, body=head + encode(replace(envelope, step=99), fields, 0)))
 
@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "garbage": (lambda data: b"\x00" * 50, "expected a message that starts with"),
     "cut short": (lambda data: data[:-3], "bytes of values by the header"),
     "empty": (lambda data: b"", "expected a message of"),
-    "other run": (lambda data: pack(replace(unpack(data), token=bytes(16))), "expected the answer"),
+    "other run": (lambda data: pack(replace(unpack(data), token=bytes(16))), "of this run, got"),
     "repeated": (lambda data: pack(replace(unpack(data), sequence=1)), "got one to 1"),
     "no reply": (lambda data: pack(replace(unpack(data), type=Type.DONE)), "expected REPLY"),
     "of another call": (other_call, "expected a reply of work"),

@@ -218,9 +218,9 @@ class Spoiling:
         self._link = link
         self.change: Callable[[bytes], list[bytes]] = lambda data: [data]
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, most: int) -> None:
         for each in self.change(data):
-            self._link.send(each)
+            self._link.send(each, most)
         self.change = lambda data: [data]
 
     def receive(self, seconds: float | None) -> Arrived:

@@ -33,7 +33,7 @@ def test_names_that_are_none(hubs: Any, raws: Any, caplog: pytest.LogCaptureFixt
     hub, key = hubs(Register(None, 2)), SiloKey.new()
     for name, shown in (("\ud800", "?"), (["a"], "something else"), ("x" * 999, "x" * 80)):
         raw = raws(hub)
-        raw.say(Type.HELLO, name=name, key=key.public.hex(), protocol=1)
+        raw.say(Type.HELLO, name=name, key=key.public.hex(), protocol=2)
         raw.hear()
         raw.say(Type.PROOF, TOKEN, signature="")
         assert refusal(raw.hear()) == f"expected a silo's name, got {shown!r}"
@@ -45,7 +45,7 @@ def test_what_a_stranger_hears_is_short(hubs: Any, raws: Any) -> None:
     others: tuple[Any, ...] = ("long " * 9999, [[[]]])
     for protocol in others:
         said = refusal(raws(hub).greet("north", SiloKey.new(), protocol=protocol))
-        assert said.startswith("expected protocol 1, got ")
+        assert said.startswith("expected protocol 2, got ")
         assert len(said) <= 300
 
 
@@ -75,7 +75,7 @@ def requests_of(
     def packed(kind: Type, token: bytes, **facts: Any) -> bytes:
         return pack(Message(kind, token, 0, facts_body(facts)))
 
-    yield packed(Type.HELLO, NO_TOKEN, name=name, key=key.public.hex(), protocol=1)
+    yield packed(Type.HELLO, NO_TOKEN, name=name, key=key.public.hex(), protocol=2)
     nonce = bytes.fromhex(unpack(answers.get()).facts()["nonce"])
     signature = key.sign(signed_text(TOKEN, nonce, name)).hex()
     yield packed(Type.PROOF, TOKEN, signature=signature)
@@ -113,7 +113,7 @@ def test_a_greeting_that_went_well_is_not_cancelled(
     silo = raws(hub)
     assert silo.greet("north", SiloKey.new()).type is Type.WELCOME
     found = joined(hub)
-    found.link.send(b"down")
+    found.link.send(b"down", 0)
     assert next(silo.call) == b"down"  # so the server is past its greeting
     assert timers[-1].finished.is_set()
 

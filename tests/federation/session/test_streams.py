@@ -46,7 +46,7 @@ def test_a_silo_attaches_and_its_stream_carries(hubs: Any, raws: Any) -> None:
     assert silo.greet("north", SiloKey.new(), versions={"a": "1"}).type is Type.WELCOME
     found = joined(hub)
     assert (found.name, found.facts["versions"]) == ("north", {"a": "1"})
-    found.link.send(b"down")
+    found.link.send(b"down", 99)
     assert next(silo.call) == b"down"
     silo.out.put(b"up")
     assert found.link.receive(30).data == b"up"
@@ -78,13 +78,13 @@ def test_a_signature_holds_for_its_stream_name_and_key_only(hubs: Any, raws: Any
     says = "expected a signature of the silo's own key, got another"
     assert refusal(raws(hub).greet("north", key, signer=SiloKey.new())) == says
     silo = raws(hub)
-    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=1)
+    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=2)
     silo.hear()
     old = key.sign(signed_text(TOKEN, bytes(32), "north"))  # of another stream: replayed
     silo.say(Type.PROOF, TOKEN, signature=old.hex())
     assert refusal(silo.hear()) == says
     silo = raws(hub)
-    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=1)
+    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=2)
     nonce = bytes.fromhex(silo.hear().facts()["nonce"])
     silo.say(Type.PROOF, TOKEN, signature=key.sign(signed_text(TOKEN, nonce, "south")).hex())
     assert refusal(silo.hear()) == says
@@ -117,11 +117,11 @@ def test_who_is_not_expected(hubs: Any, raws: Any) -> None:
         "expected 1 silos, got south besides: raise --clients"
     )
     assert refusal(raws(hub).greet("a/b", SiloKey.new())) == "expected a silo's name, got 'a/b'"
-    assert refusal(raws(hub).greet("north", SiloKey.new(), protocol=2)) == (
-        "expected protocol 1, got 2: use the same version of silograph at server and silos"
+    assert refusal(raws(hub).greet("north", SiloKey.new(), protocol=1)) == (
+        "expected protocol 2, got 1: use the same version of silograph at server and silos"
     )
     silo = raws(hub)
-    silo.say(Type.HELLO, name="north", key="xyz", protocol=1)
+    silo.say(Type.HELLO, name="north", key="xyz", protocol=2)
     silo.hear()
     silo.say(Type.PROOF, TOKEN, signature="")
     assert refusal(silo.hear()) == "expected a key and a signature in hexadecimal, got others"

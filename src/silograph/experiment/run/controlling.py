@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from silograph.control import Controller, Knob, RunStanding, knobs_of
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
 from silograph.experiment.run.round_scores import Judged, run_metric
 from silograph.experiment.run.server_parts import CONTROLLER, part_of, with_part
@@ -105,6 +105,12 @@ class Controlling:
             found = scores.val[setup.method.evaluate.view]
             if found is not None:
                 loss, score = found.loss, found[run_metric(setup).name]
+            elif scores.away and self.controller.needs_scores:
+                raise TrainingError(
+                    f"expected validation scores of round {scores.round} for controller "
+                    f"{self.controller.name}, got none: {', '.join(scores.away)} were away, and "
+                    "nobody else has validation nodes; resume the run once they are back"
+                )
         return RunStanding(
             round=t,
             clients=len(setup.federation.ids),

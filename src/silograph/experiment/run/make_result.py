@@ -73,6 +73,7 @@ def make_result(
         class_scores=scores_by_class(setup, best),
         client_facts=snapshot.client_facts,
         judged_without=best.away,
+        left_out=setup.federation.left_out,
         best_round=best.round,
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {config.rounds} rounds",

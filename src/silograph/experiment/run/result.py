@@ -56,6 +56,7 @@ class Result:
         client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
+        left_out: why silos were left out of the run for good, by their names.
         best_round: the round (from 1) that validation picked; the last one without validation
             nodes.
         rounds: one row for each judged round; bytes and flops are totals so far.
@@ -92,6 +93,7 @@ class Result:
     class_scores: Mapping[str, ClassScores]
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
+    left_out: Mapping[str, str]
     best_round: int
     rounds: tuple[Row, ...]
     stopped: str
@@ -161,6 +163,7 @@ class Result:
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "local_bias": self.local_bias,
             "judged_without": list(self.judged_without),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "best_round": self.best_round,
             "stopped": self.stopped,
             "advice": self.advice,
@@ -253,6 +256,7 @@ class Result:
         """Yield what stands below the table: costs, and what picked the round."""
         if away := self.judged_without:
             yield f"judged without the nodes of {', '.join(away)}: away in that round"
+        yield from (f"{name} was {reason}" for name, reason in self.left_out.items())
         kinds = self.ledger.bytes_by_kind
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
         yield f"bytes: {size_text(self.bytes)} ({parts})"

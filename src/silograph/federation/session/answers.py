@@ -1,13 +1,17 @@
 """Answers of silos to one call: what can be used of them, and all of them together."""
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Payload, Ragged, Stacked, join
+from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, join
 from silograph.core.work import Meter
 from silograph.federation.base import Reduce, WeightedMean, fold_of
 from silograph.federation.check import check_fields
@@ -15,6 +19,16 @@ from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
 from silograph.federation.session.peer import LostError
+
+MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
+LEAST_SECONDS = 1.0
+MOST_SUMMED = 1e9  # clients
+FAR = 1e6  # times the largest weight of most clients, and of 1
+WEIGHTS = "weights/"
+UNUSABLE = {
+    Cause.UNLIKE: "fields unlike those of the others",
+    Cause.NOT_FINITE: "NaN or infinity, or numbers far beyond those of the others",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +51,7 @@ class Answer:
 
 
 def read_answer(
-    place: int, body: bytes, sent: Envelope, reduce: Reduce | None, *, rows: bool
+    place: int, body: bytes | memoryview, sent: Envelope, reduce: Reduce | None, *, rows: bool
 ) -> Answer:
     """Return the answer of a REPLY; raise `ProtocolError` where it is none to this call."""
     meter, frame = read_reply(body)
@@ -53,26 +67,99 @@ def read_answer(
     return Answer(place, reply, form, len(frame), meter)
 
 
+def check_work(meter: Meter, seconds: float) -> None:
+    """Raise `ProtocolError` for work that nobody does in so many seconds."""
+    flops = sum(float(each.flops.sum()) for each in (meter, *meter.apart.values()))
+    if flops > MOST_RATE * max(seconds, LEAST_SECONDS):
+        raise ProtocolError(
+            f"expected work of at most {MOST_RATE:g} operations a second, got {flops:g} in "
+            f"{seconds:.3g} s"
+        )
+
+
+def check_update(reply: Payload, sent: Payload, reduce: Reduce | None, most: float | None) -> None:
+    """Raise `ProtocolError` for weights that are too far from those that were sent.
+
+    Args:
+        reply: one client's.
+        sent: what it answers.
+        reduce: how replies are folded; `around` of a mean is what rows are where none were sent.
+        most: largest Euclidean norm of the difference of all weights; None is any.
+    """
+    if most is None:
+        return
+    mean = fold_of(reduce)
+    around = mean.around if isinstance(mean, WeightedMean) else {}
+    total = 0.0
+    for name in (n for n in reply if n.startswith(WEIGHTS)):
+        new = _slice(reply[name])
+        old = _slice(sent[name]) if name in sent else around.get(name)
+        if old is None or old.shape != new.shape:
+            continue
+        total += float((new.double() - old.double().to(new.device)).square().sum())
+    if not math.sqrt(total) <= most:
+        raise ProtocolError(
+            f"expected an update of norm {most:g} at most, got {math.sqrt(total):.6g}"
+        )
+
+
+def _slice(field: Field) -> Tensor:
+    """Return what one client has of a field."""
+    if isinstance(field, Patched):
+        return field.slice(0)
+    return field.t[0] if isinstance(field, Stacked) else field.t
+
+
 def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Cause]:
     """Return why answers cannot be used, by their places.
 
     Where most have one form, others are wrong; where two forms are as many, nobody knows who is.
+    Numbers are wrong where they are not finite or would make sums infinite; weights of which a mean
+    is taken also where they are far beyond those of most others, for one such client ends the run.
     """
     forms = Counter(answer.form for answer in answers)
     usual = [form for form, n in forms.items() if n == max(forms.values())]
     odd = [a.place for a in answers if len(usual) > 1 or a.form != usual[0]]
-    wild = [a.place for a in answers if not _is_finite(a.reply, reduce)]
+    sizes = [_sizes(a.reply, reduce) for a in answers]
+    usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
+    most = FAR * max(1.0, usual_size)
+    wild = [
+        a.place
+        for a, (share, weights) in zip(answers, sizes, strict=True)
+        if not (share <= 1 and weights <= most)
+    ]
     if len(wild) == len(answers):  # then it is training that diverged
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
 
 
-def _is_finite(reply: Payload, reduce: Reduce | None) -> bool:
-    """Whether all numbers of a reply are; one without weight may hold anything."""
+def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
+    """Return how large the numbers of a reply are: of all, and of weights that are averaged.
+
+    The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A reply
+    without weight may hold anything.
+    """
     mean = fold_of(reduce)
+    averaged = isinstance(mean, WeightedMean)
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
-        return True
-    return all(bool(f.t.isfinite().all()) for f in reply.values() if f.t.is_floating_point())
+        return 0.0, 0.0
+    share = weights = 0.0
+    for name, field in reply.items():
+        if not field.t.is_floating_point() or not field.t.numel():
+            continue
+        low, high = (float(t) for t in field.t.aminmax())
+        size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
+        share = max(share, size / _summable(field.t.dtype))
+        if averaged and name.startswith(WEIGHTS):
+            weights = max(weights, size)
+    return share, weights
+
+
+@lru_cache
+def _summable(dtype: torch.dtype) -> float:
+    """Return the largest number of which as many can be summed as there may be clients."""
+    most = torch.finfo(dtype).max
+    return most if dtype is torch.float16 else most / MOST_SUMMED
 
 
 def joined(answers: Sequence[Answer], clients: int) -> dict[str, Field]:

@@ -4,16 +4,18 @@ When the stream breaks it connects again, with its state, for as long as it has 
 """
 
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
+from silograph.federation.session.chunks import SHORT, cut, whole
 from silograph.federation.session.events import Event, EventCallback, What
 from silograph.federation.session.hub import PROTOCOL
 from silograph.federation.session.identity import SiloKey, signed_text
@@ -44,6 +46,7 @@ class Attaching:
         patience: seconds for which it tries to reach a server that does not answer.
         report: told of what happens.
         waits: whether it waits for a server that was stopped, as after a crash.
+        process: what tells this process from another one that has the same key.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Attaching:
     patience: float
     report: EventCallback
     waits: bool = True
+    process: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 def take_part(silo: Attaching) -> str:
@@ -156,11 +160,14 @@ class _Stream:
 
     def __init__(self, channel: Any) -> None:
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._call = channel.stream_stream(PATH)(iter(self._out.get, None))
+        self._call = channel.stream_stream(PATH)(cut(iter(self._out.get, None)))
+        self._most: Callable[[int], int] = lambda _: SHORT
+        self._messages = whole(self._call, lambda size: self._most(size))
 
     def greet(self, silo: Attaching) -> bytes:
         """Say who the silo is, prove it, and return the token of the run."""
         said = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
+        said["process"] = silo.process
         self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **said})
         challenge = self._take(Type.CHALLENGE)
         try:
@@ -175,7 +182,8 @@ class _Stream:
 
     def answer(self, worker: Responder, silo: Attaching) -> None:
         """Answer messages until the stream ends."""
-        for data in self._call:
+        self._most = worker.most
+        for data in self._messages:
             answer = worker.answer(data)
             self._out.put(answer)
             if worker.ended is not None:
@@ -200,7 +208,7 @@ class _Stream:
 
     def _take(self, kind: Type) -> Message:
         try:
-            message = unpack(next(self._call))
+            message = unpack(next(self._messages))
         except StopIteration:
             raise FrameError(f"expected {kind.name}, got the end of the stream") from None
         if message.type is Type.REFUSED:

@@ -9,9 +9,9 @@ are 0. It attaches again between rounds, with its state of the last round that i
 that cannot go on without silos waits for them, and is done again.
 """
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -20,18 +20,28 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError, StateError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, State, take_all
+from silograph.core.payload import Payload, State, take_all
 from silograph.federation.account import Account
 from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
-from silograph.federation.frame import RESULT, Envelope, encode
+from silograph.federation.frame import RESULT, Envelope, encode, frames
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK, Course
-from silograph.federation.session.answers import Answer, cause_of, joined, read_answer, unusable
+from silograph.federation.session.answers import (
+    UNUSABLE,
+    Answer,
+    cause_of,
+    check_update,
+    check_work,
+    joined,
+    read_answer,
+    unusable,
+)
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
-from silograph.federation.session.limits import Limits
+from silograph.federation.session.failures import Failures
+from silograph.federation.session.limits import Limits, longest_reply
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
@@ -39,7 +49,7 @@ from silograph.graph.block.halo import Route
 
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
-WITH = {Cause.UNLIKE: "fields unlike those of the others", Cause.NOT_FINITE: "NaN or infinity"}
+NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 Returned = Callable[[], Mapping[str, Peer]]
 
 
@@ -56,6 +66,7 @@ class Session:
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
+        nodes: of each silo, by TRAIN, VAL and TEST, as it has reported them.
     """
 
     def __init__(
@@ -70,13 +81,16 @@ class Session:
         compiled: bool = False,
         returned: Returned = dict,
         report: EventCallback = log_event,
+        nodes: Mapping[str, Mapping[str, int]] = NO_NODES,
     ) -> None:
         self._ids = tuple(peers)
         self._peers = dict(peers)
         self._route = route
         self._ops = ops
         self._course = course
-        self._extents = [extent_at_server(route, c, dtype) for c in range(len(self._ids))]
+        known = enumerate(nodes.get(name, {}) for name in self._ids)
+        self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known]
+        self._failures = Failures(limits.failures)
         self._limits = limits
         self._compiled = compiled
         self._returned = returned
@@ -87,8 +101,6 @@ class Session:
         self._tries = 0  # of this round, besides the first
         self._called = dict.fromkeys(self._ids, BLANK)  # the last round with a call to a silo
         self._seen = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
-        self._reasons: dict[str, str] = {}  # why silos are not there
-        self._gone: set[str] = set()  # those of them that may come back
         self._spent = dict.fromkeys(self._ids, 0.0)  # seconds that each has taken in this round
 
     @property
@@ -105,6 +117,11 @@ class Session:
     def away(self) -> tuple[str, ...]:
         """Silos that calls go on without."""
         return tuple(name for name in self._ids if name not in self._peers)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why silos are left out for good, by their names."""
+        return self._failures.left_out
 
     @property
     def ledger(self) -> Ledger:
@@ -134,12 +151,9 @@ class Session:
         numbers = dict.fromkeys(self._peers, number)
         self._drop_all(Type.KEEP, self._tell(Type.KEEP, numbers, committed=committed))
         if len(self._peers) < self._limits.least:
-            raise self._lacking(
-                f"expected at least {self._limits.least} silos to write round {number} down, got "
-                f"{len(self._peers)}; ",
-                [name for name in self._ids if name not in self._peers],
-                self._limits.least - len(self._peers),
-            )
+            there, least = len(self._peers), self._limits.least
+            line = f"expected at least {least} silos to write round {number} down, got {there}; "
+            raise self._failures.lacking(line, self.away, least - there, len(self._ids))
         self._seen |= dict.fromkeys(self._peers, number)
 
     def hand_over(self, number: int, weights: Payload) -> int:
@@ -195,9 +209,7 @@ class Session:
         for name, peer in self._returned().items():
             self._attach(name, peer)
         there = sum(name in self._peers for name in away.names)
-        if there + sum(name in self._gone for name in away.names) < away.needed:
-            lost = "; ".join(f"{n}: {self._reasons[n]}" for n in away.names if n in self._reasons)
-            raise ProtocolError(f"expected silos to come back with their states, got {lost}")
+        self._failures.check_back(away.names, away.needed - there)
         return there >= away.needed
 
     @property
@@ -226,12 +238,19 @@ class Session:
         self._course.go_on(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
-        asked = self._send(envelope, name, inbox, positions, key, rows=rows)
 
-        def read(place: int, body: bytes) -> Answer:
-            answer = read_answer(place, body, envelope, reduce, rows=rows)
+        def most(place: int) -> int:
+            asked_of = take_all(inbox, torch.tensor([place])) if agreed.rows else {}
+            return longest_reply(agreed, asked_of, self._extents[int(positions[place])])
+
+        asked = self._send(envelope, name, inbox, positions, key, most, rows=rows)
+
+        def read(place: int, peer: Peer) -> Answer:
+            answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
             asked_of = take_all(inbox, torch.tensor([place]))
             agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
+            check_work(answer.meter, peer.took)
+            check_update(answer.reply, asked_of, reduce, self._limits.update_norm)
             return answer
 
         answers = self._hear(envelope, asked, reduce, read)
@@ -257,17 +276,22 @@ class Session:
         inbox: Payload,
         positions: Tensor,
         key: Key,
+        most: Callable[[int], int],
         *,
         rows: bool,
     ) -> list[tuple[int, Peer]]:
-        """Send a call to those of `positions` that are there; return them with their places."""
+        """Send a call to those of `positions` that are there; return them with their places.
+
+        `most`: bytes that an answer may have, by the place of who answers.
+        """
         asked: list[tuple[int, Peer]] = []
         sizes = []
-        for place, frame in enumerate(_frames(envelope, inbox, len(positions))):
+        for place, frame in enumerate(frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
                 self._asks(peer, envelope.op, len(frame))
-                peer.send(Type.CALL, call_body(CallBody(name, key, rows, frame)))
+                body = call_body(CallBody(name, key, rows, frame))
+                peer.send(Type.CALL, body, most(place))
                 self._called[peer.name] = self._round
                 asked.append((place, peer))
                 sizes.append(len(frame))
@@ -280,23 +304,23 @@ class Session:
         envelope: Envelope,
         asked: Sequence[tuple[int, Peer]],
         reduce: Reduce | None,
-        read: Callable[[int, bytes], Answer],
+        read: Callable[[int, Peer], Answer],
     ) -> list[Answer]:
         """Return the usable answers in client order; drop who has none."""
         heard: list[Answer] = []
         peers = dict(asked)
         for place, peer in asked:
             try:
-                heard.append(read(place, self._answer(peer, Type.REPLY)))
+                heard.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
         bad = unusable(heard, reduce)
         for place, cause in bad.items():
-            reason = f"expected a reply of {envelope.op}, got one with {WITH[cause]}"
+            reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
         return [answer for answer in heard if answer.place not in bad]
 
-    def _answer(self, peer: Peer, kind: Type) -> bytes:
+    def _answer(self, peer: Peer, kind: Type) -> bytes | memoryview:
         """Return a silo's answer; raise `LostError` where there is none in time."""
         seconds = self._limits.seconds
         left = None if seconds is None else seconds - self._spent[peer.name]
@@ -317,25 +341,11 @@ class Session:
         here = set(places)
         names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in here]
         if not summable:
-            raise self._lacking(
-                f"expected all silos to answer {op.__name__}, whose replies are no sums, got none "
-                "from ",
-                names,
-                len(names),
-            )
+            raise self._failures.of_call(op.__name__, names, len(self._ids))
         least = min(self._limits.least, len(positions))
         if len(places) < least:
-            raise self._lacking(
-                f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; ",
-                names,
-                least - len(places),
-            )
-
-    def _lacking(self, line: str, names: Sequence[str], needed: int) -> ProtocolError:
-        """Return the error for silos that are missing, of whom so many are needed."""
-        line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
-        gone = [name for name in names if name in self._gone]
-        return ProtocolError(line) if len(gone) < needed else AwayError(line, gone, needed)
+            line = f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; "
+            raise self._failures.lacking(line, names, least - len(places), len(self._ids))
 
     def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:
         self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
@@ -343,31 +353,32 @@ class Session:
     def _drop(self, peer: Peer, op: str, reason: str, cause: Cause) -> None:
         event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)
         self._report(event)
-        self._reasons[peer.name] = reason
         del self._peers[peer.name]
+        last = self._failures.add(peer.name, reason, cause)
+        if last is not None:
+            self._report(Event(What.LEFT_OUT, peer.name, self._round, reason=last))
         if cause is Cause.GONE:
-            self._gone.add(peer.name)
             peer.close()
         else:
             peer.dismiss(reason)
 
     def _attach(self, name: str, peer: Peer) -> None:
         """Take a silo in again, with its state of the last round that it saw whole."""
+        if name in self.left_out:
+            peer.dismiss(self.left_out[name])
+            return
         number = self._seen[name]
         try:
             peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
         except LostError as error:
             self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
-            if error.cause is not Cause.GONE:
-                self._reasons[name] = str(error)
-                self._gone.discard(name)
+            self._failures.unfit(name, str(error), error.cause)
             peer.dismiss(str(error))
             return
         self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
         self._called[name] = number
-        self._reasons.pop(name, None)
-        self._gone.discard(name)
+        self._failures.back(name)
 
     def _tell(
         self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]
@@ -387,12 +398,3 @@ class Session:
     def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
         for name, error in failed.items():
             self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
-
-
-def _frames(envelope: Envelope, inbox: Payload, clients: int) -> Iterator[bytes]:
-    """Yield each client's frame; one for all is encoded once."""
-    if all(isinstance(field, Shared) for field in inbox.values()):
-        yield from itertools.repeat(encode(envelope, inbox, 0), clients)
-        return
-    for position in range(clients):
-        yield encode(envelope, inbox, position)

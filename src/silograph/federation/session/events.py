@@ -26,6 +26,7 @@ class What(StrEnum):
     ASKED = "asked"  # a silo was sent a call
     ANSWERED = "answered"  # it has answered
     DROPPED = "dropped"  # a round goes on without it
+    LEFT_OUT = "left_out"  # it has failed so often that no round has it any more
     DISMISSED = "dismissed"  # a silo hears that it was dropped, and why
     DISCARDED = "discarded"  # an answer that came after that
     WAITING = "waiting"  # a round that needs it waits for it, to be done again
@@ -112,6 +113,7 @@ LEVELS = {
             What.REFUSED,
             What.STRANGER,
             What.DROPPED,
+            What.LEFT_OUT,
             What.DISMISSED,
             What.DISCARDED,
             What.WAITING,
@@ -170,6 +172,8 @@ def _line(e: Event) -> str:
             return _answered(e)
         case What.DROPPED:
             return f"round {e.round} has lost {e.silo}: {e.reason}"
+        case What.LEFT_OUT:
+            return f"{e.silo} is {e.reason}"
         case What.DISMISSED:
             return f"the server goes on without {e.silo or 'this silo'}: {e.reason}"
         case What.DISCARDED:

@@ -7,9 +7,9 @@ its stream is a `Link`. A silo whose stream has ended attaches anew with the sam
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -20,11 +20,11 @@ import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
 from silograph.federation.session.certificates import check_pair
+from silograph.federation.session.chunks import SHORT, cut, whole
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
+from silograph.federation.session.greeting import FROM_ONE, WAITING, Greetings, Place
 from silograph.federation.session.identity import NAME, Register, is_signed, signed_text
 from silograph.federation.session.message import (
-    HEADER,
-    MAX_FACTS,
     NO_TOKEN,
     Message,
     Type,
@@ -43,11 +43,13 @@ from silograph.federation.session.wire import (
 )
 
 GREETING_SECONDS = 10.0  # a stream that has not said who it is by then is ended
-SPARE = 8  # streams that may be greeted at the same time
+SPARE = 8  # streams that are just being ended
+QUEUE = 1000  # streams that wait for a thread, which is for milliseconds
 UNREAD = 2  # messages of a silo that may wait: it is asked one thing at a time
-LONGEST_GREETING = HEADER.size + MAX_FACTS  # bytes
-PROTOCOL = 1
+LONGEST_GREETING = SHORT  # bytes
+PROTOCOL = 2
 Stream = Iterator[bytes]
+MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was started
 
 
 class StreamLink:
@@ -60,14 +62,24 @@ class StreamLink:
     def __init__(self, arrived: Callable[[int, bool], None]) -> None:
         self._arrived = arrived
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._in: SimpleQueue[Arrived | None] = SimpleQueue()
+        self._in: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._owed: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
         self._closed = False
         self._over = False
         self.alive = True  # until the silo's end of the stream has ended
 
-    def send(self, data: bytes) -> None:
-        """Hand over a message."""
+    def send(self, data: bytes, most: int) -> None:
+        """Hand over a message; see `Link`."""
+        with self._lock:
+            self._owed.append(most)
         self._out.put(data)
+
+    def _most(self, size: int) -> int:
+        """Return the bytes of the longest message that the silo may send."""
+        del size
+        with self._lock:
+            return max(self._owed, default=0)
 
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message; see `Link`."""
@@ -76,6 +88,9 @@ class StreamLink:
         except Empty:
             line = f"expected an answer within {seconds:g} s, got none"
             raise LostError(line, Cause.LATE) from None
+        if isinstance(arrived, LostError):
+            self._closed = True
+            raise arrived
         if arrived is None:
             self._closed = True
             line = "expected an answer, got the end of the stream: it is gone"
@@ -89,20 +104,28 @@ class StreamLink:
 
     def outgoing(self) -> Stream:
         """Yield what is to be sent, until the end."""
-        return iter(self._out.get, None)
+        return cut(iter(self._out.get, None))
 
     def pump(self, requests: Stream) -> None:
         """Take in what comes until the stream ends, however it does, or speaks unasked."""
-        with suppress(Exception):  # gRPC's own classes, and whatever a broken stream raises
-            for data in requests:
+        lost = None
+        try:
+            for data in whole(requests, self._most):
                 self._arrived(len(data), self._over)
                 if self._over:
                     continue
                 if self._in.qsize() == UNREAD:  # else it could fill the server's memory
                     break
+                with self._lock:
+                    if self._owed:
+                        self._owed.popleft()
                 self._in.put(Arrived(data, time.monotonic()))
+        except FrameError as error:
+            lost = LostError(str(error))
+        except Exception:  # gRPC's own classes, and whatever a broken stream raises
+            lost = None
         self.alive = False
-        self._in.put(None)
+        self._in.put(lost)
         self._out.put(None)
 
 
@@ -153,9 +176,14 @@ class Hub:
         self._lock = threading.Lock()
         self._joined: SimpleQueue[Joined] = SimpleQueue()
         self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
-        streams = 2 * room + SPARE
+        self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
+        self._second_ones: set[str] = set()
+        self._greetings = Greetings(lambda: dict(register.keys))
+        streams = 3 * room + WAITING + FROM_ONE + SPARE  # attached, and one in reserve for a key
         self._server = grpc.server(
-            ThreadPoolExecutor(streams, "silo"), options=OPTIONS, maximum_concurrent_rpcs=streams
+            ThreadPoolExecutor(streams, "silo"),
+            options=OPTIONS,
+            maximum_concurrent_rpcs=streams + QUEUE,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._attach)
         generic = grpc.method_handlers_generic_handler(SERVICE, {ATTACH: handler})
@@ -207,20 +235,21 @@ class Hub:
         timer.daemon = True
         timer.start()
         try:
-            found = yield from self._greeted(requests, context)
-            if found is None:
-                return
-            if isinstance(found, str):
-                yield self._message(Type.REFUSED, {"reason": found})
-                return
-            link = self._taken(found, requests, context)
-            yield self._message(Type.WELCOME, {})
+            with self._greetings.place(context.peer(), context.cancel) as place:
+                found = yield from self._greeted(requests, context, place)
+                if found is None:
+                    return
+                if isinstance(found, str):
+                    yield self._message(Type.REFUSED, {"reason": found})
+                    return
+                link = self._taken(found, requests, context)
+                yield self._message(Type.WELCOME, {})
         finally:  # not before the last word is out: who reads nothing must not keep a thread
             timer.cancel()
         yield from link.outgoing()
 
     def _greeted(
-        self, requests: Stream, context: Any
+        self, requests: Stream, context: Any, place: Place
     ) -> Generator[bytes, None, Mapping[str, Any] | str | None]:
         """Greet who is there; return what a silo says of itself, or why it may not attach.
 
@@ -229,6 +258,7 @@ class Hub:
         try:
             nonce = secrets.token_bytes(32)
             hello = _next(requests, Type.HELLO, NO_TOKEN).facts()
+            self._greetings.claim(place, hello.get("key"))
             yield self._message(Type.CHALLENGE, {"nonce": nonce.hex(), "protocol": PROTOCOL})
             proof = _next(requests, Type.PROOF, self._token).facts()
         except (ProtocolError, StopIteration, grpc.RpcError) as error:
@@ -236,10 +266,36 @@ class Hub:
             return None
         reason = self._refusal(hello, proof, nonce)
         if reason is None:
+            reason = self._second(hello)
+        if reason is None:
             return hello
         who, why = _text(hello.get("name")), one_line(reason)
         self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
         return why
+
+    def _second(self, hello: Mapping[str, Any]) -> str | None:
+        """Return why a process may not attach: another one with its key was there before it.
+
+        A silo that was started anew has another process, too, but the one before it is not alive
+        then. So a process that comes back after another one has taken its place tells that there
+        are two: the later one has to go, for the earlier one has the silo's state.
+        """
+        name, process = str(hello["name"]), _text(hello.get("process"))
+        line = (
+            f"a second process uses the key of {name}: the one that was there first goes on; stop "
+            "one of them, or give each silo its own key"
+        )
+        with self._lock:
+            known = self._processes.setdefault(name, [])
+            if process in self._second_ones:
+                return line
+            if process in known[:-1]:
+                self._second_ones |= set(known[known.index(process) + 1 :])
+                del known[known.index(process) + 1 :]
+                self._report(Event(What.NOTE, name, note=line))
+            elif process not in known:
+                self._processes[name] = [*known, process][-MOST_PROCESSES:]
+        return None
 
     def _taken(self, hello: Mapping[str, Any], requests: Stream, context: Any) -> StreamLink:
         """Take a silo's stream in; one that it had before is ended."""

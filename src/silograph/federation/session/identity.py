@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import opens_private
+from silograph.federation.session.events import Event, What
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PURPOSE = b"silograph session 1\0"
@@ -155,6 +156,12 @@ class Register:
         self._closed = known is not None
         self.keys: dict[str, bytes] = dict(known or {})
         self._taken: set[str] = set()
+        self._left_out: dict[str, str] = {}
+
+    def take(self, event: Event) -> None:
+        """Let a silo attach no more, if the event says that it is left out of the run."""
+        if event.what is What.LEFT_OUT and event.silo is not None:
+            self._left_out[event.silo] = str(event)
 
     def refusal(self, name: str, public: bytes) -> str | None:
         """Return why a silo of a good name may not attach, or None; then the name is its own."""
@@ -164,6 +171,8 @@ class Register:
             return f"expected the key that {name} is registered with, got another: use its own"
         if self._closed and name not in self.keys:
             return f"expected a registered silo, got {name}: put {name}.pub into the keys' folder"
+        if name in self._left_out:
+            return self._left_out[name]
         if name not in self._taken and len(self._taken) >= self._room:
             return f"expected {self._room} silos, got {name} besides: raise --clients"
         self.keys[name] = public

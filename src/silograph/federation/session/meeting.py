@@ -14,6 +14,7 @@ from silograph.federation.joining.matching import (
     from_payload,
     match,
 )
+from silograph.federation.session.limits import MOST_HELLO
 from silograph.federation.session.message import Type, explain_body, facts_body
 from silograph.federation.session.peer import LostError, Peer
 from silograph.federation.session.responder import HELLO
@@ -29,7 +30,7 @@ def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, 
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     for peer in peers.values():
-        peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}))
+        peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}), MOST_HELLO)
     found = match([_hello(name, peer, seconds) for name, peer in peers.items()])
     if found.route is None:
         for each in found.disagreements:

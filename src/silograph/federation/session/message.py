@@ -70,7 +70,7 @@ class Message:
     type: Type
     token: bytes
     sequence: int
-    body: bytes
+    body: bytes | memoryview
 
     def facts(self) -> dict[str, Any]:
         """Return the JSON object of the body.
@@ -81,11 +81,11 @@ class Message:
         return _object(self.body, self.type)
 
 
-def _object(data: bytes, kind: Type) -> dict[str, Any]:
+def _object(data: bytes | memoryview, kind: Type) -> dict[str, Any]:
     if len(data) > MAX_FACTS:
         raise FrameError(f"expected at most {MAX_FACTS} bytes of facts, got {len(data)}")
     try:
-        found = json.loads(data)
+        found = json.loads(bytes(data))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -93,26 +93,25 @@ def _object(data: bytes, kind: Type) -> dict[str, Any]:
     return found
 
 
-def check_size(body: bytes) -> bytes:
-    """Return the body of a message; raise `FrameError` where it is too long to be sent."""
+def check_size(body: bytes | memoryview) -> None:
+    """Raise `FrameError` where the body of a message is too long to be sent."""
     size = HEADER.size + len(body)
     if size > MAX_MESSAGE_BYTES:
         raise FrameError(
             f"expected a message of at most {MAX_MESSAGE_BYTES:,} bytes, got {size:,}: take "
             "smaller layers (--hidden), or spread the data over more silos"
         )
-    return body
 
 
 def pack(message: Message) -> bytes:
     """Return the bytes of a message; see `check_size`."""
     check_size(message.body)
     head = HEADER.pack(MAGIC, message.type, message.token, message.sequence)
-    return head + message.body
+    return b"".join((head, message.body))
 
 
-def unpack(data: bytes) -> Message:
-    """Return the message of some bytes.
+def unpack(data: bytes | bytearray) -> Message:
+    """Return the message of some bytes; its body is a view of them, no copy.
 
     Raises:
         FrameError: they are no message.
@@ -126,7 +125,7 @@ def unpack(data: bytes) -> Message:
         raise FrameError(f"expected a message that starts with {MAGIC!r}, got {magic!r}")
     if kind not in Type.__members__.values():
         raise FrameError(f"expected a known type of message, got {kind}")
-    return Message(Type(kind), token, sequence, data[HEADER.size :])
+    return Message(Type(kind), token, sequence, memoryview(data)[HEADER.size :])
 
 
 def facts_body(facts: Mapping[str, Any]) -> bytes:
@@ -140,13 +139,13 @@ def explain_body(facts: Mapping[str, Any], tags: Sequence[bytes]) -> bytes:
     return LENGTH.pack(len(told)) + told + b"".join(tags)
 
 
-def read_explain(body: bytes) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+def read_explain(body: bytes | memoryview) -> tuple[dict[str, Any], tuple[bytes, ...]]:
     """Return the facts and tags of a body; raise `FrameError` where it has none."""
     length = LENGTH.unpack_from(body)[0] if len(body) >= LENGTH.size else len(body)
     facts, tags = body[LENGTH.size :][:length], body[LENGTH.size + length :]
     if len(facts) < length or not tags or len(tags) % TAG_BYTES:
         raise FrameError(f"expected edges to explain, got {len(body)} bytes: cut short")
-    found = tuple(tags[i : i + TAG_BYTES] for i in range(0, len(tags), TAG_BYTES))
+    found = tuple(bytes(tags[i : i + TAG_BYTES]) for i in range(0, len(tags), TAG_BYTES))
     return _object(facts, Type.EXPLAIN), found
 
 
@@ -164,17 +163,17 @@ class CallBody:
     op: str
     key: Key
     rows: bool
-    frame: bytes
+    frame: bytes | memoryview
 
 
 def call_body(call: CallBody) -> bytes:
     """Return the body of a call."""
     name = call.op.encode()
     flags = ROWS * call.rows
-    return CALL_HEAD.pack(call.key.value & MASK, flags, len(name)) + name + call.frame
+    return b"".join((CALL_HEAD.pack(call.key.value & MASK, flags, len(name)), name, call.frame))
 
 
-def read_call(body: bytes) -> CallBody:
+def read_call(body: bytes | memoryview) -> CallBody:
     """Return the call of a body; raise `FrameError` where it is none."""
     if len(body) < CALL_HEAD.size:
         raise FrameError(f"expected a call, got {len(body)} bytes: cut short")
@@ -183,7 +182,7 @@ def read_call(body: bytes) -> CallBody:
     if flags > ROWS or length > MAX_NAME or start > len(body):
         raise FrameError(f"expected a call, got flags {flags} and a name of {length} bytes")
     try:
-        name = body[CALL_HEAD.size : start].decode()
+        name = bytes(body[CALL_HEAD.size : start]).decode()
     except UnicodeDecodeError:
         raise FrameError("expected UTF-8 in the name of an op, got other bytes") from None
     return CallBody(name, Key(key), bool(flags & ROWS), body[start:])
@@ -196,7 +195,7 @@ def reply_body(kind: Kind, meter: Meter, frame: bytes) -> bytes:
     return bytes([len(packed)]) + b"".join(packed) + frame
 
 
-def read_reply(body: bytes) -> tuple[Meter, bytes]:
+def read_reply(body: bytes | memoryview) -> tuple[Meter, bytes | memoryview]:
     """Return the work of a reply as a meter of one client, and the frame.
 
     Raises:

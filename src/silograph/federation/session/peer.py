@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
 from silograph.core.text import printable
+from silograph.federation.session.chunks import SHORT
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
 
@@ -26,15 +27,15 @@ class Arrived(NamedTuple):
         at: when it came, by `time.monotonic`.
     """
 
-    data: bytes
+    data: bytes | bytearray
     at: float
 
 
 class Link(Protocol):
     """A stream to one silo."""
 
-    def send(self, data: bytes) -> None:
-        """Hand over a message; never waits."""
+    def send(self, data: bytes, most: int) -> None:
+        """Hand over a message whose answer has at most so many bytes; never waits."""
 
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message.
@@ -64,13 +65,13 @@ class Peer:
         self._sent = 0.0
         self.took = 0.0  # seconds from the last message to its answer
 
-    def send(self, kind: Type, body: bytes) -> None:
-        """Send the next message."""
+    def send(self, kind: Type, body: bytes, most: int = SHORT) -> None:
+        """Send the next message; `most`: bytes that its answer may have."""
         self._sequence += 1
         self._sent = time.monotonic()
-        self._link.send(pack(Message(kind, self._token, self._sequence, body)))
+        self._link.send(pack(Message(kind, self._token, self._sequence, body)), most)
 
-    def answer(self, kind: Type, seconds: float | None) -> bytes:
+    def answer(self, kind: Type, seconds: float | None) -> bytes | memoryview:
         """Return the body of the answer to the last message.
 
         Args:
@@ -85,7 +86,9 @@ class Peer:
         self.took = arrived.at - self._sent
         try:
             message = unpack(arrived.data)
-            if (message.token, message.sequence) != (self._token, self._sequence):
+            if message.token != self._token:
+                raise FrameError("expected an answer of this run, got one of another")
+            if message.sequence != self._sequence:
                 raise FrameError(
                     f"expected the answer to message {self._sequence}, got one to "
                     f"{message.sequence}"
@@ -100,7 +103,7 @@ class Peer:
 
     def ask(
         self, kind: Type, facts: Mapping[str, Any], seconds: float | None, answer: Type = Type.DONE
-    ) -> bytes:
+    ) -> bytes | memoryview:
         """Send a message of facts and return the body of its answer; see `answer`."""
         self.send(kind, facts_body(facts))
         return self.answer(answer, seconds)

@@ -37,7 +37,9 @@ from silograph.federation.session.holder import (
     SendingBounds,
     run_name,
 )
+from silograph.federation.session.limits import LongestCall
 from silograph.federation.session.message import (
+    MAX_FACTS,
     CallBody,
     Message,
     Type,
@@ -100,6 +102,8 @@ class Responder:
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._joined: bytes | None = None  # nonce of the JOIN of this stream
+        self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
+        self._longest: LongestCall | None = None
         self._explained = 0  # edges explained in this stream
         self._started = False  # in this stream
         self._state: State = {}
@@ -116,13 +120,19 @@ class Responder:
         """Whether the silo has agreed to this run."""
         return self._prepared is not None
 
+    def most(self, size: int) -> int:
+        """Return the bytes of the longest message that the server may send; see `chunks.whole`."""
+        if self._longest is None or not self._started:
+            return MAX_FACTS + self._shown
+        return self._longest.most(size, self._round, self._state)
+
     def attach(self) -> None:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
         self._joined, self._explained, self._started = None, 0, False
         self.stopped, self._is_over = False, False
 
-    def answer(self, data: bytes) -> bytes:
+    def answer(self, data: bytes | bytearray) -> bytes:
         """Return the answer to a message.
 
         Raises:
@@ -197,6 +207,7 @@ class Responder:
                 self._explain(message)
             case Type.START:
                 self._start(message.facts())
+                return Type.DONE, facts_body(self._reported())
             case Type.KEEP:
                 self._keep(number_of(message), committed_of(message))
             case Type.LOAD:
@@ -224,6 +235,7 @@ class Responder:
         frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
         self._bounds.check_size(self.audit.sent, len(frame))
         self.audit.shown(frame)
+        self._shown = len(frame)
         return frame
 
     def _explain(self, message: Message) -> None:
@@ -253,10 +265,16 @@ class Responder:
             digest = digest_of(facts_body(facts))
             self.audit.agreed({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
+            self._longest = LongestCall(prepared.course.program, prepared.extent)
             self._report(Event(What.AGREED, self._name, note=prepared.note))
             for line in prepared.plan:
                 self._report(Event(What.NOTE, self._name, note=line))
         self._started = True
+
+    def _reported(self) -> Mapping[str, Any]:
+        """Return what the server is told of the silo's nodes."""
+        nodes = {} if self._prepared is None else self._prepared.nodes
+        return {"nodes": dict(nodes)} if nodes else {}
 
     def _ready(self, what: str) -> Prepared:
         if self._prepared is None or not self._started:
@@ -274,11 +292,14 @@ class Responder:
                 f"earlier ones, got {number} beside {len(committed)}"
             )
         at.course.check_whole()
-        at.course.check_state(self._state, at.extent, own=True)
+        try:
+            at.course.check_state(self._state, at.extent)
+        except ProtocolError as error:  # it would be refused as well where it is read again
+            raise ProtocolError(f"{error}: round {number} is not saved") from None
         self._store.keep(number, self._state, committed)
         self.audit.round_over()
 
-    def _finish(self, frame: bytes) -> None:
+    def _finish(self, frame: bytes | memoryview) -> None:
         """Write down what the run has come to."""
         at = self._ready("RESULT")
         envelope, arrived = decode(frame)
@@ -378,7 +399,8 @@ class Responder:
         agreed.check_reply(arrived, reply, at.extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
-        body = check_size(reply_body(envelope.kind, meter, frame))
+        body = reply_body(envelope.kind, meter, frame)
+        check_size(body)
         self._bounds.check(envelope.kind, self.audit.sent, len(frame))
         self.audit.answered(answer, reply, frame)
         self._state = new

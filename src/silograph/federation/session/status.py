@@ -58,7 +58,7 @@ def after(before: Standing, event: Event, now: float) -> Standing:
             state = SiloState.LATE if event.cause is Cause.LATE else SiloState.DROPPED
             op = event.op or before.op
             return Standing(state, now, event.round, op, event.reason)
-        case What.UNFIT:
+        case What.UNFIT | What.LEFT_OUT:
             return replace(before, state=SiloState.DROPPED, since=now, reason=event.reason)
         case _:
             return before

@@ -8,15 +8,16 @@ import importlib.util
 import ipaddress
 
 from silograph.core.errors import ConfigError
-from silograph.federation.session.message import MAX_MESSAGE_BYTES
+from silograph.federation.session.chunks import CHUNK
 
 SERVICE = "silograph.Session"
 ATTACH = "Attach"
 PATH = f"/{SERVICE}/{ATTACH}"
 KEEPALIVE = 5000  # ms between pings, and to wait for the answer
 OPTIONS = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", CHUNK),
+    ("grpc.max_receive_message_length", CHUNK),  # longer ones are refused by their first bytes
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a few bytes stay a few
     ("grpc.keepalive_time_ms", KEEPALIVE),
     ("grpc.keepalive_timeout_ms", KEEPALIVE),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE),  # else a minute, whatever keepalive says

@@ -1,0 +1,70 @@
+"""What counts of predictions can be together, whoever has sent them.
+
+C: clients. K: classes or label bits.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from silograph.graph.graph import LabelForm
+from silograph.task.counts import CLIP, HITS, SCORE_SUMS
+from silograph.task.scores import PARTS
+
+ROUNDING = 1e-9  # share by which a sum of clipped scores may be beyond its bound
+
+
+def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None:
+    """Return what was expected of counts (C, ...) and what came, None for counts that can be.
+
+    Args:
+        labels: what the nodes have.
+        counts: of `Task.tally`, on the CPU; those of `val` or `test` may be missing.
+    """
+    arrays = {name: t.numpy() for name, t in counts.items()}  # small: faster than as tensors
+    for part in PARTS:
+        if f"{part}.nodes" not in arrays:
+            continue
+        nodes = arrays[f"{part}.nodes"].astype(np.int64)
+        seen, unseen = (arrays.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
+        if (
+            seen is not None
+            and unseen is not None
+            and (seen.astype(np.int64) + unseen > nodes).any()
+        ):
+            return f"at most as many seen and unseen ratings as {part} ratings, got more"
+        problem = _hit_problem(labels, part, nodes, arrays)
+        if problem is not None:
+            return problem
+    return _score_problem(arrays)
+
+
+def _hit_problem(
+    labels: LabelForm, part: str, nodes: np.ndarray, counts: Mapping[str, np.ndarray]
+) -> str | None:
+    """Return what hits and misses (C, K) of nodes (C,) cannot be, or None."""
+    known = counts.get(f"{part}.known")
+    if known is not None and (known > nodes[:, None]).any():
+        return f"at most as many known labels as {part} nodes, got more"
+    if any(f"{part}.{name}" not in counts for name in HITS):
+        return None
+    known, tp, fp, fn = (counts[f"{part}.{name}"].astype(np.int64) for name in HITS)
+    of_class, predicted = tp + fn, tp + fp
+    if (of_class > known).any() or (predicted > known).any():
+        return f"at most as many hits and misses as known labels of {part} nodes, got more"
+    once = (of_class.sum(1), predicted.sum(1), known.min(1))
+    if labels == "multiclass" and any((each != nodes).any() for each in once):
+        return f"one label and one prediction of each of {nodes.tolist()} {part} nodes, got others"
+    return None
+
+
+def _score_problem(counts: Mapping[str, np.ndarray]) -> str | None:
+    """Return what sums of clipped scores (C, K) cannot be, or None."""
+    if SCORE_SUMS[0] not in counts:
+        return None
+    total, square = (counts[name] for name in SCORE_SUMS)
+    most = counts["test.known"] * (CLIP * (1 + ROUNDING))
+    if (np.abs(total) > most).any() or (square > 4 * CLIP * most).any():
+        return f"scores within {CLIP:g} of 0 for each known label, got sums of others"
+    return None

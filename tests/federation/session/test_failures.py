@@ -1,0 +1,266 @@
+"""Silos whose answers cannot be: they are named, no honest one is, and the run goes on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from sessions import TOKEN, DirectLink, session, table, worker_of
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.core.work import Meter
+from silograph.federation.base import Sum, WeightedMean
+from silograph.federation.field_specs import TRAINED, FieldSpec, extent_at_server
+from silograph.federation.frame import decode, encode
+from silograph.federation.program import Call, Program
+from silograph.federation.session.answers import FAR, MOST_RATE, check_work
+from silograph.federation.session.engine import Session
+from silograph.federation.session.events import Cause, Event, both, log_event
+from silograph.federation.session.failures import Failures, how_to_go_on
+from silograph.federation.session.identity import Register
+from silograph.federation.session.limits import Limits
+from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
+from silograph.federation.session.peer import Peer
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
+
+Built = tuple[ClientBlock, Route]
+KEY = Key.of(3)
+WEIGHTS: Payload = {"weights/w": Shared(torch.ones(3))}
+MEAN = WeightedMean("nodes")
+
+
+def train(cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key) -> Any:
+    """Add .1 to every weight; a client has as many nodes as rows."""
+    w = inbox["weights/w"].t + torch.full((block.num_clients, 3), 0.1)
+    return {"n": Stacked(w.sum(1))}, {"weights/w": Stacked(w), "nodes": Stacked(block.off.diff())}
+
+
+OPS = table(train)
+
+
+@pytest.fixture
+def built(make_graph: Callable[..., Any], cut_block: Callable[..., Built]) -> Built:
+    return cut_block(make_graph(40), 4)
+
+
+def limited(built: Built, **limits: Any) -> tuple[Session, dict[str, DirectLink]]:
+    fed, links = session(*built, None, OPS, least=1)
+    fed._limits = replace(fed._limits, **limits)
+    fed._failures = Failures(fed._limits.failures)
+    return fed, links
+
+
+def once(fed: Session, t: int) -> Payload:
+    fed.start_round(t)
+    return fed.call(train, WEIGHTS, what=Kind.WEIGHTS, key=KEY, reduce=MEAN)
+
+
+def changed(change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Callable[[bytes], bytes]:
+    """What changes the fields of replies."""
+
+    def apply(data: bytes) -> bytes:
+        message = unpack(data)
+        if message.type is not Type.REPLY:
+            return data
+        meter, frame = read_reply(message.body)
+        envelope, fields = decode(frame)
+        body = reply_body(envelope.kind, meter, encode(envelope, change(fields), 0))
+        return pack(replace(message, body=body))
+
+    return apply
+
+
+def weights_of(value: float) -> Callable[[bytes], bytes]:
+    return changed(lambda fields: {**fields, "weights/w": Stacked(torch.full((1, 3), value))})
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, 2e6, float("nan"), float("inf")])
+def test_weights_far_beyond_those_of_others_name_the_silo(
+    built: Built, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed, links = limited(built)
+    links["client_02"].change = weights_of(value)
+    assert torch.allclose(once(fed, 1)["weights/w"].t, torch.full((3,), 1.1))
+    assert fed.away == ("client_02",)
+    assert "round 1 has lost client_02: expected a reply of train, got one with NaN or inf" in (
+        caplog.text
+    )
+
+
+def test_weights_that_all_have_are_nobodys_lie(built: Built) -> None:
+    fed, links = limited(built)
+    for link in links.values():
+        link.change = weights_of(1e9)
+    assert torch.allclose(once(fed, 1)["weights/w"].t, torch.full((3,), 1e9))
+    links["client_02"].change = weights_of(1e9 * FAR * 0.9)
+    once(fed, 2)
+    assert fed.away == ()
+
+
+def test_sums_stay_finite(built: Built) -> None:
+    fed, links = limited(built)
+    links["client_01"].change = weights_of(3e38)
+    fed.start_round(1)
+    found = fed.call(train, WEIGHTS, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+    assert bool(found["weights/w"].t.isfinite().all())
+    assert fed.away == ("client_01",)
+
+
+def test_an_update_beyond_the_norm_is_a_failed_answer(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = 0.1 * 3**0.5
+    fed, links = limited(built, update_norm=1.01 * honest)
+    once(fed, 1)
+    assert not fed.away
+    links["client_03"].change = weights_of(1.2)
+    once(fed, 2)
+    assert fed.away == ("client_03",)
+    assert "expected an update of norm 0.17494 at most, got 0.34641" in caplog.text.replace(
+        "0.174937", "0.17494"
+    )
+
+
+def test_work_that_nobody_does_is_no_answer(built: Built, caplog: pytest.LogCaptureFixture) -> None:
+    fed, links = limited(built)
+
+    def lies(data: bytes) -> bytes:
+        message = unpack(data)
+        if message.type is not Type.REPLY:
+            return data
+        meter, frame = read_reply(message.body)
+        meter.add_each(1e299)
+        return pack(replace(message, body=reply_body(Kind.WEIGHTS, meter, bytes(frame))))
+
+    links["client_00"].change = lies
+    once(fed, 1)
+    assert fed.away == ("client_00",)
+    assert "round 1 has lost client_00: expected work of at most 1e+16 operations" in caplog.text
+    assert fed.ledger.flops < 1e16
+    meter = Meter(1)
+    meter.add_each(MOST_RATE * 5)
+    check_work(meter, 5.0)
+    with pytest.raises(ProtocolError, match=r"got 5e\+16 in 4 s"):
+        check_work(meter, 4.0)
+
+
+def test_after_three_failures_a_silo_is_left_out_for_good(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Event] = []
+    fed, links = limited(built, failures=3)
+    fed._report = both(log_event, told.append)
+    bad = links["client_01"]
+
+    def returned() -> dict[str, Peer]:
+        if "client_01" in fed.peers:
+            return {}
+        bad.worker.attach()
+        peer = Peer("client_01", DirectLink(bad.worker, bad.change), TOKEN)
+        peer.ask(Type.START, {}, None)
+        return {"client_01": peer}
+
+    fed._returned = returned
+    bad.change = weights_of(float("nan"))
+    for t in range(1, 7):
+        once(fed, t)
+        assert ("client_01" in fed.left_out) == (t >= 3)
+    lost = [r for r in caplog.records if getattr(r, "event", "") == "dropped"]
+    assert [(r.silo, r.round) for r in lost] == [("client_01", t) for t in (1, 2, 3)]  # type: ignore[attr-defined]
+    (line,) = [r.getMessage() for r in caplog.records if getattr(r, "event", "") == "left_out"]
+    assert line.startswith("client_01 is left out after 3 failures, the last one: expected a reply")
+    register = Register(None, 4)
+    assert register.refusal("client_01", b"key") is None
+    for event in told:
+        register.take(event)
+    assert register.refusal("client_01", b"key") == line
+    assert register.refusal("client_02", b"key") is None
+
+
+def test_silos_that_are_gone_or_late_have_not_failed() -> None:
+    failures = Failures(2)
+    for cause in (Cause.GONE, Cause.LATE, Cause.UNLIKE, Cause.GONE):
+        assert failures.add("north", "why", cause) is None
+    assert failures.add("north", "why", Cause.REFUSED) is None
+    assert failures.add("north", "again", Cause.GARBAGE) == (
+        "left out after 2 failures, the last one: again"
+    )
+    assert failures.add("north", "more", Cause.GARBAGE) is None  # said once
+    never = Failures(None)
+    assert [never.add("north", "why", Cause.GARBAGE) for _ in range(9)] == [None] * 9
+
+
+def test_a_run_that_stops_says_how_to_resume_it_without_the_silo(built: Built) -> None:
+    fed, links = limited(built, least=4)
+    links["client_01"].change = weights_of(float("nan"))
+    with pytest.raises(ProtocolError, match=r"client_01: .*: --resume with --least 3$"):
+        once(fed, 1)
+    fed, links = limited(built)
+    links["client_01"].change = weights_of(float("nan"))
+    fed.start_round(1)
+    with pytest.raises(ProtocolError, match="every silo is needed here: mend client_01, then"):
+        fed.call(train, WEIGHTS, what=Kind.WEIGHTS, key=KEY)
+    assert how_to_go_on([], 3, summable=True) == ""
+
+
+def with_nodes(told: Stacked, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "nodes": told}
+
+
+def test_counts_beyond_the_nodes_of_the_start_are_refused(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    """2^62 nodes would make the model of one silo that of the server."""
+    block, route = built
+    rows = block.off.diff().tolist()
+    gives = {"weights/w": FieldSpec(Stacked, (3,), torch.float32), "nodes": TRAINED}
+    calls = Call(
+        train, Kind.WEIGHTS, KEY, {"weights/w": FieldSpec(Shared, (3,), torch.float32)}, gives
+    )
+    state = {"n": FieldSpec(Stacked, (), torch.float32)}
+    program = Program((), lambda _: calls, 9, state)
+    for nodes, lie in ((2**62, "up to 2.14748e+09"), (rows[2] + 1, f"at most the {rows[2]} train")):
+        fed, links = session(block, route, None, OPS, least=1, program=program)
+        fed._extents = [
+            extent_at_server(route, c, torch.float32, {"train": n}) for c, n in enumerate(rows)
+        ]
+        told = Stacked(torch.tensor([nodes]))
+        links["client_02"].change = changed(partial(with_nodes, told))
+        caplog.clear()
+        once(fed, 1)
+        assert fed.away == ("client_02",)
+        assert lie in caplog.text
+
+
+def test_a_state_that_is_not_finite_is_not_saved(built: Built) -> None:
+    program = Program(
+        (),
+        lambda _: Call(
+            train,
+            Kind.WEIGHTS,
+            KEY,
+            {"weights/w": FieldSpec(Shared, (3,), torch.float32)},
+            {"weights/w": FieldSpec(Stacked, (3,), torch.float32), "nodes": TRAINED},
+        ),
+        9,
+        {"n": FieldSpec(Stacked, (), torch.float32)},
+    )
+    worker = worker_of(built[0].take(torch.tensor([0])), None, OPS, program=program)
+    link = DirectLink(worker)
+    peer = Peer("client_00", link, TOKEN)
+    peer.ask(Type.START, {}, None)
+    fed, _ = session(*built, None, OPS, program=program)
+    fed._peers = {"client_00": peer}
+    fed._limits = Limits(least=1)
+    big = {"weights/w": Shared(torch.full((3,), 3e38))}  # finite, but not their sum
+    fed.start_round(1)
+    fed.call(train, big, what=Kind.WEIGHTS, key=KEY, to=["client_00"])
+    with pytest.raises(ProtocolError, match=r"NaN or infinity for 'n' .*: round 1 is not saved"):
+        fed.keep(1, ())
+    assert worker._store._kept == {}
