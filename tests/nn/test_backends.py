@@ -360,7 +360,7 @@ def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
 def test_why_a_model_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     several = {0: GCN, 1: SAGE}
     monkeypatch.setitem(MODELS, "several", lambda model: layers_of(model, several.__getitem__))
-    bare = Stage(GCN, 4, 4, drop=False, relu=False), Stage(GCN, 4, 2, drop=False, relu=False)
+    bare = Stage(GCN, 4, 4, drop=0.0, relu=False), Stage(GCN, 4, 2, drop=0.0, relu=False)
     monkeypatch.setitem(MODELS, "bare", lambda _: bare)
     training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
     assert COMPILED.why_not(training, cpu) is None

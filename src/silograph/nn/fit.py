@@ -19,6 +19,7 @@ from silograph.core.work import work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.forward import Staged, forward_pass, whole_pass
+from silograph.nn.optim import FIRST
 from silograph.nn.schedule import Fitted as Fitted
 from silograph.nn.schedule import Schedule as Schedule
 from silograph.nn.schedule import Training as Training
@@ -70,12 +71,13 @@ def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compac
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
-    weights, zero, begin = {"": own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
+    name = f"{FIRST}rows"  # only first weights have rows that no data reaches
+    weights, zero, begin = {name: own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
     state = training.optimizer.init(weights)
     for _ in range(steps):
-        grads = training.correct({"": zero}, weights, {"": begin})
+        grads = training.correct({name: zero}, weights, {name: begin})
         training.optimizer.step_(weights, grads, state)
-    return weights[""][0]
+    return weights[name][0]
 
 
 def _weights(

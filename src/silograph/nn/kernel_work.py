@@ -65,8 +65,11 @@ def _pass_flops(model: Staged, counts: np.ndarray, *, sparse: bool, passes: int)
             total += out * passes * each * left
         total += out * left * rooted  # the sum with the own row
         total += out * passes * left  # bias
-        if stage.drop and passes > 1 and model.dropout > 0:
-            total += 2 * width * passes * into
+        if stage.drop > 0 and passes > 1:
+            if layer:
+                total += 2 * width * passes * into
+            else:  # features have no gradient
+                total += 2 * (entries if sparse else width * into)
         if stage.relu:
             total += out * passes * left
     return total

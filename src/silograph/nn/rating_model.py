@@ -269,7 +269,8 @@ def _fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitt
             changed = training.correct({n: grads[n] for n in names}, weights, begun)
             optimizer.step_(values, grads | changed, state)
             report_each(_pass_flops(model, graph, len(seeds), passes=3) + training.step_flops)
-            report_each(float(optimizer.flops * sum(values[n].numel() for n in model.table_widths)))
+            of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
+            report_each(float(sum(of_tables)))
             steps += 1
             total = total + loss.detach().double() * len(seeds) / block.num_train
     off = offsets(table_rows(block))

@@ -65,9 +65,13 @@ class Training:
     @property
     def step_flops(self) -> float:
         """Floating-point operations of a client's step, the gradient of the data apart."""
-        size = sum(torch.Size(shape).numel() for shape in self.model.weight_shapes.values())
-        each = self.optimizer.flops + sum(correction.flops for correction in self.corrections)
-        return float(each * size)
+        corrections = sum(correction.flops for correction in self.corrections)
+        return float(
+            sum(
+                (self.optimizer.flops_of(name) + corrections) * torch.Size(shape).numel()
+                for name, shape in self.model.weight_shapes.items()
+            )
+        )
 
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""

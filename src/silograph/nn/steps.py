@@ -125,7 +125,7 @@ def features_for(block: ClientBlock, compact: bool) -> Rows:
     if not compact:
         return block.x
     assert isinstance(block.x, SparseRows)  # compact only where features are sparse
-    return SparseRows(block.x.used.csr, block.x.off)
+    return SparseRows(block.x.used.csr, block.x.off, feature=block.x.used.feature)
 
 
 @dataclass(frozen=True)

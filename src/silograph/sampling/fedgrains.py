@@ -279,7 +279,7 @@ class FedGrains:
         rows = state["features"]
         assert isinstance(rows, Ragged)  # see `specs`
         sizes = rows.off.diff()[clients] * self.width + fixed
-        report_clients(sizes.double().cpu() * Adam(self.lr).flops)
+        report_clients(sizes.double().cpu() * Adam(self.lr).flops_of(""))
 
     @property
     def _network(self) -> tuple[str, ...]:

@@ -209,6 +209,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
     if control is not None:
         known = before.state, before.scores, before.virtual_seconds
         cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    cfg = cfg.in_round(t)
     since = time.monotonic()
     state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     on_held = setup.method.setting.on_held
