@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Ragged, Stacked
-from silograph.core.work import work_for
+from silograph.core.work import report_spared, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.forward import Staged, forward_pass, whole_pass
@@ -90,7 +90,8 @@ def _weights(
             weights[name] = f
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            weights[name] = patched(partial(rest, training), fields[name], f.t, block.x, steps)
+            path, flops = partial(rest, training), training.flops_of(name)
+            weights[name] = patched(path, fields[name], f.t, block.x, steps, flops)
     return weights
 
 
@@ -100,15 +101,20 @@ def patched(
     rows: Tensor,
     x: SparseRows,
     steps: Tensor,
+    flops: float,
 ) -> Patched:
     """Return first weights whose used rows (U, H) were trained for `steps` (C,) steps.
 
-    `rest` tells where the other rows are after a number of steps from a base (F, H).
+    `rest` tells where the other rows are after a number of steps from a base (F, H); `flops` are
+    the operations of a step for one parameter, for what is not executed here (`report_spared`).
     """
     assert isinstance(start, Patched)  # see `starts_compact`
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
     place = {path: number for number, path in enumerate(sorted(set(paths)))}
     bases = [rest(start.base[g], count) for g, count in place]
+    unused = start.base.shape[1] - x.used.off.diff()
+    together = start.base.shape[1] * sum(count for _, count in place)
+    report_spared(flops * rows.shape[1] * float(int((steps * unused.cpu()).sum()) - together))
     base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
     which = torch.tensor([place[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.kinds import Kind
-from silograph.core.work import report_clients, work_for
+from silograph.core.work import report_clients, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.forward import Staged
 from silograph.nn.schedule import Training
@@ -93,9 +93,9 @@ def report_training(
     """Report training, and apart from it what the clients' models say of their rows."""
     sparse = isinstance(block.x, SparseRows)
     flops = _pass_flops(model, work, sparse=sparse, passes=2)
-    flops += work[:, -1] * training.step_flops
     # Every epoch has a loss of every training node, however they are grouped into steps.
     flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
     report_clients(torch.from_numpy(flops))
+    report_steps(torch.from_numpy(work[:, -1] * training.step_flops))
     with work_for(Kind.EVALUATION):
         report_pass(model, block)
