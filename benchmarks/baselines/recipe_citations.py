@@ -148,16 +148,20 @@ RECIPE = Recipe(
     text="""\
 # Centralized baselines on the public splits
 
-Test accuracy in percent, mean ± sample standard deviation over seeds, one model on the uncut graph, 200 epochs of Adam, features
-divided by the sum of their row, 20 training nodes a class, 500 for validation, 1,000 for test. In parentheses: our mean minus the figure
-of the literature. *Best validation* is the round with the best validation accuracy, *last round* is round 200 of the same run.
-The settings are those of the sources, and none was chosen by a score: test labels decide nothing. 1,000 test nodes mean a standard error of
-about 1.2 points in each figure of a single split.
+Test accuracy in percent, mean ± sample standard deviation over seeds, one model on the uncut
+graph, 200 epochs of Adam, features divided by the sum of their row, 20 training nodes a class,
+500 for validation, 1,000 for test. In parentheses: our mean minus the figure of the literature.
+*Best validation* is the round with the best validation accuracy, *last round* is round 200 of the
+same run. The settings are those of the sources, and none was chosen by a score: test labels
+decide nothing. 1,000 test nodes mean a standard error of about 1.2 points in each figure of a
+single split.
 
-What differs from the sources: all run for 200 epochs, where the papers of GCN, GAT and APPNP stop early by validation; `gat` has ReLU where the paper
-has ELU, and 8 heads in its last layer, whose mean is taken, on all graphs (paper: 1 on Cora and CiteSeer); GraphSAGE takes the mean of the neighbors and
-has an own weight for the node itself (the example of DGL: one weight for both); biases of the first layer decay with its weights. No source of `gin` on these splits is known
-to us; it has the settings of `gcn`.
+What differs from the sources: all run for 200 epochs, where the papers of GCN, GAT and APPNP stop
+early by validation; `gat` has ReLU where the paper has ELU, and 8 heads in its last layer, whose
+mean is taken, on all graphs (paper: 1 on Cora and CiteSeer); GraphSAGE takes the mean of the
+neighbors and has an own weight for the node itself (the example of DGL: one weight for both);
+biases of the first layer decay with its weights. No source of `gin` on these splits is known to
+us; it has the settings of `gcn`.
 
 <!-- literature -->
 <!-- literature -->

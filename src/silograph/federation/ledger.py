@@ -3,8 +3,9 @@
 Each call leaves two records, `down` (server to clients) and `up`. Bytes are the lengths of the
 frames (`silograph.federation.frame`), one frame for each client and direction; a broadcast counts
 once for each recipient. Work is counted where it happens (`silograph.core.work`) and stands in the
-`up` record; work for another purpose than the call's, evaluation within training or the optimizer's
-steps, has an `up` record of its own kind without bytes. Seconds are no part of it: they never repeat.
+`up` record; work for another purpose than the call's, evaluation within training or steps of the
+optimizer, has an `up` record of its own kind without bytes. Seconds are no part of it: they never
+repeat.
 
 C: clients of the federation. k: clients of a call.
 """
