@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import silograph as sg
+from remote_runs import finish, lines, remote, setup_of
 from runs import MakeGraph, go, of, outcome, rows_of, same_bits
 from silograph.core.errors import ConfigError
 from silograph.core.rate_schedule import parse_rate_schedule
+from silograph.methods import METHODS
 from silograph.nn.backends import TorchBackend
 from silograph.nn.conv import Params
 from silograph.nn.optim import SGD, Adam, Optimizer
@@ -88,6 +90,17 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert rows_of(whole) == rows_of(again)
     assert whole.executed == again.executed
     assert outcome(whole) == outcome(again)
+
+
+def test_silos_have_the_bits_of_a_simulation(make_graph: MakeGraph) -> None:
+    here = setup_of(make_graph(40, sparse=True), METHODS["fedavg"], **SETTINGS)
+    ours, theirs = finish(remote(here)[0]), finish(here)
+    assert same_bits(of(ours), of(theirs))
+    assert rows_of(ours) == rows_of(theirs)
+    assert lines(ours.ledger.records) == lines(theirs.ledger.records)
+    assert ours.ledger.flops_by_part == theirs.ledger.flops_by_part
+    assert ours.ledger.flops_by_part["optimizer"] > 0
+    assert ours.executed is None
 
 
 def test_backends_agree_on_all_settings(make_graph: MakeGraph) -> None:
