@@ -16,11 +16,11 @@ def torchs(text: str, warmup: int) -> list[float]:
     """Return the factors of torch's scheduler in rounds 1 to `ROUNDS`."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     name, *numbers = text.split(":")
-    after: Any = {
-        "constant": lambda: lr_scheduler.ConstantLR(optimizer, 1.0),
-        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, ROUNDS - warmup),
-        "step": lambda: lr_scheduler.StepLR(optimizer, int(numbers[0]), float(numbers[1])),
-    }[name]()
+    after: Any = lr_scheduler.ConstantLR(optimizer, 1.0)
+    if name == "cosine":
+        after = lr_scheduler.CosineAnnealingLR(optimizer, ROUNDS - warmup)
+    elif name == "step":
+        after = lr_scheduler.StepLR(optimizer, int(numbers[0]), float(numbers[1]))
     scheduler = after
     if warmup > 1:
         rising = lr_scheduler.LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1)
