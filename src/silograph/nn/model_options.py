@@ -15,7 +15,7 @@ from silograph.core.ranges import log
 
 Head = Literal["conv", "linear"]
 RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
-Share = Annotated[float, Field(ge=0, lt=1)]
+DropShare = Annotated[float, Field(ge=0, lt=1)]
 INPUT_DROPOUT = {"help": "share of the features dropped in training"}
 HEAD = {"help": "the last layer: conv as the others, or linear, a classifier on top of them"}
 
@@ -25,7 +25,7 @@ class LayerOptions:
     """Options of models that are convolutions alone."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
-    input_dropout: Share = field(default=0.0, metadata=INPUT_DROPOUT)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
     head: Head = field(default="conv", metadata=HEAD)
 
 
@@ -34,7 +34,7 @@ class MLPOptions:
     """All layers are linear, so there is no head to choose."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
-    input_dropout: Share = field(default=0.0, metadata=INPUT_DROPOUT)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -42,10 +42,10 @@ class GATOptions:
     """The defaults are those of the paper."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
-    input_dropout: Share = field(default=0.0, metadata=INPUT_DROPOUT)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
     head: Head = field(default="conv", metadata=HEAD)
     heads: Count = field(default=8, metadata={"help": "attention heads"})
-    attention_dropout: Share = field(
+    attention_dropout: DropShare = field(
         default=0.0, metadata={"help": "share of the attention to neighbors dropped in training"}
     )
 
@@ -55,7 +55,7 @@ class APPNPOptions:
     """The defaults are those of the paper."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
-    input_dropout: Share = field(default=0.0, metadata=INPUT_DROPOUT)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
     hops: Count = field(default=10, metadata={"help": "propagation steps"})
     teleport: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.1, metadata={"help": "share of the prediction kept in a step"}
