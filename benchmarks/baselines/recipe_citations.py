@@ -106,8 +106,8 @@ def cells(found: Found) -> list[Cell]:
 def _values(found: Found, dataset: str, model: str, without: str = "as above") -> list[list[float]]:
     """Return test accuracies at the best round by validation, and in the last round."""
     lines = found.scored([cell_of(dataset, model, seed, without) for seed in SEEDS])
-    best = [line["test"]["uncut"]["accuracy"] for line in lines]
-    return [best, [line["last"]["test_uncut_accuracy"] for line in lines]]
+    best = [line["test"]["server"]["accuracy"] for line in lines]
+    return [best, [line["last"]["test_server_accuracy"] for line in lines]]
 
 
 def _rows(found: Found) -> list[list[str]]:
