@@ -63,7 +63,7 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
 
 def outcome(result: Result) -> dict[str, Any]:
     """The final result without what the machine decides."""
-    skipped = ("seconds", "compile_seconds", "peak_memory_bytes", "result_dir")
+    skipped = ("seconds", "compile_seconds", "peak_memory_bytes", "result_dir", "flops_executed")
     return {k: v for k, v in result.to_dict().items() if k not in skipped}
 
 

@@ -57,6 +57,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "hidden": COUNTS | st.lists(COUNTS, min_size=1, max_size=4).map(parse_widths),
     "head": st.sampled_from(["conv", "linear"]),
     "dropout": SHARE,
+    "input_dropout": SHARE,
+    "attention_dropout": SHARE,
     "residual": st.booleans(),
     "heads": st.none() | COUNTS,
     "hops": st.none() | COUNTS,
@@ -70,7 +72,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "neighbors": st.none() | st.text(),
     "optimizer": st.none() | st.sampled_from(["adam", "sgd"]),
     "lr": st.none() | POSITIVE,
+    "lr_schedule": st.text(),
+    "warmup_rounds": st.integers(0, 2**63 - 1),
     "weight_decay": st.floats(min_value=0, allow_infinity=False),
+    "decay_layers": st.sampled_from(["all", "first"]),
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),
     "patience": st.none() | COUNTS,
@@ -230,7 +235,9 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
 
 def test_an_unknown_key_that_is_near_to_none() -> None:
     message = one_line(lambda: make_config({"seed": 1, "qqqq": 3}, source="run.toml"))
-    assert message.startswith("unknown key in run.toml 'qqqq'; choices: alpha, batch_size, block_s")
+    assert message.startswith(
+        "unknown key in run.toml 'qqqq'; choices: alpha, attention_dropout, batch_size, block_s"
+    )
     assert message.endswith("; options of a method or another part stand under options")
 
 

@@ -145,6 +145,16 @@ def test_keep_compares_16_bit_lanes(seed: int, rows: list[int], width: int, drop
     assert keep.tolist() == [[lane >= threshold for lane in row] for row in lanes]
 
 
+@pytest.mark.parametrize("drop", [0.0, 0.3, 0.999])
+def test_entries_have_the_decisions_of_their_rows(drop: float) -> None:
+    rows, key = torch.arange(20) * 7 - 40, Key.of(3)
+    whole = key.keep(rows, 11, drop)
+    row, column = (
+        t.flatten() for t in torch.meshgrid(torch.arange(20), torch.arange(11), indexing="ij")
+    )
+    assert torch.equal(key.keep_entries(rows[row], column, drop).view(20, 11), whole)
+
+
 def test_keep_decides_at_the_very_lane() -> None:
     key, rows = Key.of(0), [-1, 0, 5]
     for i, row in enumerate(draws(key, rows, 2)):

@@ -80,6 +80,7 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
         "hidden": 6,
         "head": "conv",
         "dropout": 0.5,
+        "input_dropout": 0.0,
         "sparse": True,
         "multilabel": False,
         "optimizer": ADAM,
@@ -108,6 +109,7 @@ def case_of(make_graph: MakeGraph, cut_block: CutBlock, **changes: Any) -> Case:
         options["dropout"],
         graph.task,
         head=options["head"],
+        input_dropout=options["input_dropout"],
     )
     start = model.init_weights(Key.of(1), options["dtype"])
     if not options["shared"]:
@@ -339,28 +341,59 @@ def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, spar
         assert torch.equal(found[0][1], found[1][1])
 
 
+FIRST = [SGD(0.1, 1e-2, 0.9, "first"), Adam(0.1, 1e-2, decay_layers="first")]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])
+def test_dropout_of_features(
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool, schedule: str
+) -> None:
+    about: dict[str, Any] = {"conv": conv, "sparse": sparse, "schedule": SCHEDULES[schedule]}
+    for dropout in (0.0, 0.5):
+        case = case_of(make_graph, cut_block, **about, dropout=dropout, input_dropout=0.3)
+        assert_equal(case)
+        whole_x = replace(case, model=replace(case.model, input_dropout=0.0))
+        assert not torch.allclose(case.run("torch")[0].logits, whole_x.run("torch")[0].logits)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("optimizer", FIRST)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_decay_of_the_first_layer(
+    make_graph: MakeGraph, cut_block: CutBlock, optimizer: Optimizer, layers: int, keep: bool
+) -> None:
+    about: dict[str, Any] = {"optimizer": optimizer, "layers": layers, "keep": keep}
+    for mu in ((), (Proximal(0.5),)):
+        case = case_of(make_graph, cut_block, **about, input_dropout=0.3, corrections=mu)
+        assert_equal(case)
+
+
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-@pytest.mark.parametrize("optimizer", [ADAM, Adam(0.1), SGD(0.1, 1e-2), SGD(0.1, 1e-2, 0.9)])
+@pytest.mark.parametrize(
+    "optimizer", [ADAM, Adam(0.1), SGD(0.1, 1e-2), SGD(0.1, 1e-2, 0.9), *FIRST]
+)
 def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
     start = Key.of(0).matrix(5, 3)
-    weights = {"w": start[None].clone()}
+    weights = {"0.w": start[None].clone()}
     state = optimizer.init(weights)
     for _ in range(4):
-        optimizer.step_(weights, {"w": mu * (weights["w"] - start)}, state)
+        optimizer.step_(weights, {"0.w": mu * (weights["0.w"] - start)}, state)
     training = Training(MODEL, optimizer, Schedule(1), (Proximal(mu),) if mu else ())
     for found in (
         rest(training, start, 4),
         BACKENDS["torch"].rest(training, start, 4),
         BACKENDS["compiled"].rest(training, start, 4),
     ):
-        torch.testing.assert_close(found, weights["w"][0], rtol=0, atol=1e-14)
+        torch.testing.assert_close(found, weights["0.w"][0], rtol=0, atol=1e-14)
     assert torch.equal(start, Key.of(0).matrix(5, 3))
 
 
 def test_why_a_model_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     several = {0: GCN, 1: SAGE}
     monkeypatch.setitem(MODELS, "several", lambda model: layers_of(model, several.__getitem__))
-    bare = Stage(GCN, 4, 4, drop=False, relu=False), Stage(GCN, 4, 2, drop=False, relu=False)
+    bare = Stage(GCN, 4, 4, drop=0.0, relu=False), Stage(GCN, 4, 2, drop=0.0, relu=False)
     monkeypatch.setitem(MODELS, "bare", lambda _: bare)
     training, cpu = Training(MODEL, ADAM, Schedule(1), (Proximal(1.0),)), torch.device("cpu")
     assert COMPILED.why_not(training, cpu) is None

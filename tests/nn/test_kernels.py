@@ -95,7 +95,7 @@ def test_drop_is_keep(
     h = np.arange(1.0, 12 * width + 1).reshape(12, width)
     expected = Key(key).keep(block.row_key, width, drop).numpy() * h * (1 / keep_probability(drop))
     for i in range(12):
-        draws.drop(h, i, rows.row_key[i], np.uint64(key), shape, memory)
+        draws.drop(h, i, rows.row_key[i], np.uint64(key), shape.threshold, shape.scale, memory)
     np.testing.assert_array_equal(h, expected)
 
 

@@ -15,6 +15,14 @@ CLIENTS = 5
 SHAPES = {"0.weight": (4, 7), "0.bias": (7,), "1.weight": (7, 3)}
 
 MakeReference = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def first_decays(weights: list[torch.nn.Parameter], decay: float) -> list[dict[str, Any]]:
+    """Return torch's parameter groups: weight and bias of the first layer decay."""
+    later = {"params": weights[2:], "weight_decay": 0.0}
+    return [{"params": weights[:2], "weight_decay": decay}, later]
+
+
 CASES: dict[str, tuple[Optimizer, MakeReference]] = {
     "sgd": (SGD(0.1), lambda w: torch.optim.SGD(w, lr=0.1)),
     "sgd with decay": (SGD(0.1, 0.2), lambda w: torch.optim.SGD(w, lr=0.1, weight_decay=0.2)),
@@ -24,6 +32,14 @@ CASES: dict[str, tuple[Optimizer, MakeReference]] = {
     ),
     "adam": (Adam(0.01), lambda w: torch.optim.Adam(w, lr=0.01)),
     "adam with decay": (Adam(0.01, 0.1), lambda w: torch.optim.Adam(w, lr=0.01, weight_decay=0.1)),
+    "sgd with decay of the first layer": (
+        SGD(0.05, 0.1, 0.9, decay_layers="first"),
+        lambda w: torch.optim.SGD(first_decays(w, 0.1), lr=0.05, momentum=0.9),
+    ),
+    "adam with decay of the first layer": (
+        Adam(0.01, 0.1, decay_layers="first"),
+        lambda w: torch.optim.Adam(first_decays(w, 0.1), lr=0.01),
+    ),
     "adam with all": (
         Adam(0.02, 0.05, 0.7, 0.9, 1e-3),
         lambda w: torch.optim.Adam(w, lr=0.02, weight_decay=0.05, betas=(0.7, 0.9), eps=1e-3),

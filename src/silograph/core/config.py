@@ -160,6 +160,8 @@ class RunConfig:
         default=0.5,
         metadata=option("share of hidden activations dropped", "Model", tune=lin(0.0, 0.8)),
     )
+    input_dropout: float | None = field(default=None, metadata=of_part("model", "Model"))
+    attention_dropout: float | None = field(default=None, metadata=of_part("model", "Model"))
     residual: bool | None = field(default=None, metadata=of_part("model", "Model"))
     heads: int | None = field(default=None, metadata=of_part("model", "Model"))
     hops: int | None = field(default=None, metadata=of_part("model", "Model"))
@@ -243,9 +245,25 @@ class RunConfig:
             tune=log(1e-3, 1.0),
         ),
     )
+    lr_schedule: str = field(
+        default="constant",
+        metadata=option(
+            "the clients' learning rate over rounds: constant, cosine (to 0 at the end), or "
+            "step:ROUNDS:FACTOR (times FACTOR after every ROUNDS rounds)",
+            "Training",
+        ),
+    )
+    warmup_rounds: Annotated[int, Field(ge=0, lt=MOST)] = field(
+        default=0,
+        metadata=option("first rounds, in which the rate rises in equal steps", "Training"),
+    )
     weight_decay: Annotated[float, Field(ge=0)] = field(
         default=5e-4,
         metadata=option("L2 penalty added to the gradient", "Training", tune=log(1e-6, 1e-2)),
+    )
+    decay_layers: Literal["all", "first"] = field(
+        default="all",
+        metadata=option("layers whose weights and biases have the L2 penalty", "Training"),
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = field(
         default=0.0, metadata=option("momentum of the clients' sgd", "Training")

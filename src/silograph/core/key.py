@@ -102,6 +102,18 @@ class Key:
         # Flipping the top bit turns an unsigned comparison into a signed one.
         return (lanes ^ -32768) >= threshold - 32768
 
+    def keep_entries(self, row_key: Tensor, column: Tensor, drop: float) -> Tensor:
+        """Return the decisions of `keep` for some entries only, (m,) bool.
+
+        Args:
+            row_key: (m,) int64 of each entry's row.
+            column: (m,) int64 of each entry.
+            drop: see `keep`.
+        """
+        words = mix_words(row_key ^ signed(self.value))
+        words = mix_words(words + (column // 4 + 1) * signed(GOLDEN))
+        return ((words >> 16 * (column % 4)) & (DROPOUT_LEVELS - 1)) >= _threshold(drop)
+
 
 def keep_probability(drop: float) -> float:
     """Return the exact probability with which `Key.keep` keeps an entry."""

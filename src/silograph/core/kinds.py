@@ -18,3 +18,4 @@ class Kind(StrEnum):
     EVALUATION = "evaluation"
     SHARES = "shares"
     CONTROL = "control"
+    OPTIMIZER = "optimizer"  # carried by no message: a part of the work at clients

@@ -48,7 +48,10 @@ class ResolvedConfig:
     neighbors: str
     optimizer: Literal["adam", "sgd"]
     lr: float
+    lr_schedule: str
+    warmup_rounds: int
     weight_decay: float
+    decay_layers: Literal["all", "first"]
     momentum: float
     keep_optimizer: bool
     metric: str

@@ -35,6 +35,7 @@ class Meter:
         self.apart: dict[Kind, Meter] = {}  # work for another purpose than the call's
         self._fixed = torch.zeros(clients, dtype=torch.float64)
         self._each = 0.0
+        self._spared = 0.0
         # By identity of the tensors, which are kept so that no other can take their place.
         self._runs: dict[tuple[int, int], tuple[Tensor, Tensor | None, float]] = {}
 
@@ -58,6 +59,16 @@ class Meter:
         """Add work (k,) of the clients at `positions` (k,)."""
         self._fixed.index_add_(0, positions.cpu(), flops)
 
+    def spare(self, flops: float) -> None:
+        """Say that this much of the work, of all clients together, is not executed here."""
+        self._spared += flops
+
+    @property
+    def executed(self) -> float:
+        """Operations executed here, all kinds, all clients; see `report_spared`."""
+        parts = sum(part.executed for part in self.apart.values())
+        return float(self.flops.sum()) - self._spared + parts
+
     @property
     def flops(self) -> Tensor:
         """Floating-point operations of each client, (C,) float64."""
@@ -66,6 +77,11 @@ class Meter:
             counts = off.diff() if starts is None else starts[off].diff()
             total += counts.cpu().double() * flops
         return total
+
+    @property
+    def spared(self) -> float:
+        """Operations that are not executed here, all clients; those of parts are with the parts."""
+        return self._spared
 
     def part(self, kind: Kind) -> "Meter":
         """Return the meter of work for another purpose."""
@@ -93,8 +109,10 @@ def work_of(positions: Tensor) -> Iterator[None]:
     with metered(len(positions)) as inner:
         yield
     outer.add_at(positions, inner.flops)
+    outer.spare(inner.spared)
     for kind, apart in inner.apart.items():
         outer.part(kind).add_at(positions, apart.flops)
+        outer.part(kind).spare(apart.spared)
 
 
 @contextmanager
@@ -123,6 +141,28 @@ def report_clients(flops: Tensor) -> None:
     meter = _METER.get()
     if meter is not None:
         meter.add_at(torch.arange(len(flops)), flops)
+
+
+def report_steps(flops: Tensor | float) -> None:
+    """Report steps of the optimizer, apart from the gradients that they follow.
+
+    Args:
+        flops: operations of each client, (C,) float64; a number: every client does as many.
+    """
+    with work_for(Kind.OPTIMIZER):
+        report_clients(flops) if isinstance(flops, Tensor) else report_each(flops)
+
+
+def report_spared(flops: float) -> None:
+    """Report operations of the optimizer that clients are charged for, and nobody executes here.
+
+    A silo by itself takes the steps of all its weights. Here clients that start from one model take
+    those of rows that meet no data together, once.
+    """
+    with work_for(Kind.OPTIMIZER):
+        meter = _METER.get()
+        if meter is not None:
+            meter.spare(flops)
 
 
 def report_rows(off: Tensor, flops: float) -> None:

@@ -86,6 +86,10 @@ class StudyOptions(TypedDict, total=False):
     classifier on top of them (default: conv)"""
     dropout: float
     """share of hidden activations dropped"""
+    input_dropout: float | None
+    """share of the features dropped in training (default: 0.0)"""
+    attention_dropout: float | None
+    """gat: share of the attention to neighbors dropped in training (default: 0.0)"""
     residual: bool | None
     """add a hidden layer's input to its output (from 3 layers on) (default: false)"""
     heads: int | None
@@ -118,8 +122,15 @@ class StudyOptions(TypedDict, total=False):
     """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
     lr: float | None
     """the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)"""
+    lr_schedule: str
+    """the clients' learning rate over rounds: constant, cosine (to 0 at the end), or
+    step:ROUNDS:FACTOR (times FACTOR after every ROUNDS rounds)"""
+    warmup_rounds: int
+    """first rounds, in which the learning rate rises in equal steps"""
     weight_decay: float
     """L2 penalty added to the gradient"""
+    decay_layers: Literal["all", "first"]
+    """layers whose weights and biases have the L2 penalty"""
     momentum: float
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None

@@ -19,10 +19,15 @@ class Account:
     Args:
         clients: C, all clients of the federation.
         records: of an earlier part of the run.
+
+    Attributes:
+        ledger: what calls cost each client.
+        executed: operations that were executed here, of all clients, without those of `records`.
     """
 
     def __init__(self, clients: int, records: Iterable[Record] = ()) -> None:
         self.ledger = Ledger(clients, records)
+        self.executed = 0.0
         self._round = 0
         self._step = 0
 
@@ -43,6 +48,7 @@ class Account:
         self, envelope: Envelope, positions: Tensor, sizes: np.ndarray, meters: Sequence[Meter]
     ) -> None:
         """Write down what came back, and the work; meters cover the clients in their order."""
+        self.executed += sum(meter.executed for meter in meters)
         work = torch.cat([meter.flops for meter in meters]).numpy()
         self._record(envelope, "up", positions, sizes, work)
         for kind in sorted({kind for meter in meters for kind in meter.apart}):

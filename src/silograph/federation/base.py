@@ -178,6 +178,14 @@ class Engine(Federation, Protocol):
     def left_out(self) -> Mapping[str, str]:
         """Why clients are left out of the run for good, by their names; nobody in one process."""
 
+    @property
+    def executed(self) -> float | None:
+        """Operations executed since the engine began, of all clients; None: silos do not tell.
+
+        Less than the ledger's where work that each client is charged for is done once for several.
+        It depends on blocks and backends, so it is no part of the ledger.
+        """
+
     def states(self) -> Sequence[State]:
         """Return what the server's checkpoint holds of the clients; nothing if they keep it."""
 

@@ -5,7 +5,7 @@ Without this, an op that breaks a rule would be noticed on some block sizes and 
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
@@ -55,6 +55,19 @@ def check_fields(
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
 
+@runtime_checkable
+class ByRound(Protocol):
+    """What ops read, where it changes from round to round."""
+
+    def in_round(self, number: int) -> Any:
+        """Return what ops read in a round; 0 is before the first."""
+
+
+def of_round(cfg: Any, number: int) -> Any:
+    """Return what ops read in a round: a pure function of both, at a server and at its silos."""
+    return cfg.in_round(number) if isinstance(cfg, ByRound) else cfg
+
+
 def run_op(
     op: Op,
     cfg: Any,
@@ -85,7 +98,7 @@ def run_op(
         OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
     try:
-        new, reply = op(cfg, block, state, inbox, key)
+        new, reply = op(of_round(cfg, number), block, state, inbox, key)
     except Exception as error:
         if says_all(error) and not private:
             error.add_note(context(op, number, block, state, inbox))

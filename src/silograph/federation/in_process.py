@@ -135,6 +135,11 @@ class InProcess:
         """What every call cost."""
         return self._account.ledger
 
+    @property
+    def executed(self) -> float:
+        """Operations executed since this engine began, of all clients."""
+        return self._account.executed
+
     def start_round(self, number: int) -> None:
         """Say that the calls from here on belong to this round."""
         self._account.start_round(number)

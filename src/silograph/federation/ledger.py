@@ -3,8 +3,9 @@
 Each call leaves two records, `down` (server to clients) and `up`. Bytes are the lengths of the
 frames (`silograph.federation.frame`), one frame for each client and direction; a broadcast counts
 once for each recipient. Work is counted where it happens (`silograph.core.work`) and stands in the
-`up` record; work for another purpose than the call's, such as evaluation within training, has an
-`up` record of its own kind without bytes. Seconds are no part of it: they never repeat.
+`up` record; work for another purpose than the call's, evaluation within training or steps of the
+optimizer, has an `up` record of its own kind without bytes. Seconds are no part of it: they never
+repeat.
 
 C: clients of the federation. k: clients of a call.
 """
@@ -157,7 +158,7 @@ class Ledger:
         self._records: list[Record] = []
         self._store = _Store()
         self._by_kind: dict[Kind, int] = defaultdict(int)
-        self._flops = 0.0
+        self._flops: dict[Kind, float] = defaultdict(float)
         for record in records:
             self.append(record)
 
@@ -167,7 +168,7 @@ class Ledger:
         clients, sizes, flops = copy(record.clients), copy(record.bytes), copy(record.flops)
         self._records.append(replace(record, clients=clients, bytes=sizes, flops=flops))
         self._by_kind[record.what] += int(record.bytes.sum())
-        self._flops += float(record.flops.sum())
+        self._flops[record.what] += float(record.flops.sum())
 
     @property
     def records(self) -> Sequence[Record]:
@@ -195,7 +196,14 @@ class Ledger:
     @property
     def flops(self) -> float:
         """Floating-point operations of all clients."""
-        return self._flops
+        return sum(self._flops.values())
+
+    @property
+    def flops_by_part(self) -> dict[str, float]:
+        """The same by what they are for: training, steps of the optimizer, evaluation."""
+        optimizer, evaluation = self._flops[Kind.OPTIMIZER], self._flops[Kind.EVALUATION]
+        training = self.flops - optimizer - evaluation
+        return {"training": training, "optimizer": optimizer, "evaluation": evaluation}
 
     def by_client(self) -> tuple[np.ndarray, np.ndarray]:
         """Return bytes (C,) int64 and floating-point operations (C,) float64 of each client."""

@@ -182,8 +182,12 @@ class CSR:
         return CSR(self.indptr.to(dtype), indices.to(dtype), self.values, num_cols)
 
     def with_values(self, values: Tensor) -> "CSR":
-        """Return the same places with other values (nnz,)."""
-        return CSR(self.indptr, self.indices, values, self.num_cols)
+        """Return the same places with other values (nnz,); orders worked out before are shared."""
+        found = CSR(self.indptr, self.indices, values, self.num_cols)
+        for name in ("row", "by_column"):  # cached, as cached properties do it
+            if name in self.__dict__:
+                found.__dict__[name] = self.__dict__[name]
+        return found
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "CSR":
         """Return a copy on another device with values of `dtype`, ones where there were none."""

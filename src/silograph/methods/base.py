@@ -5,7 +5,7 @@ that nobody has to know the methods to ask them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from silograph.control import FIXED, Controller
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.payload import State
+from silograph.core.rate_schedule import CONSTANT, RateSchedule
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.scoring import Evaluation, OwnGraph
@@ -28,7 +29,7 @@ from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.loss_term import LossTerm
-from silograph.nn.optim import Optimizer
+from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.schedule import TrainableModel
 
 Options = TypeVar("Options", default=Any)
@@ -57,6 +58,7 @@ class MethodConfig(Generic[Options]):
         behind: the least numbers of nodes and silos behind each exchanged row.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
+        rates: how the learning rate of `optimizer` changes over rounds.
     """
 
     model: TrainableModel
@@ -75,6 +77,16 @@ class MethodConfig(Generic[Options]):
     received: Literal["", "val", "all"] = ""
     behind: RowMinimum = NO_MINIMUM
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
+    rates: RateSchedule = CONSTANT
+
+    def in_round(self, number: int) -> "MethodConfig[Options]":
+        """Return what ops and the server program read in a round: the clients' learning rate."""
+        if self.rates.at(number) == 1:
+            return self
+        optimizer = self.optimizer
+        assert isinstance(optimizer, SGD | Adam)  # all that a run can name
+        rate = optimizer.lr * self.rates.at(number)
+        return replace(self, optimizer=replace(optimizer, lr=rate), rates=CONSTANT)
 
     @property
     def everyone_trains(self) -> bool:

@@ -53,7 +53,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, under
 from silograph.core.ranges import lin
-from silograph.core.work import report_each, report_rows
+from silograph.core.work import report_rows, report_steps
 from silograph.evaluation.evaluate import remembered
 from silograph.evaluation.halo_from import HaloFrom
 from silograph.evaluation.scoring import Evaluation, OwnGraph
@@ -279,7 +279,7 @@ def step(
     batch = stages_of(cfg, block, state, key, 0)[-1].leaving
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
-    report_each(cfg.training.step_flops)
+    report_steps(cfg.training.step_flops)
     memory = under("round/optimizer", state)
     stepped, remembers = ({n: t.clone() for n, t in old.items()} for old in (weights, memory))
     cfg.optimizer.step_(stepped, dict(zip(leaves, found, strict=True)), remembers)

@@ -228,8 +228,8 @@ def _model_not_compiled(model: AnyModel) -> str | None:
         return f"{model.noun} has several convolutions, which is not compiled"
     if any(stage.skip for stage in stages):
         return "residual connections are not compiled"
-    between = [(number > 0, number < len(stages) - 1) for number in range(len(stages))]
-    if [(stage.drop, stage.relu) for stage in stages] != between:
+    between = [number < len(stages) - 1 for number in range(len(stages))]
+    if [stage.relu for stage in stages] != between or len({s.drop for s in stages[1:]}) > 1:
         return f"{model.noun} has other steps between its layers, which is not compiled"
     return None
 

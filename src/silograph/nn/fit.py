@@ -15,10 +15,11 @@ from torch import Tensor
 
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Ragged, Stacked
-from silograph.core.work import work_for
+from silograph.core.work import report_spared, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.forward import Staged, forward_pass, whole_pass
+from silograph.nn.optim import FIRST
 from silograph.nn.schedule import Fitted as Fitted
 from silograph.nn.schedule import Schedule as Schedule
 from silograph.nn.schedule import Training as Training
@@ -70,12 +71,13 @@ def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compac
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
-    weights, zero, begin = {"": own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
+    name = f"{FIRST}rows"  # only first weights have rows that no data reaches
+    weights, zero, begin = {name: own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
     state = training.optimizer.init(weights)
     for _ in range(steps):
-        grads = training.correct({"": zero}, weights, {"": begin})
+        grads = training.correct({name: zero}, weights, {name: begin})
         training.optimizer.step_(weights, grads, state)
-    return weights[""][0]
+    return weights[name][0]
 
 
 def _weights(
@@ -88,7 +90,8 @@ def _weights(
             weights[name] = f
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            weights[name] = patched(partial(rest, training), fields[name], f.t, block.x, steps)
+            path, flops = partial(rest, training), training.flops_of(name)
+            weights[name] = patched(path, fields[name], f.t, block.x, steps, flops)
     return weights
 
 
@@ -98,15 +101,20 @@ def patched(
     rows: Tensor,
     x: SparseRows,
     steps: Tensor,
+    flops: float,
 ) -> Patched:
     """Return first weights whose used rows (U, H) were trained for `steps` (C,) steps.
 
-    `rest` tells where the other rows are after a number of steps from a base (F, H).
+    `rest` tells where the other rows are after a number of steps from a base (F, H); `flops` are
+    the operations of a step for one parameter, for what is not executed here (`report_spared`).
     """
     assert isinstance(start, Patched)  # see `starts_compact`
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
     place = {path: number for number, path in enumerate(sorted(set(paths)))}
     bases = [rest(start.base[g], count) for g, count in place]
+    unused = start.base.shape[1] - x.used.off.diff()
+    together = start.base.shape[1] * sum(count for _, count in place)
+    report_spared(flops * rows.shape[1] * float(int((steps * unused.cpu()).sum()) - together))
     base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
     which = torch.tensor([place[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)

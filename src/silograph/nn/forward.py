@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key, keep_probability
-from silograph.core.work import report_rows
-from silograph.graph.block.block import ClientBlock, Rows
+from silograph.core.work import report_entries, report_rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Conv, Messages, convolve, internal_messages
 from silograph.nn.segment import gradients
@@ -30,19 +30,21 @@ class Stage:
         conv: what is in the middle.
         inputs: I.
         outputs: O.
-        drop: whether entries of x are dropped in training.
+        drop: probability with which an entry of x is dropped in training.
         relu: whether ReLU follows.
         skip: whether x, before dropout, is added after ReLU.
         teleport: weight of what entered the first stage that has one; it is added.
+        edge_drop: probability with which the attention to a neighbor is dropped in training.
     """
 
     conv: Conv
     inputs: int
     outputs: int
-    drop: bool
+    drop: float
     relu: bool
     skip: bool = False
     teleport: float = 0.0
+    edge_drop: float = 0.0
 
 
 class ModelSizes(Protocol):
@@ -79,10 +81,6 @@ class Staged(ModelSizes, Protocol):
     """
 
     @property
-    def dropout(self) -> float:
-        """Probability with which what enters a stage is dropped in training, if the stage drops."""
-
-    @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages."""
 
@@ -106,6 +104,40 @@ def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
     keep = key.keep(row_key, x.shape[1], drop)
     return x * keep.to(x.dtype) * (1 / keep_probability(drop))
+
+
+def _dropped_entries(x: SparseRows, drop: float, row_key: Tensor, key: Key) -> SparseRows:
+    """Return sparse features after dropout, by the draws that dense ones have."""
+    csr, values = x.csr, x.csr.values
+    assert values is not None  # features carry values
+    column = csr.indices.long() if x.feature is None else x.feature[csr.indices.long()]
+    keep = key.keep_entries(row_key[csr.row], column, drop)
+    csr.by_column  # noqa: B018 - every step wants this order, and one without dropout does not
+    values = values * keep.to(values.dtype) * (1 / keep_probability(drop))
+    return SparseRows(csr.with_values(values), x.off, feature=x.feature, places=x)
+
+
+def after_dropout(
+    stage: Stage, number: int, x: Rows, row_key: Tensor, off: Tensor, key: Key | None
+) -> Rows:
+    """Return what enters the convolution of a stage, from what enters the stage: dropout.
+
+    Args:
+        stage: the stage.
+        number: of the stage, from 0.
+        x: (s, I); only features can be sparse.
+        row_key: (s,) int64.
+        off: (C + 1,) rows of each client.
+        key: key of the step; None turns dropout off.
+    """
+    if key is None or stage.drop == 0:
+        return x
+    key = key.fold("dropout", number)
+    if isinstance(x, SparseRows):
+        report_entries(x.csr.indptr, off, 2)
+        return _dropped_entries(x, stage.drop, row_key, key)
+    report_rows(off, 2 * x.shape[1] * (1 + gradients(x)))
+    return dropped(x, stage.drop, row_key, key)
 
 
 def whole_pass(model: Staged, block: ClientBlock, dtype: torch.dtype) -> Pass:
@@ -133,7 +165,7 @@ def rows_of_stage(
 ) -> Rows:
     """Return what enters the convolution of a stage, (s, I), after dropout; see `forward_pass`."""
     x = inputs.x if number == 0 else _passed(model, weights, inputs, key, None, until=number)[0]
-    return _dropped(model, number, x, inputs, key)
+    return _entered(model, number, x, inputs, key)
 
 
 def last_layer(model: Staged) -> int:
@@ -161,37 +193,37 @@ def _passed(
     at: int | None,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return logits, and what entered stage `at` of the rows that hear in the last stage.
+    """Return logits, and what reached stage `at` of the rows that hear in the last stage.
 
     With `until` the pass ends before that stage, and what enters it stands for the logits.
     """
     x: Rows = inputs.x
     origin: Tensor | None = None
-    entered: Tensor | None = None
+    reached: Tensor | None = None
     for number, stage in enumerate(model.stages[:until]):
         if number == at:
             assert isinstance(x, Tensor)  # only the input can be sparse
-            entered = x
+            reached = x
         messages, prefix = inputs.messages[number], f"{number}."
         params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        h = _dropped(model, number, x, inputs, key)
+        h = _entered(model, number, x, inputs, key)
+        if stage.edge_drop and key is not None:
+            draws = key.fold("attention", number)
+            messages = messages.dropping(stage.edge_drop, inputs.row_key[number], draws)
         if stage.teleport:
             assert isinstance(x, Tensor)  # linear stages come first
             origin = messages.own_of(x if origin is None else origin)
-        if entered is not None:
-            entered = messages.own_of(entered)
+        if reached is not None:
+            reached = messages.own_of(reached)
         x = leave(stage, convolve(stage.conv, params, h, messages), x, origin, messages)
     assert isinstance(x, Tensor)  # at least one stage
-    return x, entered
+    return x, reached
 
 
-def _dropped(model: Staged, number: int, x: Rows, inputs: Pass, key: Key | None) -> Rows:
-    """Return what enters the convolution of a stage, from what enters the stage."""
-    if not model.stages[number].drop or key is None or model.dropout == 0:
-        return x
-    assert isinstance(x, Tensor)  # only the input can be sparse
-    report_rows(inputs.messages[number].sender_off, 2 * x.shape[1] * (1 + gradients(x)))
-    return dropped(x, model.dropout, inputs.row_key[number], key.fold("dropout", number))
+def _entered(model: Staged, number: int, x: Rows, inputs: Pass, key: Key | None) -> Rows:
+    """Return what enters the convolution of a stage of a pass."""
+    off = inputs.messages[number].sender_off
+    return after_dropout(model.stages[number], number, x, inputs.row_key[number], off, key)
 
 
 def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:

@@ -32,7 +32,8 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
     """
     stages = model.stages
     widths = [stage.outputs for stage in stages]
-    keep = keep_probability(model.dropout)
+    keep = keep_probability(stages[-1].drop if len(stages) > 1 else 0.0)
+    x_keep = keep_probability(stages[0].drop)
     return arrays.ModelShape(
         layers=len(stages),
         form=np.array([arrays.FORMS[str(stage.conv.kernel)] for stage in stages], np.int64),
@@ -45,6 +46,8 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
         multilabel=model.task == "multilabel",
         threshold=round((1 - keep) * DROPOUT_LEVELS),
         scale=1 / keep,
+        x_threshold=round((1 - x_keep) * DROPOUT_LEVELS),
+        x_scale=1 / x_keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
         fanout=NO_DRAW if schedule.whole else _by_layer(model, schedule, most),
@@ -70,11 +73,14 @@ def _by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray:
 def step_rule(training: Training) -> arrays.StepRule:
     """Return the optimizer and the proximal terms as kernels read them."""
     mu = sum(c.mu for c in training.corrections if isinstance(c, Proximal))
+    later = training.model.weight_shapes["0.bias"][0]
     match training.optimizer:
-        case Adam(lr, decay, beta1, beta2, eps):
-            return arrays.StepRule(True, lr, decay, beta1, beta2, eps, float(mu))
-        case SGD(lr, decay, momentum):
-            return arrays.StepRule(False, lr, decay, momentum, 0.0, 0.0, float(mu))
+        case Adam(lr, decay, beta1, beta2, eps, layers):
+            decays = decay, decay if layers == "all" else 0.0
+            return arrays.StepRule(True, lr, *decays, later, beta1, beta2, eps, float(mu))
+        case SGD(lr, decay, momentum, layers):
+            decays = decay, decay if layers == "all" else 0.0
+            return arrays.StepRule(False, lr, *decays, later, momentum, 0.0, 0.0, float(mu))
     raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 

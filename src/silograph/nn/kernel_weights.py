@@ -100,7 +100,8 @@ def weights_of(
         for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
-            found[name] = patched(partial(rest, training), fields[name], t, block.x, steps)
+            path, flops = partial(rest, training), training.flops_of(name)
+            found[name] = patched(path, fields[name], t, block.x, steps, flops)
     return {name: found[name] for name in model.weight_shapes}
 
 

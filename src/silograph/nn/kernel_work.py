@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.kinds import Kind
-from silograph.core.work import report_clients, work_for
+from silograph.core.work import report_clients, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.forward import Staged
 from silograph.nn.schedule import Training
@@ -65,8 +65,11 @@ def _pass_flops(model: Staged, counts: np.ndarray, *, sparse: bool, passes: int)
             total += out * passes * each * left
         total += out * left * rooted  # the sum with the own row
         total += out * passes * left  # bias
-        if stage.drop and passes > 1 and model.dropout > 0:
-            total += 2 * width * passes * into
+        if stage.drop > 0 and passes > 1:
+            if layer:
+                total += 2 * width * passes * into
+            else:  # features have no gradient
+                total += 2 * (entries if sparse else width * into)
         if stage.relu:
             total += out * passes * left
     return total
@@ -90,9 +93,9 @@ def report_training(
     """Report training, and apart from it what the clients' models say of their rows."""
     sparse = isinstance(block.x, SparseRows)
     flops = _pass_flops(model, work, sparse=sparse, passes=2)
-    flops += work[:, -1] * training.step_flops
     # Every epoch has a loss of every training node, however they are grouped into steps.
     flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
     report_clients(torch.from_numpy(flops))
+    report_steps(torch.from_numpy(work[:, -1] * training.step_flops))
     with work_for(Kind.EVALUATION):
         report_pass(model, block)

@@ -160,11 +160,6 @@ class Masked:
         return self.inner.outputs
 
     @property
-    def dropout(self) -> float:
-        """As of the model."""
-        return self.inner.dropout
-
-    @property
     def task(self) -> LabelForm:
         """As of the model."""
         return self.inner.task

@@ -162,7 +162,7 @@ def entering(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
     """Return the features of the rows reached."""
     if isinstance(x, Tensor):
         return x[reached.rows]
-    return SparseRows(x.csr.select_rows(reached.rows), reached.off)
+    return SparseRows(x.csr.select_rows(reached.rows), reached.off, feature=x.feature)
 
 
 def one_stage(

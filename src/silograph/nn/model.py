@@ -52,6 +52,8 @@ class Model:
         hops: propagation steps of `appnp`.
         teleport: weight of a prediction in each of them.
         head: what the last layer is: a convolution as the others, or a linear classifier.
+        input_dropout: probability with which a feature is dropped in training.
+        attention_dropout: the same for the attention of `gat`.
     """
 
     conv: str
@@ -66,6 +68,8 @@ class Model:
     hops: int = 0
     teleport: float = 0.0
     head: Literal["conv", "linear"] = "conv"
+    input_dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless there is a width for each hidden layer."""
@@ -171,10 +175,11 @@ def layers_of(model: Model, conv: Callable[[int], Conv]) -> tuple[Stage, ...]:
             MLP if layer == last and model.head == "linear" else conv(layer),
             inputs,
             outputs,
-            drop=layer > 0,
+            drop=model.dropout if layer else model.input_dropout,
             relu=layer < last,
             # Kipf and Welling, ICLR 2017, eq. 14, where widths are equal.
             skip=model.residual and 0 < layer < last,
+            edge_drop=model.attention_dropout,
         )
         for layer, (inputs, outputs) in enumerate(itertools.pairwise(model.widths))
     )
@@ -193,7 +198,7 @@ def _appnp(model: Model) -> tuple[Stage, ...]:
         Propagation(model.teleport),
         model.outputs,
         model.outputs,
-        drop=False,
+        drop=0.0,
         relu=False,
         teleport=model.teleport,
     )

@@ -15,6 +15,8 @@ from silograph.core.ranges import log
 
 Head = Literal["conv", "linear"]
 RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
+DropShare = Annotated[float, Field(ge=0, lt=1)]
+INPUT_DROPOUT = {"help": "share of the features dropped in training"}
 HEAD = {"help": "the last layer: conv as the others, or linear, a classifier on top of them"}
 
 
@@ -23,6 +25,7 @@ class LayerOptions:
     """Options of models that are convolutions alone."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
     head: Head = field(default="conv", metadata=HEAD)
 
 
@@ -31,6 +34,7 @@ class MLPOptions:
     """All layers are linear, so there is no head to choose."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -38,8 +42,12 @@ class GATOptions:
     """The defaults are those of the paper."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
     head: Head = field(default="conv", metadata=HEAD)
     heads: Count = field(default=8, metadata={"help": "attention heads"})
+    attention_dropout: DropShare = field(
+        default=0.0, metadata={"help": "share of the attention to neighbors dropped in training"}
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -47,6 +55,7 @@ class APPNPOptions:
     """The defaults are those of the paper."""
 
     residual: bool = field(default=False, metadata=RESIDUAL)
+    input_dropout: DropShare = field(default=0.0, metadata=INPUT_DROPOUT)
     hops: Count = field(default=10, metadata={"help": "propagation steps"})
     teleport: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.1, metadata={"help": "share of the prediction kept in a step"}

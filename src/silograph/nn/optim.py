@@ -6,9 +6,9 @@ and carried like any other client state.
 C: clients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +42,33 @@ def check_alike(weights: Mapping[str, Tensor], *others: Sequence[Tensor | None])
                 )
 
 
+DecayLayers = Literal["all", "first"]
+FIRST = "0."  # begins the names of the first layer's weights
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Weights that have one weight decay, and it."""
+
+    names: Sequence[str]
+    weight_decay: float
+
+
+def _groups(names: Iterable[str], weight_decay: float, layers: DecayLayers) -> list[_Group]:
+    """Return the weights of a step by their weight decay."""
+    if layers == "all" or weight_decay == 0:
+        return [_Group(list(names), weight_decay)]
+    first, later = list[str](), list[str]()
+    for name in names:
+        (first if name.startswith(FIRST) else later).append(name)
+    return [g for g in (_Group(first, weight_decay), _Group(later, 0.0)) if g.names]
+
+
+def _decay_flops(name: str, weight_decay: float, layers: DecayLayers) -> int:
+    """Return the operations of weight decay for one parameter of a weight."""
+    return 2 * (weight_decay > 0 and (layers == "all" or name.startswith(FIRST)))
+
+
 class Optimizer(Protocol):
     """An optimizer as a value; its state is explicit.
 
@@ -55,9 +82,8 @@ class Optimizer(Protocol):
     def weight_decay(self) -> float:
         """L2 penalty added to the gradient."""
 
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of a step for one parameter."""
+    def flops_of(self, name: str) -> int:
+        """Return the floating-point operations of a step for one parameter of a weight."""
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Return the state before the first step, for weights (C, ...)."""
@@ -70,17 +96,19 @@ class Optimizer(Protocol):
 class SGD:
     """Stochastic gradient descent with heavy-ball momentum, in torch's form: v = mu v + g.
 
-    Weight decay is added to the gradient (L2). State: `momentum/NAME` (C, ...) if mu > 0.
+    Weight decay is added to the gradient (L2), of the weights of all layers or of the first one.
+    State: `momentum/NAME` (C, ...) if mu > 0.
     """
 
     lr: float
     weight_decay: float = 0.0
     momentum: float = 0.0
+    decay_layers: DecayLayers = "all"
 
-    @property
-    def flops(self) -> int:
+    def flops_of(self, name: str) -> int:
         """A step, weight decay and momentum: 2 each."""
-        return 2 + 2 * (self.weight_decay > 0) + 2 * (self.momentum > 0)
+        decay = _decay_flops(name, self.weight_decay, self.decay_layers)
+        return 2 + decay + 2 * (self.momentum > 0)
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Zero velocity; torch's first step, v = g, is the same."""
@@ -90,6 +118,17 @@ class SGD:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients."""
+        for group in _groups(weights, self.weight_decay, self.decay_layers):
+            part = {name: weights[name] for name in group.names}
+            self._fused(part, grads, state, group.weight_decay)
+
+    def _fused(
+        self,
+        weights: Params,
+        grads: Mapping[str, Tensor],
+        state: Params,
+        weight_decay: float,
+    ) -> None:
         found = [grads[name].contiguous() for name in weights]
         velocity = [state.get(f"momentum/{name}") for name in weights]
         check_alike(weights, found, velocity)
@@ -98,7 +137,7 @@ class SGD:
             found,
             velocity,
             fused=True,
-            weight_decay=self.weight_decay,
+            weight_decay=weight_decay,
             momentum=self.momentum,
             lr=self.lr,
             dampening=0.0,
@@ -111,6 +150,8 @@ class SGD:
 class Adam:
     """Adam (Kingma and Ba, ICLR 2015, algorithm 1) with weight decay added to the gradient.
 
+    Weight decay is that of the weights of all layers, or of the first one.
+
     State: `first/NAME` and `second/NAME` (C, ...), `steps` (C,) float32. Clients may differ in
     the number of steps they have taken.
     """
@@ -120,11 +161,11 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    decay_layers: DecayLayers = "all"
 
-    @property
-    def flops(self) -> int:
+    def flops_of(self, name: str) -> int:
         """A step, and 2 for weight decay."""
-        return ADAM_FLOPS + 2 * (self.weight_decay > 0)
+        return ADAM_FLOPS + _decay_flops(name, self.weight_decay, self.decay_layers)
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Zero moments, no steps."""
@@ -137,6 +178,18 @@ class Adam:
 
     def step_(self, weights: Params, grads: Mapping[str, Tensor], state: Params) -> None:
         """Take one step for all clients, as one call where all have taken equally many."""
+        for group in _groups(weights, self.weight_decay, self.decay_layers):
+            part = {name: weights[name] for name in group.names}
+            self._step_group(part, grads, state, group.weight_decay)
+        state["steps"] += 1  # the kernel advances the copies it was given
+
+    def _step_group(
+        self,
+        weights: Params,
+        grads: Mapping[str, Tensor],
+        state: Params,
+        weight_decay: float,
+    ) -> None:
         # The fused kernel reads memory as contiguous: a strided gradient would be misread.
         lists = (
             list(weights.values()),
@@ -152,11 +205,11 @@ class Adam:
                 f"expected a number of steps for each client, got shape {tuple(steps.shape)}"
             )
         if alike:
-            self._fused(*lists, [steps[0].clone() for _ in weights])
+            self._fused(*lists, [steps[0].clone() for _ in weights], weight_decay)
         else:
             w, g, m, v = ([part for t in tensors for part in t.unbind(0)] for tensors in lists)
-            self._fused(w, g, m, v, [step.clone() for _ in weights for step in steps.unbind(0)])
-        steps += 1  # the kernel advances the copies it was given
+            own = [step.clone() for _ in weights for step in steps.unbind(0)]
+            self._fused(w, g, m, v, own, weight_decay)
 
     def _fused(
         self,
@@ -165,6 +218,7 @@ class Adam:
         first: list[Tensor],
         second: list[Tensor],
         steps: list[Tensor],
+        weight_decay: float,
     ) -> None:
         adam(
             weights,
@@ -178,7 +232,7 @@ class Adam:
             beta1=self.beta1,
             beta2=self.beta2,
             lr=self.lr,
-            weight_decay=self.weight_decay,
+            weight_decay=weight_decay,
             eps=self.eps,
             maximize=False,
         )

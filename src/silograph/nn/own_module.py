@@ -23,7 +23,7 @@ from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import NO_STATE, Patched, Stacked, State
-from silograph.core.work import report_each, work_for
+from silograph.core.work import report_each, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import NO_TABLES
@@ -268,7 +268,7 @@ def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitt
             loss, found = _loss(model, module, leaves, client, block.y, seeds, step_key)
             grads = {name: g[None] for name, g in found.items()}
             optimizer.step_(weights, training.correct(grads, weights, begun), state)
-            report_each(training.step_flops)
+            report_steps(training.step_flops)
             steps += 1
             total = total + loss.double() * len(seeds) / block.num_train
     with torch.no_grad(), work_for(Kind.EVALUATION):

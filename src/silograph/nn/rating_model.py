@@ -31,7 +31,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import NO_STATE, Patched, Ragged, Stacked, State, offsets
-from silograph.core.work import report_each, work_for
+from silograph.core.work import report_each, report_steps, work_for
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import UNSEEN, table_rows
 from silograph.graph.graph import LabelForm
@@ -268,8 +268,9 @@ def _fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitt
             grads = {name: g[None] for name, g in zip(leaves, found, strict=True)}
             changed = training.correct({n: grads[n] for n in names}, weights, begun)
             optimizer.step_(values, grads | changed, state)
-            report_each(_pass_flops(model, graph, len(seeds), passes=3) + training.step_flops)
-            report_each(float(optimizer.flops * sum(values[n].numel() for n in model.table_widths)))
+            report_each(_pass_flops(model, graph, len(seeds), passes=3))
+            of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
+            report_steps(training.step_flops + sum(of_tables))
             steps += 1
             total = total + loss.detach().double() * len(seeds) / block.num_train
     off = offsets(table_rows(block))

@@ -65,9 +65,13 @@ class Training:
     @property
     def step_flops(self) -> float:
         """Floating-point operations of a client's step, the gradient of the data apart."""
-        size = sum(torch.Size(shape).numel() for shape in self.model.weight_shapes.values())
-        each = self.optimizer.flops + sum(correction.flops for correction in self.corrections)
-        return float(each * size)
+        shapes = self.model.weight_shapes.items()
+        return float(sum(self.flops_of(n) * torch.Size(shape).numel() for n, shape in shapes))
+
+    def flops_of(self, name: str) -> int:
+        """Return the same of one parameter of a weight."""
+        corrections = sum(correction.flops for correction in self.corrections)
+        return self.optimizer.flops_of(name) + corrections
 
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""

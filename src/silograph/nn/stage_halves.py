@@ -18,12 +18,10 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.nn.conv import Conv, Params, Scales
-from silograph.nn.forward import Stage, Staged, dropped, leave
+from silograph.nn.forward import Stage, Staged, after_dropout, leave
 from silograph.nn.reach import Reach
-from silograph.nn.segment import gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +87,7 @@ def entering(block: ClientBlock, reach: Reach) -> Rows:
     if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
         used = block.x.used.csr
         reach.operators["features"] = used if everything else used.select_rows(reach.rows)
-    return SparseRows(reach.operators["features"], reach.off)
+    return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
 
 
 def stage_weights(
@@ -163,8 +161,4 @@ def _of_clients(w: Tensor, at: Inputs, name: str, clients: int) -> Tensor:
 
 def _dropped(at: Inputs) -> Rows:
     """Return what enters the convolution, after dropout."""
-    if at.key is None or not at.stage.drop or at.model.dropout == 0:
-        return at.x
-    assert isinstance(at.x, Tensor)  # only the input can be sparse
-    report_rows(at.reach.off, 2 * at.x.shape[1] * (1 + gradients(at.x)))
-    return dropped(at.x, at.model.dropout, at.row_key, at.key.fold("dropout", at.number))
+    return after_dropout(at.stage, at.number, at.x, at.row_key, at.reach.off, at.key)

@@ -12,7 +12,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, State, offsets, put, state_of, take_all
-from silograph.core.work import report_each, report_rows, work_of
+from silograph.core.work import report_rows, report_steps, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Params
@@ -125,7 +125,7 @@ def features_for(block: ClientBlock, compact: bool) -> Rows:
     if not compact:
         return block.x
     assert isinstance(block.x, SparseRows)  # compact only where features are sparse
-    return SparseRows(block.x.used.csr, block.x.off)
+    return SparseRows(block.x.used.csr, block.x.off, feature=block.x.used.feature)
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Trainer:
         found = torch.autograd.grad(loss.sum(), list(leaves.values()))
         grads = dict(zip(leaves, found, strict=True))
         grads = self.training.correct(grads, live.weights, live.start)
-        report_each(self.training.step_flops)
+        report_steps(self.training.step_flops)
         for a, b in runs:
             part = live.part(a, b)
             self.training.optimizer.step_(part.weights, live.slices(grads, a, b), part.memory)

@@ -26,7 +26,7 @@ from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages, convolve
-from silograph.nn.forward import Stage, Staged, dropped, leave
+from silograph.nn.forward import Staged, after_dropout, leave
 from silograph.nn.segment import gradients, sparse_product
 from silograph.nn.stage_halves import scales_of
 
@@ -176,7 +176,7 @@ def _passed(
         if stage.teleport and origin is None:
             assert isinstance(h, Tensor)  # linear stages come first
             origin = h
-        inputs = _dropped(model, stage, number, h, row_key, batch.off, key)
+        inputs = after_dropout(stage, number, h, row_key, batch.off, key)
         others = _other_inputs(model, number, block, x, senders, stored, key)
         out = _convolved(stage.conv, params, inputs, others, senders)
         h = leave(stage, out, h, origin, senders.messages)
@@ -186,18 +186,7 @@ def _passed(
 def _rows_at(x: Rows, rows: Tensor, off: Tensor) -> Rows:
     if isinstance(x, Tensor):
         return x[rows]
-    return SparseRows(x.csr.select_rows(rows), off)
-
-
-def _dropped(
-    model: Staged, stage: Stage, number: int, x: Rows, row_key: Tensor, off: Tensor, key: Key | None
-) -> Rows:
-    """Return what enters a stage's convolution, after dropout."""
-    if key is None or not stage.drop or model.dropout == 0:
-        return x
-    assert isinstance(x, Tensor)  # only the input can be sparse
-    report_rows(off, 2 * x.shape[1] * (1 + gradients(x)))
-    return dropped(x, model.dropout, row_key, key.fold("dropout", number))
+    return SparseRows(x.csr.select_rows(rows), off, feature=x.feature)
 
 
 def _other_inputs(
@@ -215,12 +204,12 @@ def _other_inputs(
         return x, None
     own = _rows_at(x if number == 0 else stored.own[number], senders.rows, senders.off)
     keys = block.row_key[senders.rows]
-    own = _dropped(model, stage, number, own, keys, senders.off, key)
+    own = after_dropout(stage, number, own, keys, senders.off, key)
     if number not in stored.halo:
         return own, None
     halo: Rows = stored.halo[number][senders.slots]
     keys = block.halo.key[senders.slots]
-    return own, _dropped(model, stage, number, halo, keys, senders.slot_off, key)
+    return own, after_dropout(stage, number, halo, keys, senders.slot_off, key)
 
 
 def _convolved(

@@ -18,7 +18,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Ragged, Stacked, from_bases, put, take_all
 from silograph.core.payload import state_of as fields_of
-from silograph.core.work import report_each, report_rows
+from silograph.core.work import report_rows, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.fit import held_start, patched, rest
@@ -151,7 +151,7 @@ def step_(
             share = torch.repeat_interleave(1 / counts.to(losses.dtype), counts)
         # Clients share no weight, so the gradient of the sum holds each client's own.
         found = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
-    report_each(training.step_flops)
+    report_steps(training.step_flops)
     memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
     counted = memory | {STEPS: held[STEPS].t[:1].float()}
     training.optimizer.step_(weights, dict(zip(leaves, found, strict=True)), counted)
@@ -178,5 +178,6 @@ def finished(
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             start, path = from_bases(base[name][None], nobody), partial(rest, training)
-            weights[name] = patched(path, start, w, block.x, held[STEPS].t)
+            flops = training.flops_of(name)
+            weights[name] = patched(path, start, w, block.x, held[STEPS].t, flops)
     return weights

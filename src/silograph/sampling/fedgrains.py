@@ -44,7 +44,7 @@ from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, State, offsets
 from silograph.core.ranges import choice, log
-from silograph.core.work import report_clients, report_entries, report_rows
+from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
@@ -279,7 +279,7 @@ class FedGrains:
         rows = state["features"]
         assert isinstance(rows, Ragged)  # see `specs`
         sizes = rows.off.diff()[clients] * self.width + fixed
-        report_clients(sizes.double().cpu() * Adam(self.lr).flops)
+        report_steps(sizes.double().cpu() * Adam(self.lr).flops_of(""))
 
     @property
     def _network(self) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ OPTIONS = {
     "method.server_relative_tau": 0.1,
     "method.server_tau": None,
     "model.residual": False,
+    "model.input_dropout": 0.0,
     "model.head": "conv",
     "selector.participation": 1.0,
     "selector.budget": None,

@@ -203,7 +203,8 @@ def read_traffic(path: Path) -> dict[tuple[str, str], int]:
         for line in file:
             if line.endswith("\n"):
                 record = json.loads(line[: line.rindex(', "flops": ')] + "}")
-                total[record["what"], record["direction"]] += packed_sum(record["bytes"])
+                if size := packed_sum(record["bytes"]):  # work apart has none
+                    total[record["what"], record["direction"]] += size
     return dict(total)
 
 

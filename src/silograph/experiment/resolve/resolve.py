@@ -8,6 +8,7 @@ import torch
 from silograph.core.client_speeds import DEFAULT_LINKS, EQUAL, parse_links, parse_speeds
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
+from silograph.core.rate_schedule import parse_rate_schedule
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import RowMinimum
 from silograph.core.widths import num_layers, shortest
@@ -117,6 +118,7 @@ def resolve(
     model = make_model(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
+    check_decay(asked, model)
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
@@ -143,6 +145,7 @@ def resolve(
         backend=backend,
         corrections=corrections,
         losses=losses,
+        rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
     )
     return Resolved(config, parts, method_config, schema, where)
 
@@ -278,6 +281,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
         check_received(method)
     check_features(config)
     check_clock(config)
+    parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
     check_metric(config)
 
 
@@ -342,10 +346,19 @@ def is_limited(options: Any) -> bool:
 def make_optimizer(config: RunConfig, name: str, lr: float) -> Optimizer:
     """Return the clients' optimizer; raise `ConfigError` where it cannot have the momentum."""
     if name == "sgd":
-        return SGD(lr, config.weight_decay, config.momentum)
+        return SGD(lr, config.weight_decay, config.momentum, config.decay_layers)
     if config.momentum != 0:
         raise ConfigError(f"expected momentum 0 with optimizer adam, got {config.momentum}")
-    return Adam(lr, config.weight_decay)
+    return Adam(lr, config.weight_decay, decay_layers=config.decay_layers)
+
+
+def check_decay(config: RunConfig, model: AnyModel) -> None:
+    """Raise `ConfigError` where the first layer is to decay alone, and nobody knows which it is."""
+    if config.decay_layers != "all" and model.staged is None:
+        raise ConfigError(
+            f"expected decay_layers=all with {model.noun}, whose layers are not known, got "
+            f"decay_layers={config.decay_layers}: leave it out"
+        )
 
 
 def device_of(name: str) -> torch.device:

@@ -55,7 +55,8 @@ def local_bias(
     fed = InProcess(central, uncut, no_route, 1)
     state = CENTRALIZED.init(fed, central, first, key)
     for t in range(1, rounds + 1):
-        state, _ = CENTRALIZED.round(fed, central, state, t, key)
+        fed.start_round(t)
+        state, _ = CENTRALIZED.round(fed, central.in_round(t), state, t, key)
         if t % -(-rounds // TOLD) == 0:
             tell(f"centralized model for local bias, round {t}/{rounds}")
     assert state.weights is not None  # the method has a server

@@ -82,6 +82,7 @@ def _set_up(setup: Setup) -> Snapshot:
         stopped=None,
         scores=scores,
         virtual_seconds=virtual,
+        executed=setup.federation.executed,
     )
 
 
@@ -200,7 +201,7 @@ def _whole_round(
 def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list[Row]]:
     """Run one round; return the run after it, and the rows of rounds that were scored in it."""
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
-    t = before.round + 1
+    t, executed = before.round + 1, fed.executed
     fed.start_round(t)
     selection, cfg = _selection(setup), setup.method_config
     if selection is not None:
@@ -209,6 +210,7 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
     if control is not None:
         known = before.state, before.scores, before.virtual_seconds
         cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    cfg = cfg.in_round(t)
     since = time.monotonic()
     state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     on_held = setup.method.setting.on_held
@@ -244,8 +246,10 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
     if stopped is not None or t == config.rounds:
         scored = _scored_at_last(setup, done, scored)
     facts = checked_facts(report, len(fed.ids), t)
+    if executed is not None and fed.executed is not None:
+        executed = (before.executed or 0.0) + fed.executed - executed
     after = Snapshot(
-        t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending
+        t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending, executed
     )
     return after, scored.rows
 

@@ -82,6 +82,7 @@ def make_result(
         client_models=_own_models(setup, best),
         local_bias=_local_bias(setup, snapshot, tell),
         ledger=setup.federation.ledger,
+        executed=snapshot.executed,
         handed_over_bytes=handed_over_bytes,
         partition_hash=setup.partition_hash,
         cut=setup.simulated,

@@ -68,6 +68,8 @@ class Result:
         local_bias: mean distance of logits to those of a centralized model from the same initial
             weights after as many epochs; None unless the config asked for it.
         ledger: what every call cost.
+        executed: floating-point operations executed here, all rounds and clients; less than the
+            ledger's where work that each client is charged for is done once. None: not known.
         handed_over_bytes: of the model that silos get when the run is over, which are not in the
             ledger; in a simulation those that silos of their own would get.
         partition_hash: hash of the cut.
@@ -102,6 +104,7 @@ class Result:
     client_models: Mapping[str, TrainedModel]
     local_bias: float | None
     ledger: Ledger
+    executed: float | None
     handed_over_bytes: int
     partition_hash: str
     cut: Cut | None
@@ -173,6 +176,8 @@ class Result:
                 "handed_over": self.handed_over_bytes,
             },
             "flops": self.flops,
+            "flops_by_part": self.ledger.flops_by_part,
+            "flops_executed": self.executed,
             "seconds": round(self.seconds, 3),
             "compile_seconds": round(self.compile_seconds, 3),
             **({} if self.virtual_seconds is None else {VIRTUAL: self.virtual_seconds}),
@@ -260,7 +265,7 @@ class Result:
         kinds = self.ledger.bytes_by_kind
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
         yield f"bytes: {size_text(self.bytes)} ({parts})"
-        yield f"work: {self.flops / 1e9:,.2f} GFLOP at the clients"
+        yield self._work()
         if self.virtual_seconds is not None:
             shown = f"speeds {self.config.speeds}, links {self.config.links}"
             yield f"virtual time: {self.virtual_seconds:,.1f} s ({shown})"
@@ -279,6 +284,14 @@ class Result:
         )
         if self.advice is not None:
             yield f"note: {self.advice}"
+
+    def _work(self) -> str:
+        """Return what clients by themselves compute, by part, and what was executed here."""
+        parts = ", ".join(f"{n} {f / 1e9:,.2f}" for n, f in self.ledger.flops_by_part.items())
+        line = f"work: {self.flops / 1e9:,.2f} GFLOP at the clients ({parts})"
+        if self.executed is None:
+            return line
+        return f"{line}; executed here: {self.executed / 1e9:,.2f}"
 
     def _compiled(self) -> str:
         """Return how much of the time went into compiling, nothing where none did."""

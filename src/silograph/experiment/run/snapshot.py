@@ -44,6 +44,7 @@ class Snapshot:
         client_facts: what the method reports of each client in this round, (C,).
         virtual_seconds: of the virtual clock so far, None without one.
         pending: what is known of this round where its server's model is scored in the next one.
+        executed: operations executed here so far, see `Engine.executed`.
     """
 
     round: int
@@ -55,6 +56,7 @@ class Snapshot:
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
     virtual_seconds: float | None = None
     pending: Pending | None = None
+    executed: float | None = None
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -157,6 +159,8 @@ def to_checkpoint(
         facts |= {"pending_row": dict(pending.row), "pending_away": list(pending.judged.away)}
     if snapshot.virtual_seconds is not None:
         facts["virtual_seconds"] = snapshot.virtual_seconds
+    if snapshot.executed is not None:
+        facts["executed"] = snapshot.executed
     if last is not None:
         facts |= {"scores_round": last.round, "scores_away": list(last.away)}
     return Checkpoint(snapshot.round, tensors, facts)
@@ -213,7 +217,7 @@ def from_checkpoint(
             half = judged(setup, checkpoint.round, None, own, None, away)
             pending = Pending(half, dict(facts["pending_row"]))
         seconds, stopped = facts["seconds"], facts["stopped"]
-        virtual = facts.get("virtual_seconds")
+        virtual, executed = facts.get("virtual_seconds"), facts.get("executed")
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     blocks = range(len(setup.federation.states()))
@@ -225,5 +229,5 @@ def from_checkpoint(
         best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in below("facts", parts).items()}
     return Snapshot(
-        checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending
+        checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed
     ), states

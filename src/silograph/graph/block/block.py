@@ -52,15 +52,21 @@ class SparseRows:
         off: (C + 1,) rows of each client.
         source: of features of some clients: those that they are a part of, and the positions (k,)
             int64 of the clients there.
+        feature: which feature a column is, (columns,) int64 or longer; None: its number.
+        places: features with the same places and other values; None: there are none.
     """
 
     csr: CSR
     off: Tensor
     source: "tuple[SparseRows, Tensor] | None" = None
+    feature: Tensor | None = None
+    places: "SparseRows | None" = None
 
     @cached_property
     def stacked(self) -> CSR:
         """(n, C * F): client c's rows moved to columns c F onwards, to meet stacked weights."""
+        if self.places is not None and self.csr.values is not None:
+            return self.places.stacked.with_values(self.csr.values)
         shift = owners(self.off)[self.csr.row] * self.csr.num_cols
         columns = self.csr.indices.long() + shift
         return self.csr.with_columns(columns, (len(self.off) - 1) * self.csr.num_cols)

@@ -3,13 +3,45 @@
 C: clients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from silograph.core.key import Key, keep_probability, mix_words, signed
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeDraws:
+    """Dropout of attention, drawn for an edge and head from the keys of both of its ends.
+
+    Attributes:
+        drop: probability with which an edge or self loop is dropped.
+        sender: (s,) int64 keys of the rows that send.
+        receiver: (r,) int64 of those that hear.
+        key: of the draws.
+    """
+
+    drop: float
+    sender: Tensor
+    receiver: Tensor
+    key: Key
+
+    def applied(self, weight: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
+        """Return attention (m, heads) with entries dropped and the rest scaled to keep the mean.
+
+        Args:
+            weight: (m, heads).
+            row: (m,) int64 who hears; None: every row that hears hears itself, (r, heads).
+            column: (m,) int64 who sends, likewise.
+        """
+        hears = mix_words(self.receiver ^ signed(self.key.value))
+        hears = hears if row is None else hears[row]
+        sends = self.receiver if column is None else self.sender[column]
+        keep = self.key.keep(hears ^ sends, weight.shape[1], self.drop)
+        return weight * keep.to(weight.dtype) * (1 / keep_probability(self.drop))
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +57,7 @@ class Messages:
         sender_off: (C + 1,) rows of each client that send.
         off: (C + 1,) rows of each client that hear.
         beside: (r, O) sums over neighbors that other silos hold, scaled by those; None: none.
+        attention: which attention is dropped; None: none is.
         operators: what `operator` has worked out, by convolution.
     """
 
@@ -36,6 +69,7 @@ class Messages:
     sender_off: Tensor
     off: Tensor
     beside: Tensor | None = None
+    attention: "EdgeDraws | None" = None
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:
@@ -46,7 +80,13 @@ class Messages:
         """Return the same of features."""
         if isinstance(x, Tensor):
             return self.own_of(x)
-        return x if self.own is None else SparseRows(x.csr.select_rows(self.own), self.off)
+        if self.own is None:
+            return x
+        return SparseRows(x.csr.select_rows(self.own), self.off, feature=x.feature)
+
+    def dropping(self, drop: float, row_key: Tensor, key: Key) -> "Messages":
+        """Return the same for a step that drops attention; `row_key` (s,) of the rows that send."""
+        return replace(self, attention=EdgeDraws(drop, row_key, self.own_of(row_key), key))
 
 
 def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:

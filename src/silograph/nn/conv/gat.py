@@ -31,7 +31,7 @@ class GAT:
 
     Veličković, Cucurull, Casanova, Romero, Liò and Bengio, "Graph attention networks", ICLR 2018,
     eq. 3 to 6, in the form of PyG's GATConv. Heads stand side by side, or their mean is taken.
-    What we changed: no dropout of attention weights.
+    In training, attention is dropped where the model asks for it (section 3.3; `EdgeDraws`).
     Over drawn neighbors, one that stands for k has weight k in the softmax: a ratio of unbiased
     sums, exact where all are drawn.
     Weights: weight (I, heads * D), sender u (heads, D), receiver v (heads, D), bias (O,).
@@ -83,14 +83,18 @@ class GAT:
         if m.own is not None:
             assert m.adj.values is not None  # drawn edges say what they stand for
             edge = edge * m.adj.values[:, None]
+        total = loop.index_add(0, rows, edge)
+        self._report(z, edge, m)
+        if m.attention is not None:
+            edge = m.attention.applied(edge, rows, columns)
+            loop = m.attention.applied(loop, None, None)
         s = edge_product(m.adj, edge, z.view(len(z), self.heads, -1))
         s = s + loop[..., None] * own.view(s.shape)
-        self._report(z, edge, m)
-        return s / loop.index_add(0, rows, edge)[..., None]
+        return s / total[..., None]
 
     def _report(self, z: Tensor, edge: Tensor, m: Messages) -> None:
         passes = 1 + gradients(edge)
-        softmax = EDGE_FLOPS * self.heads * passes
+        softmax = (EDGE_FLOPS + 2 * (m.attention is not None)) * self.heads * passes
         report_entries(m.adj.indptr, m.off, softmax + 2 * z.shape[1] * (passes + gradients(z)))
         loops = softmax + 2 * z.shape[1] * (passes + gradients(z))
         report_rows(m.off, loops + z.shape[1] * passes)  # the division

@@ -113,6 +113,8 @@ class ModelShape(NamedTuple):
     multilabel: bool
     threshold: int  # levels of 2^16 that dropout drops
     scale: float  # 1 / share that it keeps
+    x_threshold: int  # the same of the dropout of features
+    x_scale: float
     epochs: int
     batch: int  # training rows in a step, 0 for all
     fanout: Array  # (L,) neighbors drawn by layer, 0 for all; empty: no sampling
@@ -123,7 +125,9 @@ class StepRule(NamedTuple):
 
     adam: bool
     lr: float
-    decay: float
+    decay: float  # of the first layer
+    later_decay: float
+    later: int  # where later layers begin in `Weights.flat`
     beta1: float
     beta2: float
     eps: float
@@ -196,7 +200,9 @@ class Scratch(NamedTuple):
     ptr: Array  # (L, n + 1) drawn edges of each layer
     col: Array
     value: Array
-    x: Array  # (n, F) drawn dense features
+    x: Array  # (n, F) dense features that were drawn, or are after dropout
+    x_value: Array  # sparse features after dropout; empty if there is none
+    t_value: Array  # the same by used row
     x_start: Array  # (n,) entries of drawn sparse features
     x_end: Array
     act: Array  # what enters layers 1 and up, layer after layer

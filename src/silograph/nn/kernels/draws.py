@@ -4,12 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.key import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, hash_text
-from silograph.nn.kernels.arrays import LINEAR, Array, ModelShape, RowArrays, Scratch, compiled
+from silograph.core.key import DROPOUT_LEVELS, GOLDEN, MULTIPLIER_1, MULTIPLIER_2, hash_text
+from silograph.nn.kernels.arrays import (
+    LINEAR,
+    Array,
+    InputArrays,
+    ModelShape,
+    RowArrays,
+    Scratch,
+    compiled,
+)
 
 # Constants must be uint64: numba makes a float of a sum of int64 and uint64.
 _30, _27, _31, _1 = (np.uint64(number) for number in (30, 27, 31, 1))
 _GOLDEN, _M1, _M2 = np.uint64(GOLDEN), np.uint64(MULTIPLIER_1), np.uint64(MULTIPLIER_2)
+_DROPOUT, _LEVELS = np.uint64(hash_text("dropout")), np.uint64(DROPOUT_LEVELS - 1)
 _ORDER, _NEIGHBORS = np.uint64(hash_text("order")), np.uint64(hash_text("neighbors"))
 
 
@@ -28,14 +37,60 @@ def fold(key: Any, number: Any) -> Any:
 
 
 @compiled
-def drop(h: Array, i: int, row_key: Any, key: Any, shape: ModelShape, s: Scratch) -> None:
+def drop(
+    h: Array, i: int, row_key: Any, key: Any, threshold: int, scale: float, s: Scratch
+) -> None:
     """Drop entries of row i of h (m, D) by `Key.keep`, and scale the others."""
-    factor, zero = h.dtype.type(shape.scale), h.dtype.type(0)
+    factor, zero = h.dtype.type(scale), h.dtype.type(0)
     base = mix(row_key ^ key)
     for j in range((h.shape[1] + 3) // 4):
         s.words[j] = mix(base + np.uint64(j + 1) * _GOLDEN)
     for j in range(h.shape[1]):
-        h[i, j] = h[i, j] * factor if s.levels[j] >= shape.threshold else zero
+        h[i, j] = h[i, j] * factor if s.levels[j] >= threshold else zero
+
+
+@compiled
+def kept(row: Any, feature: int, threshold: int) -> bool:
+    """Return `Key.keep_entries` of one entry; `row` is the mix of its row's key and the draw's."""
+    word = mix(row + np.uint64(feature // 4 + 1) * _GOLDEN)
+    level = (word >> np.uint64(16 * (feature % 4))) & _LEVELS
+    return bool(level >= np.uint64(threshold))
+
+
+@compiled
+def drop_features(
+    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, drawn: bool, key: Any, s: Scratch
+) -> None:
+    """Drop features of the rows of client k that take part; fill `s.x`, or values of entries."""
+    a, layer_key = rows.off[k], fold(fold(key, _DROPOUT), 0)
+    if x.dense.shape[0] > 0:
+        for i in range(s.m[0]):
+            row = a + s.nodes[i]
+            s.x[i] = x.dense[row]
+            drop(s.x, i, rows.row_key[row], layer_key, shape.x_threshold, shape.x_scale, s)
+        return
+    factor, zero = x.value.dtype.type(shape.x_scale), x.value.dtype.type(0)
+    first = x.used_off[k]
+    for i in range(s.m[0]):
+        row = a + s.nodes[i]
+        base = mix(rows.row_key[row] ^ layer_key)
+        for e in range(x.ptr[row], x.ptr[row + 1]):
+            keep = kept(base, x.used[first + x.col[e]], shape.x_threshold)
+            s.x_value[e] = x.value[e] * factor if keep else zero
+    if not drawn:
+        for u in range(first, x.used_off[k + 1]):
+            for e in range(x.t_ptr[u], x.t_ptr[u + 1]):
+                base = mix(rows.row_key[a + x.t_row[e]] ^ layer_key)
+                keep = kept(base, x.used[u], shape.x_threshold)
+                s.t_value[e] = x.t_value[e] * factor if keep else zero
+
+
+@compiled
+def after_dropout(x: InputArrays, s: Scratch) -> InputArrays:
+    """Return features with the values that `drop_features` fills; dense ones are in `s.x`."""
+    return InputArrays(
+        x.dense, x.ptr, x.col, s.x_value, x.t_ptr, x.t_row, s.t_value, x.used_off, x.used
+    )
 
 
 @compiled

@@ -215,6 +215,7 @@ def forward(
     w: Weights,
     key: Any,
     dropping: bool,
+    ready: bool,
     s: Scratch,
 ) -> None:
     """Fill `s.out` with logits of the last layer's rows, and `s.act` with what led to them.
@@ -229,21 +230,23 @@ def forward(
         w: the client's weights.
         key: key of the step.
         dropping: whether hidden activations are dropped.
+        ready: whether features are after dropout already, dense ones in `s.x`.
         s: the thread's memory.
     """
     last = shape.layers - 1
-    gather(rows, x, k, drawn, s)
+    gather(rows, x, k, drawn and not ready, s)
     for layer in range(shape.layers):
         left = s.m[layer + 1]
         out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)
-        map_rows(rows, x, shape, layer, k, drawn, x_col, w, s)
+        map_rows(rows, x, shape, layer, k, drawn or ready, x_col, w, s)
         sum_rows(rows, shape, layer, k, drawn, w.flat, out, s)
         if layer < last:
             rectify(out)
             if dropping:
                 layer_key = fold(fold(key, _DROPOUT), layer + 1)
                 for i in range(left):
-                    drop(out, i, rows.row_key[rows.off[k] + s.nodes[i]], layer_key, shape, s)
+                    row_key = rows.row_key[rows.off[k] + s.nodes[i]]
+                    drop(out, i, row_key, layer_key, shape.threshold, shape.scale, s)
 
 
 @compiled
@@ -252,6 +255,7 @@ def step_first(
     x: InputArrays,
     k: int,
     drawn: bool,
+    ready: bool,
     gz: Array,
     own: TrainedMatrix,
     steps: StepRule,
@@ -262,7 +266,7 @@ def step_first(
     a, used, width = rows.off[k], own.weights.shape[0], own.weights.shape[1]
     many, sparse = gz.shape[0], x.dense.shape[0] == 0
     if not sparse:
-        np.dot((s.x[:many] if drawn else x.dense[a : a + many]).T, gz, s.rows[:used])
+        np.dot((s.x[:many] if drawn or ready else x.dense[a : a + many]).T, gz, s.rows[:used])
     elif drawn:
         s.rows[:used] = 0
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
@@ -312,6 +316,29 @@ def back_through_sum(
 
 
 @compiled
+def step_later(own: TrainedWeights, g: Array, steps: StepRule, t: int) -> None:
+    """Step the weights after the first matrices along their gradient g (P,)."""
+    p, start, m, v = own.weights.flat, own.start.flat, own.first.flat, own.second.flat
+    if steps.later_decay == steps.decay:
+        step(p, g, start, m, v, steps, t)
+        return
+    at, decay = steps.later, steps.later_decay
+    step(p[:at], g[:at], start[:at], m[:at], v[:at], steps, t)
+    later = StepRule(
+        steps.adam,
+        steps.lr,
+        decay,
+        decay,
+        steps.later,
+        steps.beta1,
+        steps.beta2,
+        steps.eps,
+        steps.mu,
+    )
+    step(p[at:], g[at:], start[at:], m[at:], v[at:], later, t)
+
+
+@compiled
 def backward_step(
     rows: RowArrays,
     x: InputArrays,
@@ -334,9 +361,10 @@ def backward_step(
         add_columns(g, s.flat[at_bias : at_bias + width])
         back_through_sum(rows, form, a, s.ptr[layer if drawn else 0], drawn, g, gz, s)
         if layer == 0:
-            step_first(rows, x, k, drawn, gz, matrix(own, False), steps, t, s)
+            ready = shape.x_threshold > 0
+            step_first(rows, x, k, drawn, ready, gz, matrix(own, False), steps, t, s)
             if form == ROOTED:
-                step_first(rows, x, k, drawn, g, matrix(own, True), steps, t, s)
+                step_first(rows, x, k, drawn, ready, g, matrix(own, True), steps, t, s)
             continue
         h, below = entering(shape, layer, m, s), table(s.grad[1 - side], 0, m, inputs)
         np.dot(h.T, gz, table(s.flat, at, inputs, width))
@@ -350,4 +378,4 @@ def backward_step(
         for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
             flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
         side = 1 - side
-    step(w.flat, s.flat, own.start.flat, own.first.flat, own.second.flat, steps, t)
+    step_later(own, s.flat, steps, t)

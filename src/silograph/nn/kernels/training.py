@@ -22,7 +22,14 @@ from silograph.nn.kernels.arrays import (
     compiled,
     kernel,
 )
-from silograph.nn.kernels.draws import fold, sample, shuffled, whole
+from silograph.nn.kernels.draws import (
+    after_dropout,
+    drop_features,
+    fold,
+    sample,
+    shuffled,
+    whole,
+)
 from silograph.nn.kernels.layers import backward_step, forward
 from silograph.nn.kernels.loss import loss_gradient
 
@@ -53,10 +60,12 @@ def scratch(
         edges = max(edges, drawn)
     dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
     own = n if shape.rooted else 1
+    dropping = shape.x_threshold > 0 and shape.epochs > 0  # of features
     layers = shape.layers if sampled else 1
-    gathered = n if sampled and dense else 0
+    gathered = n if (sampled or dropping) and dense else 0
     entries = 0 if dense else n
-    words = np.empty((widest + 3) // 4, np.uint64)
+    values = x.value.shape[0] if dropping else 0
+    words = np.empty((max(widest, x.dense.shape[1] if dropping else 0) + 3) // 4, np.uint64)
     return Scratch(
         nodes=np.empty(n, np.int64),
         place=np.full(n, -1, np.int64),
@@ -65,6 +74,8 @@ def scratch(
         col=np.empty(edges, np.int64),
         value=np.empty(edges, dtype),
         x=np.empty((gathered, x.dense.shape[1]), dtype),
+        x_value=np.empty(values, dtype),
+        t_value=np.empty(values, dtype),
         x_start=np.empty(entries, np.int64),
         x_end=np.empty(entries, np.int64),
         act=np.empty(n * shape.act[shape.layers - 1], dtype),
@@ -115,7 +126,8 @@ def train_client(
     work: Array,
 ) -> tuple[float, int]:
     """Train client k in place; return its mean loss in the last epoch, and steps taken in all."""
-    drawn = shape.fanout.shape[0] > 0
+    drawn, ready = shape.fanout.shape[0] > 0, shape.x_threshold > 0
+    seen = after_dropout(x, s) if ready else x
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
@@ -131,11 +143,14 @@ def train_client(
                 sample(rows, k, shape, seeds, step_key, s)
             else:
                 whole(rows, k, s)
-            forward(rows, x, shape, k, drawn, x.col, own.weights, step_key, shape.threshold > 0, s)
+            if ready:
+                drop_features(rows, x, shape, k, drawn, step_key, s)
+            dropping = shape.threshold > 0
+            forward(rows, seen, shape, k, drawn, x.col, own.weights, step_key, dropping, ready, s)
             loss += seeds.shape[0] / size * loss_gradient(rows, shape, k, drawn, seeds, s)
             count(rows, x, shape, k, drawn, s, work)
             taken += 1
-            backward_step(rows, x, shape, k, drawn, own, steps, taken, s)
+            backward_step(rows, seen, shape, k, drawn, own, steps, taken, s)
     return loss, taken
 
 
@@ -229,7 +244,7 @@ def train(
                 rows, x, shape, g, own, params.steps[k], steps, key, s, filled.work[k]
             )
         whole(rows, g, s)
-        forward(rows, x, shape, g, False, x.col, own.weights, key, False, s)
+        forward(rows, x, shape, g, False, x.col, own.weights, key, False, False, s)
         lo, hi = called.off[k], called.off[k + 1]
         filled.logits[lo:hi] = s.out[: hi - lo]
 
@@ -254,6 +269,6 @@ def predict(
     for k in range(k0, k1):
         g = called.position[k]
         whole(rows, g, s)
-        forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, s)
+        forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, False, s)
         lo, hi = called.off[k], called.off[k + 1]
         logits[lo:hi] = s.out[: hi - lo]
