@@ -9,6 +9,7 @@ C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ from silograph.core.payload import Field, Ragged, Shared, Stacked
 from silograph.exchange.places import all_places, by_owner, places_in, rows_in
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
-from silograph.federation.program import Call, Steps
+from silograph.federation.program import Call, Maybe, Repeat, Steps
+
+MOST_OTHERS = 10_000  # clients that a silo answers in a row
 
 
 def relay_sum(
@@ -154,6 +157,7 @@ def publish(
     what: Kind,
     key: Key,
     to: Sequence[str] | None = None,
+    back: Kind | None = None,
 ) -> None:
     """Show what each client sends to all others, and give it the sum of their answers.
 
@@ -164,9 +168,10 @@ def publish(
         send: replies anything, rows included.
         answer: gets that, shared; replies `Stacked` fields.
         take: gets the sums of the answers.
-        what: kind of both.
+        what: kind of what is sent.
         key: key of the ops' draws.
         to: clients that take part; all by default.
+        back: kind of the answers, with what they answer; the same by default.
     """
     everyone = [fed.ids[p] for p in positions_of(fed.ids, to).tolist()]
     if len(everyone) == 1:
@@ -175,9 +180,48 @@ def publish(
         shown = fed.call(send, {}, what=what, key=key, to=[name], rows=True)
         inbox = {field: Shared(_whole(part)) for field, part in shown.items()}
         others = [other for other in everyone if other != name]
-        total = fed.call(answer, inbox, what=what, key=key, to=others, reduce=Sum())
+        kind = back or what
+        total = fed.call(answer, inbox, what=kind, key=key, to=others, reduce=Sum())
         own = {field: Stacked(part.t[None]) for field, part in total.items()}
-        fed.call(take, own, what=what, key=key, to=[name])
+        fed.call(take, own, what=kind, key=key, to=[name])
+
+
+def publish_steps(
+    send: Op,
+    answer: Op,
+    take: Op,
+    *,
+    what: Kind,
+    key: Key,
+    shown: FieldSpecs,
+    answers: FieldSpecs,
+    back: Kind | None = None,
+) -> Steps:
+    """Return the calls of `publish`: a silo answers some others, has its turn, answers the rest.
+
+    A silo does not know how many others there are, so it answers at most `MOST_OTHERS` times on
+    each side of its turn.
+
+    Args:
+        send: as there.
+        answer: as there.
+        take: as there.
+        what: as there.
+        key: as there.
+        shown: the fields of `send`.
+        answers: those of `answer`, which are those of `take`.
+        back: as there.
+    """
+    kind = back or what
+    inbox = {n: replace(s, form=Shared, shape=_whole_shape(s), rows="") for n, s in shown.items()}
+    others = Repeat(Call(answer, kind, key, inbox, answers), MOST_OTHERS)
+    turn = Call(send, what, key, {}, shown), Call(take, kind, key, answers)
+    return Maybe((others, *turn, others))
+
+
+def _whole_shape(spec: FieldSpec) -> tuple[int | None, ...]:
+    """Return the shape of what one client sent once all others get it."""
+    return (None, *spec.shape) if spec.form is Ragged else spec.shape
 
 
 def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
