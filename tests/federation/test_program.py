@@ -78,6 +78,7 @@ CASES: list[dict[str, Any]] = [
     {"method": "fedper", "options": {"private": 0}},
     {"method": "gcflplus", "participation": 0.5, "neighbors": "fedgrains", "batch_size": 3},
     {"method": "fedpub", "participation": 0.5, "options": {"masks": False}},
+    {"method": "fedsageplus", "participation": 0.5, "options": {"generator_epochs": 9}},
     {"method": "fedopt", "collect": 0.5, "model": "gat", "heads": 2},
     {"method": "fedprox", "eval_every": 3, "max_bytes": 1000},
     {"method": "label_guided", "options": {"sample": 20}, "local_epochs": 2, "layers": 3},

@@ -21,9 +21,9 @@ from silograph.core.payload import Field, Ragged, Shared, Stacked
 from silograph.exchange.places import all_places, by_owner, places_in, rows_in
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
-from silograph.federation.program import Call, Maybe, Repeat, Steps
+from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
 
-MOST_OTHERS = 10_000  # clients that a silo answers in a row
+MOST_TURNS = 10_000  # clients that publish
 
 
 def relay_sum(
@@ -197,10 +197,10 @@ def publish_steps(
     answers: FieldSpecs,
     back: Kind | None = None,
 ) -> Steps:
-    """Return the calls of `publish`: a silo answers some others, has its turn, answers the rest.
+    """Return the calls of `publish`: a silo answers others, and has its turn among them.
 
-    A silo does not know how many others there are, so it answers at most `MOST_OTHERS` times on
-    each side of its turn.
+    The server makes all of a turn's calls, a silo either its own or an answer. It does not know how
+    many others there are, so that is `MOST_TURNS` times at most.
 
     Args:
         send: as there.
@@ -214,9 +214,9 @@ def publish_steps(
     """
     kind = back or what
     inbox = {n: replace(s, form=Shared, shape=_whole_shape(s), rows="") for n, s in shown.items()}
-    others = Repeat(Call(answer, kind, key, inbox, answers), MOST_OTHERS)
-    turn = Call(send, what, key, {}, shown), Call(take, kind, key, answers)
-    return Maybe((others, *turn, others))
+    other = Call(answer, kind, key, inbox, answers)
+    turn = Call(send, what, key, {}, shown), Maybe(other), Call(take, kind, key, answers)
+    return Repeat(Either(other, turn), MOST_TURNS)
 
 
 def _whole_shape(spec: FieldSpec) -> tuple[int | None, ...]:

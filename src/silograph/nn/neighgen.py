@@ -260,7 +260,7 @@ def _pulls(x: Tensor, block: ClientBlock) -> Tensor:
     near = first_least(length[:, None] - 2 * product, block.client, block.num_clients)  # (C, k)
     empty = x.new_zeros(1, x.shape[1])
     rows = dense_rows(block, near.clamp(min=0).flatten()) if len(length) else empty
-    found = 2 * (x - rows.expand(near.numel(), -1).view(*near.shape, -1))
+    found = 2 * (x - rows.expand(near.numel(), -1).view(*near.shape, x.shape[1]))
     return torch.where((near >= 0)[..., None], found, 0.0)
 
 
