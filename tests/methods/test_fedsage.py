@@ -376,13 +376,9 @@ def test_states_of_other_rows_are_refused(
 def test_ratings_have_nothing_to_generate(make_graph: MakeGraph, cut_block: CutBlock) -> None:
     graph = make_graph(20)
     cfg = config(graph)
+    rated = replace(cfg, model=Model("sage", 7, 8, 1, 2, 0.5, "rating"))
     with pytest.raises(ConfigError) as caught:
-        FEDSAGEPLUS.init(
-            InProcess(cfg, *cut_block(graph, 2), 2),
-            replace(cfg, model=replace(cfg.model, task="rating")),
-            {},
-            KEY,
-        )
+        FEDSAGEPLUS.init(InProcess(cfg, *cut_block(graph, 2), 2), rated, {}, KEY)
     assert str(caught.value) == (
         "expected nodes with features for fedsageplus and fedsage_local, which generate them, got "
         "ratings: use --method fedavg"
