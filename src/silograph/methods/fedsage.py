@@ -72,7 +72,7 @@ from silograph.nn.optim import Adam
 
 PRIVATE = "generator/"  # begins the names of what a client keeps in set-up
 HIDDEN, ANSWERS = "generator/hidden", "generator/answers"
-Share = Annotated[float, Field(ge=0, lt=1)]
+HiddenShare = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[int, Field(ge=0, le=10_000)]
 
 
@@ -80,7 +80,7 @@ Epochs = Annotated[int, Field(ge=0, le=10_000)]
 class FedSageOptions:
     """The help texts are the documentation of the fields."""
 
-    hidden: Share = field(
+    hidden: HiddenShare = field(
         default=0.5,
         metadata={
             "help": "probability with which a node is hidden while the generator learns; 0: "
@@ -89,10 +89,10 @@ class FedSageOptions:
         },
     )
     generator_epochs: Epochs = field(
-        default=100, metadata={"help": "steps of the generator on hidden nodes"}
+        default=20, metadata={"help": "steps of the generator on hidden nodes"}
     )
     cross_epochs: Annotated[int, Field(ge=0, le=1000)] = field(
-        default=10,
+        default=5,
         metadata={"help": "steps with the answers of other silos as well; 0: no row leaves"},
     )
     generator_lr: Annotated[float, Field(gt=0)] = field(
@@ -114,16 +114,16 @@ class FedSageOptions:
     )
 
 
-Config = MethodConfig[FedSageOptions]
+FedSageConfig = MethodConfig[FedSageOptions]
 
 
-def generator_of(cfg: Config) -> NeighGen:
+def generator_of(cfg: FedSageConfig) -> NeighGen:
     """Return the shape of the generator."""
     return NeighGen(cfg.model.features, cfg.options.generator_width, cfg.options.most)
 
 
 def train_generator(
-    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Hide nodes and let a new generator learn from them. In, out: nothing."""
     del inbox
@@ -143,7 +143,7 @@ def train_generator(
 
 
 def _stepped(
-    cfg: Config,
+    cfg: FedSageConfig,
     block: ClientBlock,
     graph: Impaired,
     weights: Params,
@@ -170,7 +170,7 @@ def _impaired(block: ClientBlock, state: State) -> Impaired:
 
 
 def show(
-    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Show what is generated for nodes that are not hidden. In: nothing. Out: `x` (k, F)."""
     del inbox
@@ -179,7 +179,7 @@ def show(
 
 
 def answer(
-    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Answer 2 (x - x_u), u the nearest own node. In: `x` (k, F). Out: `gradient` (C, k, F)."""
     del cfg, key
@@ -187,7 +187,7 @@ def answer(
 
 
 def take(
-    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Keep the sum of the others' answers. In: `gradient` (1, k, F). Out: nothing."""
     del cfg, key, block
@@ -197,7 +197,7 @@ def take(
 
 
 def learn(
-    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Take a step with the answers, if there were others to answer. In, out: nothing.
 
@@ -221,7 +221,7 @@ def learn(
 
 
 def mend(
-    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Generate neighbors of all nodes, forget the generator, set up training. In, out: nothing."""
     gen, weights = generator_of(cfg), under("generator/weights", state)
@@ -235,7 +235,7 @@ def mend(
     return begin(cfg, block, {**kept, **mended}, inbox, key)
 
 
-def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState:
+def init(fed: Federation, cfg: FedSageConfig, weights: Params, key: Key) -> ServerState:
     """Train the generators, and mend the clients' graphs.
 
     Raises:
@@ -250,7 +250,7 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
     return ServerState(weights=weights, memory={})
 
 
-def _check(cfg: Config) -> None:
+def _check(cfg: FedSageConfig) -> None:
     """Raise `ConfigError` where nodes have no features to generate."""
     if cfg.model.task == "rating":
         raise ConfigError(
@@ -259,12 +259,12 @@ def _check(cfg: Config) -> None:
         )
 
 
-def _cross_keys(cfg: Config, key: Key) -> list[Key]:
+def _cross_keys(cfg: FedSageConfig, key: Key) -> list[Key]:
     """Return the key of each step with other silos' answers."""
     return [key.fold("cross", number) for number in range(cfg.options.cross_epochs)]
 
 
-def setup_steps(cfg: Config, key: Key) -> Steps:
+def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
     """Return the calls of `init`."""
     width = cfg.model.features
     rows, back = {"x": FieldSpec(Ragged, (width,))}, {"gradient": FieldSpec(Stacked, (None, width))}
@@ -290,7 +290,7 @@ def setup_steps(cfg: Config, key: Key) -> Steps:
     )
 
 
-def kept_specs(cfg: Config) -> FieldSpecs:
+def kept_specs(cfg: FedSageConfig) -> FieldSpecs:
     """Return what a client's state holds between rounds."""
     return {**state_specs(cfg), **generated_specs(cfg.model.features, cfg.options.most)}
 
