@@ -175,6 +175,8 @@ def test_numbers_are_predicted_by_the_program(
         ({}, FEDAVG, ()),
         ({"collect": 0.5}, FEDAVG, ("collect",)),
         ({"method": "bns"}, METHODS["bns"], ("bns",)),
+        ({"method": "fedsageplus"}, METHODS["fedsageplus"], ("fedsageplus",)),
+        ({"method": "fedsage_local"}, METHODS["fedsage_local"], ()),
         ({}, replace(FEDAVG, evaluate=AllSilos()), ("fedavg",)),  # its scores take sums of rows
     ],
 )
