@@ -21,9 +21,15 @@ from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
 from silograph.nn.own_module import Make
 
-# Presets of FedAIS differ in options alone: batteries take these in the slow suite.
-PRESETS_APART = {"fedall", "fedrandom", "fedpns", "fedais1", "fedais2", "stale"}
-OWN_TESTS = ("test_fedais.py", "test_defaults.py", "test_program.py", "test_cli.py")
+# Presets differ in options alone: batteries take these in the slow suite.
+PRESETS_APART = {"fedall", "fedrandom", "fedpns", "fedais1", "fedais2", "stale", "fedsage_local"}
+OWN_TESTS = (
+    "test_fedais.py",
+    "test_fedsage.py",
+    "test_defaults.py",
+    "test_program.py",
+    "test_cli.py",
+)
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]

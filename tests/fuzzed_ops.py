@@ -55,6 +55,7 @@ RUNS: list[dict[str, Any]] = [
     {"method": "fedpub", "options": {"communities": 1}, "neighbors": "fedgrains"},
     {"method": "gcflplus", "sparse": True},
     {"method": "fedgraph", "options": {"kappa": 4, "share": "all"}},
+    {"method": "fedsageplus", "options": {"generator_epochs": 9, "cross_epochs": 1}},
     # The short form ends here.
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},

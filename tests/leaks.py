@@ -19,6 +19,7 @@ TABLE = re.compile(r"^\| `(\w+)` \| ([\w, ]+) \|$", re.MULTILINE)
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedgraph": {"kappa": 5, "share": "all"},
     "label_guided": {"sample": 30},
+    "fedsageplus": {"generator_epochs": 12, "cross_epochs": 2},
     "graphsaint": {"budget": 10, "sample_coverage": 3},
 }
 Sent = list[tuple[Envelope, Payload]]

@@ -19,6 +19,10 @@ from silograph.task.loss import node_loss
 
 KEY = Key.of(5)
 EPOCHS = {"fedgraph": 1}  # of methods that take no other number
+# Options of methods whose set-up would take long.
+SHORT: dict[str, dict[str, int]] = {
+    name: {"generator_epochs": 12, "cross_epochs": 2} for name in ("fedsageplus", "fedsage_local")
+}
 STEPS = 50
 SHARED = ("gcn", "graphconv", "gin", "sage", "appnp")  # models whose sums silos can share
 

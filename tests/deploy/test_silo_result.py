@@ -28,6 +28,7 @@ from silograph.experiment.run.result import Result
 from silograph.federation.session.holder import run_name
 from silograph.graph.graph import Graph
 from silograph.graph.silos.read import read_silo
+from silograph.methods import METHODS
 from silos import config_of, federate, folders
 
 PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
@@ -62,10 +63,13 @@ def about_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local", "label_guided"])
+OWN = ("local", "fedper")  # methods whose clients have models of their own
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedper", "label_guided"])
 def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> None:
     found = Federated(make_graph(60), tmp_path, method=method)
-    view = "personalized" if method == "local" else "server"
+    view = "personalized" if method in OWN else "server"
     assert found.result.best_round == found.simulated.best_round
     assert found.result.handed_over_bytes == found.simulated.handed_over_bytes
     assert found.result.ledger.records == found.simulated.ledger.records
@@ -74,7 +78,7 @@ def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> 
         about = found.about(silo)
         assert about["best_round"] == found.simulated.best_round
         assert about["test"][view]["accuracy"] == by_client[number]
-        assert about["model_of"] == ("own" if method == "local" else "server")
+        assert about["model_of"] == ("own" if method in OWN else "server")
     for folder in found.folders:
         assert sorted(path.name for path in folder.iterdir()) == [
             "model.safetensors",
@@ -95,14 +99,14 @@ def test_the_model_of_all_is_that_of_the_server(make_graph: MakeGraph, tmp_path:
         assert all(torch.equal(w, theirs.weights[name]) for name, w in model.weights.items())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedper"])
 def test_predictions_are_those_that_were_scored(
     make_graph: MakeGraph, tmp_path: Path, method: str
 ) -> None:
     """The share of right ones among a silo's test nodes is its own score."""
     graph = replace(make_graph(60), class_names=("a", "b ü", "c,d"))
     found = Federated(graph, tmp_path, method=method, normalize="row")
-    view = "personalized" if method == "local" else "server"
+    view = "personalized" if method in OWN else "server"
     for folder in found.folders:
         about, out = about_of(folder), folder.parent / f"{folder.name}.csv"
         data = next(silo for silo in found.silos if silo.name == about["silo"])
@@ -136,16 +140,17 @@ def test_a_server_that_keeps_its_model(make_graph: MakeGraph, tmp_path: Path) ->
         predict_to(found.folders[0], found.silos[0], tmp_path / "p.csv")
 
 
-def test_a_model_of_which_each_end_has_a_part_is_not_kept(
-    make_graph: MakeGraph, tmp_path: Path
+def test_a_method_that_leaves_no_model(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(METHODS, "fedper", replace(METHODS["fedper"], own_weights=None))
     found = Federated(make_graph(60), tmp_path, method="fedper")
     assert found.result.handed_over_bytes == found.simulated.handed_over_bytes
     for folder in found.folders:
         about = about_of(folder)
         assert about["model_of"] is None
         assert list(about["test"]) == ["personalized"]
-        assert "There is no whole model to keep" in (folder / "report.html").read_text()
+        assert "The method leaves no model to keep." in (folder / "report.html").read_text()
 
 
 def test_a_page_tells_nothing_of_other_silos(make_graph: MakeGraph, tmp_path: Path) -> None:

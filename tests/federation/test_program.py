@@ -78,6 +78,7 @@ CASES: list[dict[str, Any]] = [
     {"method": "fedper", "options": {"private": 0}},
     {"method": "gcflplus", "participation": 0.5, "neighbors": "fedgrains", "batch_size": 3},
     {"method": "fedpub", "participation": 0.5, "options": {"masks": False}},
+    {"method": "fedsageplus", "participation": 0.5, "options": {"generator_epochs": 9}},
     {"method": "fedopt", "collect": 0.5, "model": "gat", "heads": 2},
     {"method": "fedprox", "eval_every": 3, "max_bytes": 1000},
     {"method": "label_guided", "options": {"sample": 20}, "local_epochs": 2, "layers": 3},
@@ -174,6 +175,8 @@ def test_numbers_are_predicted_by_the_program(
         ({}, FEDAVG, ()),
         ({"collect": 0.5}, FEDAVG, ("collect",)),
         ({"method": "bns"}, METHODS["bns"], ("bns",)),
+        ({"method": "fedsageplus"}, METHODS["fedsageplus"], ("fedsageplus",)),
+        ({"method": "fedsage_local"}, METHODS["fedsage_local"], ()),
         ({}, replace(FEDAVG, evaluate=AllSilos()), ("fedavg",)),  # its scores take sums of rows
     ],
 )

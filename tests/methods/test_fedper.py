@@ -11,10 +11,21 @@ from torch import Tensor, nn
 
 import silograph as sg
 from plain import dense_client, sgd_steps
-from runs import FAST, MakeGraph, assert_close, go, outcome, rows_of, same_bits, weights_of
+from runs import (
+    FAST,
+    MakeGraph,
+    assert_close,
+    go,
+    outcome,
+    rows_of,
+    run_until,
+    same_bits,
+    weights_of,
+)
 from silograph.core.key import Key
 from silograph.core.payload import under
 from silograph.evaluation.scoring import personal
+from silograph.experiment.run.run import resume
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -165,6 +176,22 @@ def test_there_is_no_model_without_private_layers(make_graph: MakeGraph) -> None
     assert (result.model, result.test.server, result.test.uncut) == (None, None, None)
     assert result.test.personalized is not None
     assert all(row["val_server_accuracy"] is None for row in result.rounds)
+
+
+def test_a_resumed_run_leaves_the_same_models(
+    make_graph: MakeGraph, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has not trained by the best round has zeros in its base."""
+    options = {"method": "fedper", "layers": 3, "participation": 0.3}
+    straight = go(make_graph(), **options)
+    run_until(monkeypatch, make_graph(), 3, tmp_path / "cut", **FAST | options)
+    again = resume(tmp_path / "cut", graph=make_graph())
+    zeros = []
+    for name, model in straight.client_models.items():
+        assert same_bits(model.weights, again.client_models[name].weights)
+        zeros.append(not bool(model.weights["0.weight"].any()))
+    assert len(zeros) == 4
+    assert any(zeros)
 
 
 def test_clients_that_are_not_called_keep_what_they_have(

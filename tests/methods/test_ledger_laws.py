@@ -27,7 +27,7 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.selection.uniform import select_uniform
-from together import EPOCHS, held_of, whole_round
+from together import EPOCHS, SHORT, held_of, whole_round
 
 Built = tuple[ClientBlock, Route]
 ROUNDS = 3
@@ -42,7 +42,7 @@ def config(graph: Graph, name: str, participation: float = 1.0) -> MethodConfig:
         schedule=Schedule(EPOCHS.get(name, 2)),
         keep_optimizer=method.needs.keep_optimizer,
         participation=participation,
-        options=method.options(),
+        options=method.options(**SHORT.get(name, {})),
         corrections=method.needs.corrections(method.options()),
     )
 

@@ -27,7 +27,7 @@ from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
-from together import EPOCHS, held_of, whole_round, with_first_knobs
+from together import EPOCHS, SHORT, held_of, whole_round, with_first_knobs
 
 ROUNDS = 4
 TOLERANCE = 1e-10
@@ -51,7 +51,7 @@ def config(graph: Graph, method: Method, **changes: Any) -> MethodConfig:
         schedule=Schedule(EPOCHS.get(method.name, 2)),
         keep_optimizer=method.needs.keep_optimizer,
         participation=1.0,
-        options=method.options(),
+        options=method.options(**SHORT.get(method.name, {})),
         corrections=method.needs.corrections(method.options()),
     )
     return replace(cfg, **changes)

@@ -53,9 +53,15 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True)
 class OwnGraph:
-    """Each node is seen through its own client's graph; the server's model picks the round."""
+    """Each node is seen through its own client's graph; the server's model picks the round.
+
+    Attributes:
+        view: see `Evaluation`.
+        through: what is said of that graph, one of `silograph.evaluation.views`.
+    """
 
     view: Literal["server", "personalized"] = "server"
+    through: str = OWN
     all_silos = False
     copies = True
     crosses = False
@@ -73,7 +79,7 @@ class OwnGraph:
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
-        return FETCHED if collect else OWN
+        return FETCHED if collect and self.through == OWN else self.through
 
 
 def personal() -> OwnGraph:

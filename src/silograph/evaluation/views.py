@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 OWN = "through its own client's graph"
 FETCHED = "through its own client's graph and the neighbors that it has fetched"
+MENDED = "through its own client's graph and the neighbors that it has generated"
 HALO = "with its neighbors in all silos from the second layer on"
 SILOS = "with its neighbors in all silos"
 UNCUT = "on the uncut graph, where it was trained"

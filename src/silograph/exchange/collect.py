@@ -13,17 +13,17 @@ C: clients. n: rows. k: fetched rows. F: features.
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, offsets, owners
+from silograph.exchange.generated import with_generated
 from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import SLOTS, FieldSpec, FieldSpecs, places
 from silograph.federation.program import Steps
-from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.graph.block.block import ClientBlock, dense_rows
 from silograph.graph.block.extension import extended
 from silograph.nn.doors import check_places, dtype_of
 
@@ -85,7 +85,7 @@ def serve(
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
     wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    return state, {"rows": Ragged(features_of(block, wanted), row.off)}
+    return state, {"rows": Ragged(dense_rows(block, wanted), row.off)}
 
 
 def keep(
@@ -99,11 +99,16 @@ def keep(
 
 
 def local_graph(block: ClientBlock, state: State) -> ClientBlock:
-    """Return what clients train and are judged on: the block, and what they have fetched.
+    """Return what clients train and are judged on: the block, what they have fetched and made up.
 
     Raises:
-        ProtocolError: features that are not those of the slots.
+        ProtocolError: features that are not those of the slots, or of the generated neighbors.
     """
+    return with_generated(_with_fetched(block, state), block, state)
+
+
+def _with_fetched(block: ClientBlock, state: State) -> ClientBlock:
+    """Return the block with the rows that clients have fetched."""
     if ROWS not in state:
         return block
     slot, rows = state[SLOT], state[ROWS]
@@ -122,14 +127,3 @@ def local_graph(block: ClientBlock, state: State) -> ClientBlock:
     larger = extended(block, place, slot.off, rows.t)
     block.memo["local graph"] = (rows.t, larger)
     return larger
-
-
-def features_of(block: ClientBlock, rows: Tensor) -> Tensor:
-    """Return the features of rows (k,) of a block, dense, (k, F)."""
-    if not isinstance(block.x, SparseRows):
-        return block.x[rows]
-    chosen = block.x.csr.select_rows(rows)
-    assert chosen.values is not None  # features always carry values
-    dense = chosen.values.new_zeros(len(rows), chosen.num_cols)
-    dense[chosen.row, chosen.indices.long()] = chosen.values
-    return dense

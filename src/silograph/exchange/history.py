@@ -22,13 +22,12 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, owners, under
-from silograph.exchange.collect import features_of
 from silograph.exchange.pull import PullForm, pull, pull_steps, rows_of_width
 from silograph.exchange.stages import finish, inputs_of
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import NODES, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.program import Steps
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, dense_rows
 from silograph.nn.doors import check_places, dtype_of
 from silograph.nn.forward import Staged
 from silograph.nn.segment import sparse_product
@@ -160,7 +159,7 @@ def send_features(
     del inbox, key
     rows = block.halo.boundary
     off = block.halo.boundary_off
-    x = features_of(block, rows)
+    x = dense_rows(block, rows)
     return state, {
         "rows": Ragged(to_send(cfg.model.staged, 0, surroundings(block), rows, x, off), off)
     }

@@ -9,7 +9,7 @@ C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +30,9 @@ from silograph.federation.field_specs import (
     FieldSpecs,
     places,
 )
-from silograph.federation.program import Call, Steps
+from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
+
+MOST_TURNS = 10_000  # clients that publish
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def publish(
     what: Kind,
     key: Key,
     to: Sequence[str] | None = None,
+    back: Kind | None = None,
 ) -> None:
     """Show what each client sends to all others, and give it the sum of their answers.
 
@@ -215,9 +218,10 @@ def publish(
         send: replies anything, rows included.
         answer: gets that, shared; replies `Stacked` fields.
         take: gets the sums of the answers.
-        what: kind of both.
+        what: kind of what is sent.
         key: key of the ops' draws.
         to: clients that take part; all by default.
+        back: kind of the answers, with what they answer; the same by default.
     """
     everyone = [fed.ids[p] for p in positions_of(fed.ids, to).tolist()]
     if len(everyone) == 1:
@@ -226,9 +230,48 @@ def publish(
         shown = fed.call(send, {}, what=what, key=key, to=[name], rows=True)
         inbox = {field: Shared(_whole(part)) for field, part in shown.items()}
         others = [other for other in everyone if other != name]
-        total = fed.call(answer, inbox, what=what, key=key, to=others, reduce=Sum())
+        kind = back or what
+        total = fed.call(answer, inbox, what=kind, key=key, to=others, reduce=Sum())
         own = {field: Stacked(part.t[None]) for field, part in total.items()}
-        fed.call(take, own, what=what, key=key, to=[name])
+        fed.call(take, own, what=kind, key=key, to=[name])
+
+
+def publish_steps(
+    send: Op,
+    answer: Op,
+    take: Op,
+    *,
+    what: Kind,
+    key: Key,
+    shown: FieldSpecs,
+    answers: FieldSpecs,
+    back: Kind | None = None,
+) -> Steps:
+    """Return the calls of `publish`: a silo answers others, and has its turn among them.
+
+    The server makes all of a turn's calls, a silo either its own or an answer. It does not know how
+    many others there are, so that is `MOST_TURNS` times at most.
+
+    Args:
+        send: as there.
+        answer: as there.
+        take: as there.
+        what: as there.
+        key: as there.
+        shown: the fields of `send`.
+        answers: those of `answer`, which are those of `take`.
+        back: as there.
+    """
+    kind = back or what
+    inbox = {n: replace(s, form=Shared, shape=_whole_shape(s), rows="") for n, s in shown.items()}
+    other = Call(answer, kind, key, inbox, answers)
+    turn = Call(send, what, key, {}, shown), Maybe(other), Call(take, kind, key, answers)
+    return Repeat(Either(other, turn), MOST_TURNS)
+
+
+def _whole_shape(spec: FieldSpec) -> tuple[int | None, ...]:
+    """Return the shape of what one client sent once all others get it."""
+    return (None, *spec.shape) if spec.form is Ragged else spec.shape
 
 
 def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:

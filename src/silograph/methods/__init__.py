@@ -46,6 +46,7 @@ from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.fedpub import FEDPUB
+from silograph.methods.fedsage import FEDSAGE_LOCAL, FEDSAGEPLUS
 from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
@@ -85,6 +86,8 @@ METHODS: dict[str, AnyMethod] = {
         GCFL,
         GCFLPLUS,
         FEDPUB,
+        FEDSAGEPLUS,
+        FEDSAGE_LOCAL,
         SCAFFOLD,
         LLCG,
         FEDGRAPH,
@@ -110,6 +113,8 @@ __all__ = [
     "FEDPER",
     "FEDPROX",
     "FEDPUB",
+    "FEDSAGEPLUS",
+    "FEDSAGE_LOCAL",
     "GCFL",
     "GCFLPLUS",
     "GRAPHSAINT",

@@ -29,16 +29,12 @@ What clients do is in `silograph.methods.fedais_clients`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
-from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from silograph.control import FIXED, LOSS_INTERVAL, Controller, knob_specs
 from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES
-from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -76,6 +72,7 @@ from silograph.methods.local_training import (
     shared,
     state_specs,
 )
+from silograph.methods.preset import preset
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import Full
 from silograph.selection.uniform import select_uniform
@@ -236,21 +233,8 @@ FEDAIS: Method[FedAISOptions] = Method(
 )
 
 
-def preset(name: str, title: str, **defaults: object) -> Method[Any]:
-    """Return FedAIS under another name, with other defaults of its options."""
-    own = {
-        f.name: field(default=defaults.get(f.name, f.default), metadata=f.metadata)
-        for f in fields(FedAISOptions)
-    }
-    space = {"__module__": __name__, "__doc__": FedAISOptions.__doc__}
-    types = {"__annotations__": {f.name: f.type for f in fields(FedAISOptions)}}
-    options = type(f"{name.capitalize()}Options", (), {**own, **space, **types})
-    made = dataclass(options, config=STRICT, frozen=True)
-    base: Method[Any] = FEDAIS
-    return replace(base, name=name, title=title, options=made)
-
-
 FEDALL = preset(
+    FEDAIS,
     "fedall",
     "stored embeddings, fetched in every batch, on all nodes",
     nodes="all",
@@ -258,23 +242,28 @@ FEDALL = preset(
     tau=1,
 )
 FEDRANDOM = preset(
+    FEDAIS,
     "fedrandom",
     "stored embeddings, fetched in every batch, on random nodes",
     nodes="random",
     interval="fixed",
     tau=1,
 )
-FEDLOCAL = preset("fedlocal", "FedAIS on all nodes, without the halo", nodes="all", halo="none")
+FEDLOCAL = preset(
+    FEDAIS, "fedlocal", "FedAIS on all nodes, without the halo", nodes="all", halo="none"
+)
 FEDPNS = preset(
+    FEDAIS,
     "fedpns",
     "stored embeddings of neighbors that are drawn every 2 batches (FedPNS)",
     nodes="all",
     interval="fixed",
     halo="held",
 )
-FEDAIS1 = preset("fedais1", "FedAIS that exchanges in every batch", interval="fixed", tau=1)
-FEDAIS2 = preset("fedais2", "FedAIS on all nodes", nodes="all")
+FEDAIS1 = preset(FEDAIS, "fedais1", "FedAIS that exchanges in every batch", interval="fixed", tau=1)
+FEDAIS2 = preset(FEDAIS, "fedais2", "FedAIS on all nodes", nodes="all")
 STALE = preset(
+    FEDAIS,
     "stale",
     "stored embeddings of all halo nodes, fetched every tau-th batch (VR-GCN, PipeGCN)",
     nodes="all",

@@ -15,7 +15,8 @@ nothing is private, and this is FedAvg, bit for bit.
 Views: `personalized` scores what a client's training left, its steps on the base and its private
 layers, and picks the round. There is no `server` view: a base without private layers is no model.
 
-State of a client: `private/*` (C, ...), and what local training keeps. C: clients.
+State of a client: `private/*` (C, ...), `base/*` (C, ...) that its training left, 0 before that,
+and what local training keeps. Both are its own model. C: clients.
 """
 
 from collections.abc import Mapping
@@ -24,12 +25,13 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, state_of, under
+from silograph.core.payload import Payload, Shared, Stacked, State, below, state_of, under
 from silograph.evaluation.scoring import personal
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
@@ -48,11 +50,12 @@ from silograph.methods.local_training import (
     state_specs,
     train_from,
     trained,
+    zero_weights,
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 
-PRIVATE = "private"  # begins the names of what a client keeps
+PRIVATE, BASE = "private", "base"  # begin the names of what a client keeps
 Value = TypeVar("Value")
 Form = type[Shared] | type[Stacked]
 
@@ -96,10 +99,15 @@ def layer_of(name: str) -> str:
 def begin_private(
     cfg: MethodConfig[FedPerOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Set up the state and keep the first private layers. In: `private/*` shared. Out: nothing."""
+    """Set up the state and keep the first private layers. In: `private/*` shared. Out: nothing.
+
+    Who has not trained has a base of zeros: a model that knows nothing, as it is scored.
+    """
     new, reply = begin(cfg, block, state, inbox, key)
     own = stacked_copies(under(PRIVATE, inbox), block.num_clients)
-    return {**new, **stacked(PRIVATE, own)}, reply
+    base = zero_weights(cfg.model, block)
+    base = {name: w for name, w in base.items() if own and name not in own}
+    return {**new, **stacked(PRIVATE, own), **stacked(BASE, base)}, reply
 
 
 def train_private(
@@ -114,7 +122,18 @@ def train_private(
     fitted, new = train_from(cfg, block, state, start, key)
     reply = trained(fitted, block)
     kept = {name: reply.pop(f"weights/{name}") for name in own}
-    return {**new, **state_of(named_fields(PRIVATE, kept))}, reply
+    base = {name: w for name, w in fitted.tensors.items() if own and name not in own}
+    return {**new, **state_of(named_fields(PRIVATE, kept)), **stacked(BASE, base)}, reply
+
+
+def own_weights(
+    cfg: MethodConfig[FedPerOptions], server: Params, state: Mapping[str, Tensor]
+) -> Params:
+    """Return what each client's training left, (C, ...); with nothing private the server's."""
+    if not cfg.options.private:
+        return server
+    whole = below(BASE, state) | below(PRIVATE, state)
+    return {name: whole[name] for name in cfg.model.weight_shapes}
 
 
 def init(
@@ -159,6 +178,13 @@ def setup_steps(cfg: MethodConfig[FedPerOptions], key: Key) -> Steps:
     return Call(begin_private, Kind.WEIGHTS, key, specs(cfg, Shared)[1])
 
 
+def kept_specs(cfg: MethodConfig[FedPerOptions]) -> FieldSpecs:
+    """Return what a client keeps between rounds."""
+    base, own = split(cfg.model.weight_shapes, cfg.options.private)
+    bases = named_specs(BASE, base, Stacked) if own else {}
+    return {**state_specs(cfg), **bases, **named_specs(PRIVATE, own, Stacked)}
+
+
 def round_steps(cfg: MethodConfig[FedPerOptions], t: int, key: Key) -> Steps:
     """Return the call of `fit_round`."""
     takes, gives = specs(cfg, Shared)[0], specs(cfg, Stacked)[0]
@@ -168,7 +194,7 @@ def round_steps(cfg: MethodConfig[FedPerOptions], t: int, key: Key) -> Steps:
 CALLS = Calls(
     setup=setup_steps,
     round=round_steps,
-    state=lambda cfg: {**state_specs(cfg), **specs(cfg, Stacked)[1]},
+    state=kept_specs,
     server_model=lambda cfg: cfg.options.private == 0,
 )
 
@@ -181,4 +207,5 @@ FEDPER = Method(
     round=fit_round,
     evaluate=personal(),
     calls=CALLS,
+    own_weights=own_weights,
 )

@@ -82,7 +82,7 @@ from silograph.nn.model import Model
 
 COMMUNITY, INSIDE = 100, 0.1  # nodes of a community of the shared graph, and their edges
 SHARED_GRAPH = Key.of(0).fold("fedpub")
-MOST = 1 << 25  # features of copies of the shared graph that are in memory at once
+MOST = 1 << 22  # features of copies of the shared graph that are in memory at once
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -136,17 +136,16 @@ class Near:
     ) -> Params:
         """Return the corrected gradients."""
         return {
-            name: g
-            if is_mask(name)
-            else g.add(_direction(weights[name] - start[name]), alpha=self.weight)
+            name: g if is_mask(name) else self._pulled(g, weights[name] - start[name])
             for name, g in grads.items()
         }
 
-
-def _direction(t: Tensor) -> Tensor:
-    """Return t (C, ...) divided by the length of each client's part, or 0."""
-    length = t.flatten(1).norm(dim=1).view(-1, *[1] * (t.dim() - 1))
-    return torch.where(length > 0, t / length, 0.0)
+    def _pulled(self, grad: Tensor, apart: Tensor) -> Tensor:
+        """Return a gradient (C, ...) with the direction of what weights are apart by."""
+        length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
+        if not bool(length.any()):  # the first step of a round
+            return grad
+        return grad.add(torch.where(length > 0, apart / length, 0.0), alpha=self.weight)
 
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
@@ -316,13 +315,11 @@ def fit_round(
     )
     found = under("by_client", reply)
     sent = [found["embedding"], *(found[f"weights/{name}"] for name in state.memory)]
-    sound = torch.stack([t.reshape(len(t), -1).isfinite().all(1) for t in sent]).all(0)
+    sound = torch.stack([_finite(t.reshape(len(t), -1)) for t in sent]).all(0)
     gives = found["answered"] & (found["nodes"] > 0) & sound  # who diverged enters no mean
     share = shares(found["embedding"], gives, cfg.options.scale)
     memory = {
-        name: torch.where(
-            gives.view(-1, *[1] * (w.dim() - 1)), mean_of(share, gives, found[f"weights/{name}"]), w
-        )
+        name: _where(gives, mean_of(share, gives, found[f"weights/{name}"]), w)
         for name, w in state.memory.items()
     }
     own, sparse = share.diagonal(), found["sparsity"]
@@ -351,9 +348,23 @@ def shares(embedding: Tensor, gives: Tensor, scale: float) -> Tensor:
 
 def mean_of(share: Tensor, gives: Tensor, models: Tensor) -> Tensor:
     """Return each client's mean of models (C, ...), (C, ...)."""
-    there = models.where(gives.view(-1, *[1] * (models.dim() - 1)), 0.0)
+    there = _where(gives, models, models.new_zeros(()))
     mean: Tensor = torch.tensordot(share.to(models.dtype), there, dims=1)
     return mean
+
+
+def _where(gives: Tensor, models: Tensor, other: Tensor) -> Tensor:
+    """Return models (C, ...) of the clients that give (C,), others of the others; mostly none."""
+    if bool(gives.all()):
+        return models
+    return torch.where(gives.view(-1, *[1] * (models.dim() - 1)), models, other)
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """Return which rows (C, P) are finite, (C,); their sums say it of nearly all, in one pass."""
+    found = rows.sum(1).isfinite()
+    doubtful = (~found).nonzero()[:, 0]
+    return found.index_copy(0, doubtful, rows[doubtful].isfinite().all(1))
 
 
 def round_steps(cfg: MethodConfig[FedPubOptions], t: int, key: Key) -> Steps:

@@ -36,6 +36,8 @@ WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
     "gcfl": ("adam", 0.01, 1, False),
     "gcflplus": ("adam", 0.01, 1, False),
     "fedpub": ("adam", 0.01, 1, True),
+    "fedsageplus": ("adam", 0.01, 1, False),
+    "fedsage_local": ("adam", 0.01, 1, False),
     "scaffold": ("sgd", 0.1, 10, False),
     "llcg": ("adam", 0.01, 1, False),
     "label_guided": ("adam", 0.01, 1, True),

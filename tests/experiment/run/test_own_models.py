@@ -28,10 +28,11 @@ def cut_of(graph: Graph, result: Result) -> Cut:
     return cut_graph(result.config, graph, partition)
 
 
-def test_they_predict_what_was_scored(make_graph: MakeGraph) -> None:
+@pytest.mark.parametrize("method", ["local", "fedper", "gcflplus", "fedpub"])
+def test_they_predict_what_was_scored(make_graph: MakeGraph, method: str) -> None:
     """The share of right ones among a client's test nodes is its score at the best round."""
     graph = make_graph(90)
-    result = go(graph, **OPTIONS)
+    result = go(graph, **OPTIONS | {"method": method})
     assert result.best_round < 5  # so that the last round's would do for no client
     cut = cut_of(graph, result)
     scores = result.client_scores["accuracy"]["personalized"]

@@ -232,6 +232,17 @@ def make_block(
     return block.to("cpu", dtype), route
 
 
+def dense_rows(block: ClientBlock, rows: Tensor) -> Tensor:
+    """Return the features of rows (k,) of a block, dense, (k, F)."""
+    if not isinstance(block.x, SparseRows):
+        return block.x[rows]
+    chosen = block.x.csr.select_rows(rows)
+    assert chosen.values is not None  # features always carry values
+    dense = chosen.values.new_zeros(len(rows), chosen.num_cols)
+    dense[chosen.row, chosen.indices.long()] = chosen.values
+    return dense
+
+
 def whole(graph: Graph, name: str = "uncut") -> Partition:
     """Return the partition that gives the whole graph to one client."""
     return Partition(

@@ -1,4 +1,4 @@
-"""Blocks with halo nodes whose features are known: they become rows without labels.
+"""Blocks with more rows, without labels: halo nodes whose features are known, made neighbors.
 
 C: clients. n: own rows. k: added rows. F: features.
 """
@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from silograph.core.key import GOLDEN, mix_words, signed
 from silograph.core.payload import owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.block.halo import Halo
@@ -28,16 +29,55 @@ def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> C
         slot_off: (C + 1,) int64 of each client.
         x: (k, F) their features.
     """
+    edges = block.halo.adj.transposed.select_rows(slot)  # (k, n)
+    ends = edges.indices.long(), edges.row
+    return _with_rows(block, slot_off, ends, x, block.halo.key[slot])
+
+
+def with_neighbors(block: ClientBlock, host: Tensor, off: Tensor, x: Tensor) -> ClientBlock:
+    """Return the block with new rows behind each client's own, every one beside one of these.
+
+    They have the features given, no labels, and are in no part of the split. The halo stays as it
+    was.
+
+    Args:
+        block: C clients.
+        host: (k,) int64 row of the block that each is a neighbor of, ascending.
+        off: (C + 1,) int64 new rows of each client.
+        x: (k, F) their features.
+    """
+    added = torch.arange(len(host), device=host.device)
+    return _with_rows(block, off, (host, added), x, neighbor_keys(block.row_key, host))
+
+
+def neighbor_keys(row_key: Tensor, host: Tensor) -> Tensor:
+    """Return the row keys of new neighbors (k,) of rows `host` (k,), ascending; row_key (n,)."""
+    first = torch.searchsorted(host, host)
+    nth = torch.arange(len(host), device=host.device) - first
+    return mix_words(row_key[host] + (nth + 1) * signed(GOLDEN))
+
+
+def _with_rows(
+    block: ClientBlock, new_off: Tensor, ends: tuple[Tensor, Tensor], x: Tensor, key: Tensor
+) -> ClientBlock:
+    """Return the block with rows behind each client's own.
+
+    Args:
+        block: C clients.
+        new_off: (C + 1,) int64 new rows of each.
+        ends: (E,) rows of the block and (E,) new rows, the two ends of each new edge.
+        x: (k, F) features of the new rows.
+        key: (k,) int64 their row keys.
+    """
     halo, n = block.halo, len(block.row_key)
-    off = block.off + slot_off
-    own = torch.arange(n, device=off.device) + slot_off[block.client]
-    added = torch.arange(len(slot), device=off.device) + block.off[1:][owners(slot_off)]
-    total = n + len(slot)
-    edges = halo.adj.transposed.select_rows(slot)  # (k, n)
-    ends = own[edges.indices.long()], added[edges.row]
+    off = block.off + new_off
+    own = torch.arange(n, device=off.device) + new_off[block.client]
+    added = torch.arange(len(key), device=off.device) + block.off[1:][owners(new_off)]
+    total = n + len(key)
+    here, there = own[ends[0]], added[ends[1]]
     inner = own[block.adj.row], own[block.adj.indices.long()]
-    rows = torch.cat([inner[0], ends[0], ends[1]])
-    columns = torch.cat([inner[1], ends[1], ends[0]])
+    rows = torch.cat([inner[0], here, there])
+    columns = torch.cat([inner[1], there, here])
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     device, dtype = off.device, block.adj.values.dtype
     adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total)).to(device, dtype)
@@ -47,7 +87,7 @@ def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> C
     y = block.y.new_full((total, *block.y.shape[1:]), missing)
     y[own] = block.y
     row_key = block.row_key.new_empty(total)
-    row_key[own], row_key[added] = block.row_key, halo.key[slot]
+    row_key[own], row_key[added] = block.row_key, key
     return ClientBlock(
         ids=block.ids,
         off=off,
