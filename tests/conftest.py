@@ -21,8 +21,8 @@ from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
 from silograph.nn.own_module import Make
 
-# Presets of FedAIS differ in options alone: batteries take these in the slow suite.
-PRESETS_APART = {"fedall", "fedrandom", "fedpns", "fedais1", "fedais2", "stale"}
+# Presets differ from their method in options alone: batteries take these in the slow suite.
+PRESETS_APART = {"fedall", "fedrandom", "fedpns", "fedais1", "fedais2", "stale", "fedacs"}
 OWN_TESTS = ("test_fedais.py", "test_defaults.py", "test_program.py", "test_cli.py")
 
 MakeGraph = Callable[..., Graph]

@@ -126,11 +126,12 @@ class RunConfig:
         metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),
     )
     participation: float | None = field(default=None, metadata=of_part("selector", "Clients"))
-    selector: str = field(
-        default="uniform",
+    selector: str | None = field(
+        default=None,
         metadata=option(
             "which clients train in a round: all, uniform (a share of them, see participation), "
-            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME",
+            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for "
+            "fedacs, else uniform)",
             "Clients",
         ),
     )
@@ -166,7 +167,7 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
+            "what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
             "llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, "
             "label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",

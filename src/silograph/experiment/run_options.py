@@ -71,9 +71,10 @@ class StudyOptions(TypedDict, total=False):
     """share of a client's internal edges dropped, in any cut"""
     participation: float | None
     """uniform: share of clients that train in a round (default: 1.0)"""
-    selector: str
+    selector: str | None
     """which clients train in a round: all, uniform (a share of them, see participation),
-    round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME"""
+    round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for fedacs,
+    else uniform)"""
     model: Make | str
     """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
     FILE.py:NAME or package.module:NAME"""
@@ -170,9 +171,9 @@ class TuneOptions(StudyOptions, total=False):
     """Keywords of `tune`."""
 
     method: Method | str
-    """what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, llcg,
-    fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided,
-    bns, cagnet, local, centralized or graphsaint"""
+    """what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold,
+    llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph,
+    label_guided, bns, cagnet, local, centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector (see silograph parts)"""

@@ -236,6 +236,7 @@ class Needs:
         score_first: whether the first weights are scored before round 1, and the last scores kept
             for whatever decides by them.
         controller: what sets the knobs that the options declare, by those options.
+        selector: default of the run's `selector`.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -247,6 +248,7 @@ class Needs:
     losses: Callable[[Any], tuple[LossTerm, ...]] = no_losses
     score_first: bool = False
     controller: Callable[[Any], Controller] = fixed_knobs
+    selector: str = "uniform"
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the default of the run's `lr` with an optimizer."""
