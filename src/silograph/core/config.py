@@ -167,9 +167,9 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, scaffold, "
-            "llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, "
-            "label_guided, bns, cagnet, local, centralized or graphsaint",
+            "what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, "
+            "scaffold, llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, "
+            "fedgraph, label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )
@@ -243,6 +243,15 @@ class RunConfig:
         metadata=option(
             "the score that picks the best round, stops by patience, is tuned, compared and shown "
             "first (default: accuracy; f1_micro for label sets, rmse for numbers)",
+            "Results",
+        ),
+    )
+    relevant: Annotated[float, Field(allow_inf_nan=False)] | None = field(
+        default=None,
+        metadata=option(
+            "of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 "
+            "how many that a user rates so high or higher come first (default: none are ranked; 4 "
+            "with one of these as metric)",
             "Results",
         ),
     )

@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -175,7 +175,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
 
 def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
-    views = {"personalized": "own"}
+    views: dict[str, Literal["server", "own"]] = {"personalized": "own"}
     if server_has_model(run):
         views = {"server": "server", **views}
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}

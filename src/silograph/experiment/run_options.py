@@ -119,6 +119,10 @@ class StudyOptions(TypedDict, total=False):
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None
     """keep optimizer state between rounds (default: by method)"""
+    relevant: float | None
+    """of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 how
+    many that a user rates so high or higher come first (default: none are ranked; 4 with one of
+    these as metric)"""
     patience: int | None
     """stop after this many rounds without better validation"""
     target: str | None

@@ -53,6 +53,7 @@ class MethodConfig(Generic[Options]):
         limited: whether the selector's number of clients is limited, by a budget say.
         received: which nodes of their own clients score the model on with which they begin a
             round, and send the counts with what they train: none, validation nodes, or all.
+        relevant: least rating of items that rankings should have first; None: nothing is ranked.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
     """
@@ -71,6 +72,7 @@ class MethodConfig(Generic[Options]):
     observed: bool = False
     limited: bool = False
     received: Literal["", "val", "all"] = ""
+    relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property

@@ -32,6 +32,7 @@ from silograph.nn.conv import Params
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import segment_sum
 from silograph.nn.start import start_fields, whole
+from silograph.task.ranking import Factors
 
 OFFSET = "offset"  # a weight, as a model has some: added to all predictions, and always 0
 FEATURES = 2  # what says whether a node is a user or an item
@@ -55,7 +56,7 @@ class RatingBiases:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     noun = "model rating_biases"
     staged = None
-    one_by_one = False
+    one_by_one = True  # clients are few and large
     first_maps = ()
     source = None
     table_widths = NO_TABLES
@@ -89,6 +90,16 @@ class RatingBiases:
         said = mean[client] + bias[pairs.user] + bias[pairs.item]
         out[pairs.row, 0] = said.to(out.dtype) + own
         return out
+
+    def factors(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Factors:
+        """Return the biases of items, which order them for all users alike."""
+        del tables
+        turns = TURNS if self.terms == "biases" else 0
+        bias = _solved(block, self.damping, turns)[1].to(weights[OFFSET].dtype)
+        none = bias.new_zeros(len(bias), 0)
+        return Factors(none, none, bias)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Solve for every client; weights and what the optimizer keeps stay as they are."""

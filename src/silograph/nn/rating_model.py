@@ -33,7 +33,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import NO_STATE, Patched, Ragged, Stacked, State, offsets
 from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import UNSEEN, table_rows
+from silograph.graph.block.pairs import UNSEEN, kinds, table_rows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
@@ -46,6 +46,7 @@ from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import edge_product, sparse_product
 from silograph.nn.start import start_fields, whole
 from silograph.nn.steps import LOSS_FLOPS, own_copy
+from silograph.task.ranking import Factors
 from silograph.task.registry import task_of
 
 RatingConv = Literal["rating_gcn", "rating_gat"]
@@ -144,14 +145,35 @@ class RatingModel:
             ProtocolError: several clients, or not the tables of this one.
         """
         graph = rating_graph(_alone(block), dtype_of(block))
-        shapes = self.weight_shapes
-        own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
-        rows = _checked(self, block, tables)
+        values = self._values(weights, block, tables)
         report_each(_pass_flops(self, graph, len(graph.row), passes=1))
-        found = self._ratings({**own, **rows}, graph, graph.user, graph.item, None)
+        found = self._ratings(values, graph, graph.user, graph.item, None)
         out = found.new_zeros(len(block.y), 1)
         out[graph.row] = found
         return out
+
+    def factors(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Factors:
+        """Return what orders the items of one client; see `RankingModel`."""
+        graph = rating_graph(_alone(block), dtype_of(block))
+        values = self._values(weights, block, tables)
+        report_each(_pass_flops(self, graph, 0, passes=1))
+        h, bias = self._nodes(values, graph, None)
+        rows = (kinds(block.x) > 0).any(dim=1)
+        nodes = h.new_zeros(len(block.y), h.shape[1])
+        nodes[rows] = h
+        biases = bias.new_zeros(len(block.y))
+        biases[rows] = bias[:, 0]
+        return Factors(nodes * values["head.weight"][:, 0], nodes, biases)
+
+    def _values(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
+    ) -> dict[str, Tensor]:
+        """Return one client's weights and tables."""
+        shapes = self.weight_shapes
+        own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
+        return {**own, **_checked(self, block, tables)}
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client; every step sends messages along all of its edges."""
@@ -170,6 +192,15 @@ class RatingModel:
         key: Key | None,
     ) -> Tensor:
         """Return predictions (R, 1) of pairs, from weights and tables."""
+        h, bias = self._nodes(p, graph, key)
+        both = h.index_select(0, user) * h.index_select(0, item)
+        sums = bias.index_select(0, user) + bias.index_select(0, item)
+        return graph.mean + sums + both @ p["head.weight"] + p["head.bias"]
+
+    def _nodes(
+        self, p: Mapping[str, Tensor], graph: RatingGraph, key: Key | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return last layers (E, O) and biases (E, 1) of users and items."""
         h = p[EMBEDDING].index_select(0, graph.slot)
         bias = p[BIAS].index_select(0, graph.slot)
         convolve = _gcn if self.conv == "rating_gcn" else _gat
@@ -180,9 +211,7 @@ class RatingModel:
             own = {name: p[f"{number}.{name}"] for name in _names(self, number)}
             h = convolve(own, h, graph)
             h = h.relu() if number < self.layers - 1 else h
-        both = h.index_select(0, user) * h.index_select(0, item)
-        sums = bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + sums + both @ p["head.weight"] + p["head.bias"]
+        return h, bias
 
 
 def _names(model: RatingModel, number: int) -> list[str]:

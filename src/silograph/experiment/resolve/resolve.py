@@ -27,7 +27,7 @@ from silograph.experiment.resolve.model_options import (
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients
 from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
 from silograph.experiment.resolve.plan import choose_backend
-from silograph.experiment.resolve.run_metric import check_metric, metric_of_run
+from silograph.experiment.resolve.run_metric import check_metric, metric_of_run, relevant_of_run
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
@@ -39,6 +39,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.selection.options import LIMITS
 from silograph.selection.uniform import ALL, UNIFORM
+from silograph.task.metric_table import RANKINGS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -116,6 +117,13 @@ def resolve(
     model = make_model(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
+    relevant = relevant_of_run(asked, schema, model)
+    if metric in RANKINGS and parts.selector.part.on_receipt:
+        raise ConfigError(
+            f"expected another metric than {metric} for selector {parts.selector.part.name}, whose "
+            "clients score what they receive but rank nothing by it: use rmse and relevant="
+            f"{relevant:g}, which ranks as well"
+        )
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
@@ -123,7 +131,13 @@ def resolve(
     training = Training(model, optimizer, schedule, corrections, losses)
     backend = choose_backend(asked, training, where)
     config = ResolvedConfig(
-        **known | {"clients": clients_in(asked, data), "metric": metric, "kernels": backend.name}
+        **known
+        | {
+            "clients": clients_in(asked, data),
+            "metric": metric,
+            "relevant": relevant,
+            "kernels": backend.name,
+        }
     )
     selector = parts.selector
     method_config = MethodConfig(
@@ -135,6 +149,7 @@ def resolve(
         selector=config.selector,
         limited=is_limited(selector.options),
         received=received_in(asked, parts),
+        relevant=relevant,
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
