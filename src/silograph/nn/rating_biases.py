@@ -144,11 +144,27 @@ def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tens
     total = torch.zeros(block.num_clients, dtype=torch.float64, device=value.device)
     mean = total.index_add(0, client, value) / block.num_train.clamp(min=1)
     left = value - mean[client]
-    bias = torch.zeros(len(block.y), dtype=torch.float64, device=value.device)
-    count = torch.bincount(torch.cat([user, item]), minlength=len(bias)) + damping
+    report_rows(block.off, 4.0 * turns)
+    return mean, solved_biases(user, item, left, len(block.y), damping, turns)
+
+
+def solved_biases(
+    user: Tensor, item: Tensor, left: Tensor, count: int, damping: float, turns: int = TURNS
+) -> Tensor:
+    """Return the biases of ends, (count,) float64, from what ratings leave of the mean.
+
+    Args:
+        user: (R,) int64 user of each rating, below `count`.
+        item: (R,) int64 its item, likewise.
+        left: (R,) float64 the rating, less the mean.
+        count: number of ends.
+        damping: penalty on squared biases.
+        turns: of the solution.
+    """
+    bias = torch.zeros(count, dtype=torch.float64, device=left.device)
+    total = torch.bincount(torch.cat([user, item]), minlength=count) + damping
     for _ in range(turns):
         for ends, others in ((user, item), (item, user)):
             rest = torch.zeros_like(bias).index_add_(0, ends, left - bias[others])
-            bias[ends] = (rest / count)[ends]
-    report_rows(block.off, 4.0 * turns)
-    return mean, bias
+            bias[ends] = (rest / total)[ends]
+    return bias

@@ -30,6 +30,7 @@ from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.nn.rating_biases import RatingBiases
 from silograph.nn.rating_model import RatingModel
+from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
@@ -207,6 +208,8 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
         given = {name: value for name, value in told.items() if name != "task"}
         if "embedding" in told:
             return TypeAdapter(RatingModel).validate_python(given)
+        if "folds" in told:
+            return TypeAdapter(RatingProfiles).validate_python(given)
         return TypeAdapter(RatingBiases).validate_python(given)
     if "module" not in told:
         return TypeAdapter(Model).validate_python(told)
