@@ -99,7 +99,7 @@ def test_ndcg_is_that_of_scikit_learn_and_recall_the_mean_over_orders_of_equals(
     counts = dict(zip(FIELDS, ranking_counts(block, factors, 4.0)[0], strict=True))
     for part in ("val", "test"):
         found = cases(block, factors, part)
-        scores = ranking_scores(counts, part)  # type: ignore[arg-type]
+        scores = ranking_scores(counts, part)
         assert int(counts[f"{part}.ranked"]) == len(found) > 5
         ndcg = [ndcg_score([good.astype(float)], [said], k=10) for said, good in found]
         assert scores["ndcg@10"] == pytest.approx(np.mean(ndcg), abs=1e-12)
@@ -200,7 +200,8 @@ def test_runs_rank_in_both_views_and_pick_their_round_by_it(method: str) -> None
 
 
 def test_rankings_change_nothing_else_and_only_counts_travel() -> None:
-    plain, ranks = (sg.run(rating_graph(), **OPTIONS, **own) for own in ({}, {"relevant": 4.0}))
+    plain = sg.run(rating_graph(), **OPTIONS)
+    ranks = sg.run(rating_graph(), **OPTIONS, relevant=4.0)
     assert same_bits(weights_of(plain), weights_of(ranks))
     for a, b in zip(rows_of(plain), rows_of(ranks), strict=True):
         assert a.items() - b.items() <= {(n, a[n]) for n in ("bytes", "bytes_evaluation", "flops")}
