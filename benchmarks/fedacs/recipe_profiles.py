@@ -8,18 +8,34 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from recipe_ratings import CUT, PROTOCOL, scores
-
 from silograph.core.config import Scalar
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.report.figures import size_text
-from silograph.study.cells import Cell
+from silograph.study.cells import Cell, Line
 from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
 
 DATASETS = ("ciao", "epinions")
 SEEDS = (0, 1, 2)
 RANKED = (("ciao", 0),)  # rankings cost more than training
 DAMPINGS = (3.0, 5.0, 8.0)
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "clients": 10,
+    "partition": "category",
+    "split": "0.8/0.1/0.1",
+    "largest_component": False,
+    "normalize": "none",
+    "optimizer": "adam",
+    "lr": 0.01,
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "keep_optimizer": False,
+    "selector": "uniform",
+    "hidden": 32,
+    "layers": 2,
+    "dropout": 0.0,
+}
+CUT: dict[str, Scalar] = {"partition.column": "category", "partition.spread": "average"}
 PROFILES: dict[str, Any] = {
     "model": "rating_profiles",
     "optimizer": "adam",
@@ -64,6 +80,16 @@ def cells(found: Found) -> list[Cell]:
     main = [cell_of(d, row, s) for s in SEEDS for d in DATASETS for row in ROWS]
     others = [cell_of(d, FIRST, 0, value) for d in DATASETS for value in DAMPINGS if value != 5]
     return [*main, *others]
+
+
+def scores(lines: Sequence[Line], view: str, metric: str) -> str:
+    """Return mean and sample standard deviation of a test score of runs, in a view."""
+    found = [line["test"][view].get(metric) for line in lines if line["test"][view]]
+    values = [value for value in found if value is not None]
+    if not values:
+        return "-"
+    mean = f"{statistics.mean(values):.4f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
 def table(found: Found, dataset: str) -> str:

@@ -55,7 +55,7 @@ def factors_of(block: ClientBlock, levels: int) -> Factors:
     generator = torch.Generator().manual_seed(3)
     n = len(block.y)
     whole_numbers = torch.randint(0, levels, (2, n, 2), generator=generator).double()
-    return Factors(whole_numbers[0], whole_numbers[1], whole_numbers[0, :, 0])
+    return Factors(whole_numbers[0], whole_numbers[1], whole_numbers[0, :, 0], torch.zeros(n))
 
 
 def cases(block: ClientBlock, factors: Factors, part: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -127,7 +127,9 @@ def test_a_case_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     bias = torch.zeros(len(block.y), dtype=torch.float64)
     bias[pairs.item] = torch.tensor([9.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     flat = torch.zeros(len(block.y), 0, dtype=torch.float64)
-    found = dict(zip(FIELDS, ranking_counts(block, Factors(flat, flat, bias), 4.0)[0], strict=True))
+    found = dict(
+        zip(FIELDS, ranking_counts(block, Factors(flat, flat, bias, bias), 4.0)[0], strict=True)
+    )
     assert [float(found[f"val.{name}"]) for name in ("ranked", "recall", "ndcg")] == [0, 0, 0]
     assert float(found["test.ranked"]) == 1
     assert float(found["test.recall"]) == pytest.approx(2 / 3)
@@ -155,10 +157,10 @@ def test_users_are_drawn_and_batches_change_nothing(monkeypatch: pytest.MonkeyPa
     assert torch.equal(some, ranking_counts(block, factors, 4.0))
 
 
-@pytest.mark.parametrize("model", ["rating_gcn", "rating_gat", "rating_biases"])
+@pytest.mark.parametrize("model", ["rating_gcn", "rating_gat", "rating_biases", "rating_profiles"])
 def test_factors_order_items_as_predictions_do(model: str) -> None:
-    """A rating's prediction is the score of its pair and something of the user."""
-    own = {} if model == "rating_biases" else OPTIONS["options"]
+    """A rating's prediction is the score of its pair and the level of its user."""
+    own = OPTIONS["options"] if model in ("rating_gcn", "rating_gat") else {}
     setup = setup_of(
         rating_graph(),
         METHODS["fedavg"],
@@ -176,10 +178,8 @@ def test_factors_order_items_as_predictions_do(model: str) -> None:
     found = shape.factors(weights, block, tables=tables)  # type: ignore[attr-defined]
     pairs = pairs_of(block)
     scores = (found.user[pairs.user] * found.item[pairs.item]).sum(1) + found.bias[pairs.item]
-    left = said[pairs.row] - scores
-    for user in pairs.user.unique():
-        own_left = left[pairs.user == user]
-        torch.testing.assert_close(own_left, own_left[:1].expand_as(own_left), rtol=0, atol=1e-10)
+    predicted = scores + found.level[pairs.user]
+    torch.testing.assert_close(said[pairs.row], predicted, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "scaffold", "fedper"])

@@ -96,10 +96,12 @@ class RatingBiases:
     ) -> Factors:
         """Return the biases of items, which order them for all users alike."""
         del tables
-        turns = TURNS if self.terms == "biases" else 0
-        bias = _solved(block, self.damping, turns)[1].to(weights[OFFSET].dtype)
+        turns, offset = TURNS if self.terms == "biases" else 0, weights[OFFSET]
+        mean, bias = _solved(block, self.damping, turns)
+        own = offset[block.client, 0] if offset.dim() == 2 else offset[0]
+        bias, mean = bias.to(offset.dtype), mean.to(offset.dtype)
         none = bias.new_zeros(len(bias), 0)
-        return Factors(none, none, bias)
+        return Factors(none, none, bias, mean[block.client] + bias + own)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Solve for every client; weights and what the optimizer keeps stay as they are."""

@@ -161,7 +161,8 @@ class RatingModel:
         nodes[rows] = h
         biases = bias.new_zeros(len(block.y))
         biases[rows] = bias[:, 0]
-        return Factors(nodes * values["head.weight"][:, 0], nodes, biases)
+        level = biases + graph.mean + values["head.bias"]
+        return Factors(nodes * values["head.weight"][:, 0], nodes, biases, level)
 
     def _values(
         self, weights: Mapping[str, Tensor], block: ClientBlock, tables: State

@@ -155,7 +155,8 @@ class RatingProfiles:
         x, bias = found.x[-1], found.bias[-1]
         user, item = (self._perceived(own, side, x, None) for side in SIDES)
         said = bias + (item @ own["item.head"])[:, 0]
-        parts = (user * own["both.head"][:, 0], item, said)
+        level = found.mean[-1] + bias + (user @ own["user.head"])[:, 0]
+        parts = (user * own["both.head"][:, 0], item, said, level)
         factors = [part.new_zeros(len(block.y), *part.shape[1:]) for part in parts]
         for whole, part in zip(factors, parts, strict=True):
             whole[rows] = part

@@ -41,15 +41,19 @@ FIELDS = tuple(f"{part}.{name}" for part in PARTS for name in COUNTED)
 class Factors:
     """What orders items: the score of user u and item i is user_u . item_i + bias_i.
 
+    The predicted rating is that and level_u, which all items of a user have in common.
+
     Attributes:
         user: (n, D), of rows that are users.
         item: (n, D), of rows that are items.
         bias: (n,), of rows that are items.
+        level: (n,), of rows that are users.
     """
 
     user: Tensor
     item: Tensor
     bias: Tensor
+    level: Tensor
 
 
 @runtime_checkable

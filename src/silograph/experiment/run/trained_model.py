@@ -169,6 +169,13 @@ def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str)
             and 0 <= shape.hops <= MOST_HOPS
             and 0 <= shape.teleport <= 1
         )
+    if isinstance(shape, RatingProfiles):
+        widths = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
+        usable = (
+            all(1 <= width <= largest for width in widths)
+            and 1 <= shape.layers <= len(found)
+            and (isinstance(shape.hidden, int) or len(widths) == shape.layers)
+        )
     if isinstance(shape, RatingModel):
         given = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
         sizes = [*given, shape.heads, shape.embedding]
