@@ -43,7 +43,7 @@ MODELS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module", params=MODELS, ids=lambda given: str(given["model"]))
 def federated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, list[Path], list[Path]]:
+) -> tuple[Any, tuple[Path, ...], list[Path]]:
     """A result, the silos' folders, and their result folders."""
     path, said = tmp_path_factory.mktemp("federation"), list[str]()
     config = config_of(2, **OPTIONS | request.param)
@@ -54,7 +54,7 @@ def federated(
 
 
 def test_predictions_are_those_that_were_scored(
-    federated: tuple[Any, list[Path], list[Path]],
+    federated: tuple[Any, tuple[Path, ...], list[Path]],
 ) -> None:
     """The RMSE of a silo's test ratings, pair by pair, is its own score."""
     result, silos, results = federated
@@ -76,7 +76,7 @@ def test_predictions_are_those_that_were_scored(
 
 
 def test_recommended_are_the_best_items_that_the_user_has_not_rated(
-    federated: tuple[Any, list[Path], list[Path]], capsys: Capture
+    federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
 ) -> None:
     folder = federated[2][0]
     found = load_recommender(folder / "recommender.safetensors")
@@ -96,7 +96,7 @@ def test_recommended_are_the_best_items_that_the_user_has_not_rated(
 
 
 def test_unknown_users_and_items_are_refused_in_one_line(
-    federated: tuple[Any, list[Path], list[Path]], capsys: Capture
+    federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
 ) -> None:
     folder = str(federated[2][0])
     for words, message in (
@@ -121,7 +121,7 @@ def test_folders_without_a_recommender_are_refused(tmp_path: Path, capsys: Captu
 
 def small(**changed: Any) -> Recommender:
     one = torch.ones(1)
-    own = {
+    own: dict[str, Any] = {
         "users": ("a",),
         "items": ("b",),
         "user": one[:, None],

@@ -91,7 +91,7 @@ def test_tables_ids_and_ratings_never_leave(
 
     monkeypatch.setattr(InProcess, "_carried", spy)
     for method in LOCAL:
-        sg.run(rating_graph(), **options_of(method, strict=True, block_size=1))
+        sg.run(rating_graph(), **options_of(method, strict=True, block_size=1, relevant=4.0))
     names = {name for _, payload in sent for name in payload}
     assert {f"weights/{n}" for n in setups[-1].method_config.model.weight_shapes} <= names
     assert not any(isinstance(f, Ragged) for _, payload in sent for f in payload.values())

@@ -1,5 +1,6 @@
 """Laws of `rating_profiles`: biases to begin with, folds that do not see themselves, no tables."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import silograph as sg
 from rating_graphs import rating_graph
 from runs import assert_close, files_of, rows_of, run_until, same_bits, weights_of
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.pairs import kinds, pairs_of
@@ -154,6 +155,24 @@ def test_a_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert files_of(out) == files_of(tmp_path / "whole")
     model = sg.load_model(tmp_path / "whole" / "model.safetensors")
     assert isinstance(model.shape, RatingProfiles)
+
+
+def test_a_files_shape_is_checked(tmp_path: Path) -> None:
+    """Sizes of a file that no run writes do not make memory."""
+    result = sg.run(rating_graph(), **OPTIONS)
+    assert result.model is not None
+    for changed in ({"layers": 10**9}, {"hidden": (8, 8, 8)}, {"hidden": 10**9}):
+        shape = dataclasses.replace(result.model.shape, **changed)  # type: ignore[type-var]
+        dataclasses.replace(result.model, shape=shape).save(tmp_path / "m")
+        with pytest.raises(DataError, match="expected weights of RatingProfiles"):
+            sg.load_model(tmp_path / "m")
+
+
+def test_the_model_alone_predicts_nothing() -> None:
+    result = sg.run(rating_graph(), **OPTIONS)
+    assert result.model is not None
+    with pytest.raises(DataError, match="expected a model whose weights say all, got model rating"):
+        result.model.predict(rating_graph())
 
 
 def test_folds_are_two_at_least() -> None:

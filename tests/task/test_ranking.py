@@ -16,6 +16,9 @@ from remote_runs import finish, lines, remote, setup_of
 from runs import files_of, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
+from silograph.core.payload import Stacked
+from silograph.evaluation.ranking import rank_own, rank_server
+from silograph.federation.base import Op
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.pairs import kinds, pairs_of
 from silograph.graph.partition.partition import make_partition
@@ -247,6 +250,15 @@ def test_graphs_without_ratings_are_not_ranked() -> None:
         sg.run("digits", relevant=4.0)
     with pytest.raises(ConfigError, match="metric of node_class"):
         sg.run("digits", metric="recall@10")
+
+
+@pytest.mark.parametrize("op", [rank_server, rank_own])
+def test_a_state_of_another_silo_is_refused(op: Op) -> None:
+    block, whose = block_of(), "server" if op is rank_server else "own"
+    for shape in ((1, 5), (2, 6), (6,)):
+        state = {f"{whose}/ranking": Stacked(torch.zeros(shape, dtype=torch.float64))}
+        with pytest.raises(ProtocolError, match=r"expected (server|own)/ranking of 1 clients, got"):
+            op(None, block, state, {}, Key.of(0))
 
 
 def test_several_clients_at_once_are_refused() -> None:

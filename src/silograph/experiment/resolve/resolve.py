@@ -117,13 +117,7 @@ def resolve(
     model = make_model(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
-    relevant = relevant_of_run(asked, schema, model)
-    if metric in RANKINGS and parts.selector.part.on_receipt:
-        raise ConfigError(
-            f"expected another metric than {metric} for selector {parts.selector.part.name}, whose "
-            "clients score what they receive but rank nothing by it: use rmse and relevant="
-            f"{relevant:g}, which ranks as well"
-        )
+    relevant = ranked_in(asked, parts, schema, model)
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
@@ -187,6 +181,18 @@ def received_in(asked: RunConfig, parts: Parts) -> Literal["", "val", "all"]:
     if asked.eval_on_receipt:
         return "all"
     return "val" if parts.selector.part.on_receipt else ""
+
+
+def ranked_in(asked: RunConfig, parts: Parts, schema: Schema, model: AnyModel) -> float | None:
+    """Return the least rating that rankings should have first, None where nothing is ranked."""
+    relevant, selector = relevant_of_run(asked, schema, model), parts.selector.part
+    if asked.metric in RANKINGS and selector.on_receipt:
+        raise ConfigError(
+            f"expected another metric than {asked.metric} for selector {selector.name}, whose "
+            "clients score what they receive but rank nothing by it: use rmse and relevant="
+            f"{relevant:g}, which ranks as well"
+        )
+    return relevant
 
 
 def check_received(method: Method) -> None:

@@ -117,11 +117,19 @@ def make_recommender(factors: Factors, block: ClientBlock, keys: Sequence[str]) 
     for rows in (users, items):
         place[rows] = torch.arange(len(rows))
     rated = torch.stack([place[pairs.user.cpu()], place[pairs.item.cpu()]], dim=1)
-    names = (tuple(id_of(keys[row]) for row in rows.tolist()) for rows in (users, items))
+    names = [tuple(id_of(keys[row]) for row in rows.tolist()) for rows in (users, items)]
     user, item, bias, level = (
         t.cpu() for t in (factors.user, factors.item, factors.bias, factors.level)
     )
-    return Recommender(*names, user[users], item[items], level[users], bias[items], rated)
+    return Recommender(
+        users=names[0],
+        items=names[1],
+        user=user[users],
+        item=item[items],
+        level=level[users],
+        bias=bias[items],
+        rated=rated,
+    )
 
 
 def id_of(key: str) -> str:
