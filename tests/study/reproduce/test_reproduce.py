@@ -258,8 +258,8 @@ def again_of(line: Line) -> Cell:
     if "clock" in labels:
         return fedgraph.cell_of(*(labels[p] for p in ("dataset", "method", "clock", "seed")))
     if "damping" in labels:
-        places = [labels[p] for p in ("dataset", "row", "seed", "damping")]
-        return profiles.cell_of(*places, ranked=labels["ranked"])
+        named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
+        return profiles.cell_of(*named, ranked=labels["ranked"])
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
