@@ -182,6 +182,7 @@ RECIPE = Recipe(
 
 A row of the first table without an interval has not run for three seeds: then this page shows
 nothing yet. Of the models measured before, none was ahead of the biases ([ratings.md](ratings.md)).
+The last two rows are what the federation adds to silos alone: below 0 it helps, above 0 it harms.
 
 10 clients by category (Average), 8:1:1, test scores, mean ± standard deviation over seeds, each of
 which cuts, splits and trains anew. `rating_profiles` with 2 layers of width 32, Adam of rate .01
