@@ -111,11 +111,11 @@ def _again(
 def list_recipes(folder: Path, out: Path, *, trust: bool) -> None:
     """Print the recipes of a folder; where their code may be run, also how far their files are."""
     from silograph.cli.printing import print_table
-    from silograph.study.reproduce.find import find_recipe, recipes_in
+    from silograph.study.reproduce.find import find_recipe, own_recipes, recipes_in
     from silograph.study.reproduce.reproduce import listing
 
     names = recipes_in(folder)
-    if not trust:
+    if not trust and not own_recipes(folder):
         print_table(["recipe", "file"], [[n, spec.rpartition(":")[0]] for n, spec in names.items()])
         typer.echo("with --trust, which runs these files: what they are, and how far")
         return

@@ -169,7 +169,7 @@ def test_a_page_keeps_its_own_text() -> None:
 
 def test_a_page_names_what_makes_it_again() -> None:
     reproduce(RECIPE, out="out", max_minutes=0)
-    assert "`silograph reproduce mine/first --trust --data-dir DIR`" in text_of()
+    assert "`silograph reproduce mine/first --data-dir DIR`" in text_of()
     reproduce(RECIPE, name="my recipes.py:MINE", out="out", max_minutes=0)
     assert "`silograph reproduce 'my recipes.py:MINE' --data-dir DIR`" in text_of()
 
@@ -217,7 +217,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
     """The page in the repository is that of its lines."""
-    recipe = find_recipe(name, PAGES, trust=True)
+    recipe = find_recipe(name, PAGES, trust=False)
     assert recipe.name == name
     lines, path = paths_of(recipe, PAGES)
     if not lines.exists():
@@ -287,7 +287,7 @@ def again_of(line: Line) -> Cell:
 @pytest.mark.parametrize("name", RECIPES)
 def test_lines_are_of_the_cells_that_their_labels_name(name: str) -> None:
     """No line has gone stale: what decides it is what its recipe would run."""
-    lines = read_lines(paths_of(find_recipe(name, PAGES, trust=True), PAGES)[0])
+    lines = read_lines(paths_of(find_recipe(name, PAGES, trust=False), PAGES)[0])
     if not lines:
         pytest.skip("not in the repository")
     for line in lines:
@@ -296,7 +296,7 @@ def test_lines_are_of_the_cells_that_their_labels_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_lines_has_a_page(name: str) -> None:
-    recipe = replace(find_recipe(name, PAGES, trust=True), name="mine/empty")
+    recipe = replace(find_recipe(name, PAGES, trust=False), name="mine/empty")
     made = reproduce(recipe, out="out", max_minutes=0)
     assert (made.ran, made.failed) == (0, 0)
     assert made.missing == len(recipe.cells(Found([])))
@@ -307,7 +307,7 @@ def test_a_recipe_without_lines_has_a_page(name: str) -> None:
 
 def test_lines_of_every_recipe_would_be_known() -> None:
     for name in RECIPES:
-        for each in find_recipe(name, PAGES, trust=True).cells(Found([])):
+        for each in find_recipe(name, PAGES, trust=False).cells(Found([])):
             assert again_of(each.start).digest == each.digest, each.name
 
 
@@ -385,7 +385,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         "ran 1 cells, 0 without result, 1 not yet run",
         "written to my out/mine/first.md",
     ]
-    assert "`silograph reproduce r --trust --data-dir" in Path("my out/mine/first.md").read_text()
+    assert "`silograph reproduce r --data-dir" in Path("my out/mine/first.md").read_text()
 
     def stopped(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

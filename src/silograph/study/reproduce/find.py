@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import silograph
 from silograph.core.errors import ConfigError, lookup
 from silograph.experiment.resolve.trusted_code import check_trusted
 from silograph.experiment.resolve.user_code import imported, is_spec
@@ -31,20 +32,29 @@ def recipes_in(folder: Path) -> dict[str, str]:
     }
 
 
+def own_recipes(folder: Path) -> bool:
+    """Return whether a folder is the benchmarks of the repository that silograph is imported from.
+
+    Its recipes are then as much to be trusted as the library that reads them.
+    """
+    return folder.resolve() == Path(silograph.__file__).resolve().parents[2] / "benchmarks"
+
+
 def find_recipe(name: str, folder: Path, *, trust: bool) -> Recipe:
     """Return a recipe by its name in a folder, or by `FILE.py:NAME` or `package.module:NAME`.
 
     Args:
         name: of the recipe.
         folder: of recipes by name.
-        trust: whether a recipe by name may be run: its file is what the folder has.
+        trust: whether a recipe by name may be run: its file is what the folder has. Those of
+            silograph's own repository may.
 
     Raises:
         ConfigError: there is none (names the nearest), its name is not like folder/name, or it is
             not trusted.
     """
     spec = name if is_spec(name) else lookup(recipes_in(folder), name, "recipe")
-    if not is_spec(name):
+    if not is_spec(name) and not own_recipes(folder):
         check_trusted({"recipe": spec}, trust, folder)
     recipe = imported(spec, Recipe)
     if not re.fullmatch(rf"{_PART}(/{_PART})*", recipe.name):
