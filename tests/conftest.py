@@ -22,7 +22,16 @@ from silograph.graph.partition.split import make_split
 from silograph.nn.own_module import Make
 
 # Presets differ in options alone: batteries take these in the slow suite.
-PRESETS_APART = {"fedall", "fedrandom", "fedpns", "fedais1", "fedais2", "stale", "fedsage_local"}
+PRESETS_APART = {
+    "fedall",
+    "fedrandom",
+    "fedpns",
+    "fedais1",
+    "fedais2",
+    "stale",
+    "fedsage_local",
+    "fedacs",
+}
 OWN_TESTS = (
     "test_fedais.py",
     "test_fedsage.py",

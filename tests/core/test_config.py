@@ -79,6 +79,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),
     "patience": st.none() | COUNTS,
+    "relevant": st.none() | st.floats(0, 5),
     "metric": st.none() | st.text(),
     "target": st.none() | st.text(),
     "max_bytes": st.none() | COUNTS,

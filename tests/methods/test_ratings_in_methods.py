@@ -91,7 +91,7 @@ def test_tables_ids_and_ratings_never_leave(
 
     monkeypatch.setattr(InProcess, "_carried", spy)
     for method in LOCAL:
-        sg.run(rating_graph(), **options_of(method, strict=True, block_size=1))
+        sg.run(rating_graph(), **options_of(method, strict=True, block_size=1, relevant=4.0))
     names = {name for _, payload in sent for name in payload}
     assert {f"weights/{n}" for n in setups[-1].method_config.model.weight_shapes} <= names
     assert not any(isinstance(f, Ragged) for _, payload in sent for f in payload.values())
@@ -162,9 +162,22 @@ def test_the_optimizer_of_tables_is_kept_where_that_of_weights_is() -> None:
     assert rows_of(fresh)[-1]["test_personalized_rmse"] != pytest.approx(ends[1], abs=1e-9)
 
 
+def test_fedacs_is_fedavg_with_the_bandit_to_the_bit() -> None:
+    graph, own = rating_graph(), {"selector.level": "number", "selector.budget": 60_000}
+    given = options_of("fedacs", rounds=4, clients=4)
+    given["options"] = given["options"] | own
+    ours, theirs = sg.run(graph, **given), sg.run(graph, **given, selector="ucb")
+    plain = sg.run(graph, **given | {"method": "fedavg"}, selector="ucb")
+    assert ours.config == theirs.config
+    assert (ours.config.selector, ours.config.method) == ("ucb", "fedacs")
+    assert rows_of(ours) == rows_of(plain)
+    assert same_bits(weights_of(ours), weights_of(plain))
+    everyone = sg.run(graph, **options_of("fedacs", selector="all"))
+    assert rows_of(everyone) == rows_of(sg.run(graph, **options_of("fedavg")))
+
+
 @pytest.mark.parametrize("selector", ["ucb", "power_of_choice", "oort", "round_robin"])
 def test_selectors_choose_among_clients_with_ratings(selector: str) -> None:
-    """FedACS is FedAvg with `ucb` and a model of ratings."""
     given = options_of("fedavg", selector=selector, rounds=5, clients=4)
     first, again = (sg.run(rating_graph(), **given) for _ in range(2))
     assert rows_of(first) == rows_of(again)

@@ -134,6 +134,27 @@ def predict_command(
     typer.echo(f"predictions of {count:,} nodes written to {out}")
 
 
+@app.command("recommend")
+def recommend_command(
+    run: Annotated[Path, typer.Argument(help="result folder of a silo, or its recommender's file")],
+    user: Annotated[str, typer.Option("--user", help="id of one of the silo's users")],
+    item: Annotated[
+        str | None, typer.Option("--item", help="predict the user's rating of this item only")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="number of items")] = 10,
+) -> None:
+    """Print the items of a silo that a user would rate highest, without those rated already."""
+    from silograph.cli.printing import print_table
+    from silograph.experiment.run.recommender import load_recommender, recommender_file
+
+    found = load_recommender(recommender_file(run))
+    if item is not None:
+        typer.echo(f"{found.predict(user, item):.2f}")
+        return
+    rows = [(name, f"{value:.2f}") for name, value in found.recommend(user, top)]
+    print_table(["item", "predicted rating"], rows)
+
+
 def _print(result: "Result", json: bool) -> None:
     if json:
         typer.echo(result.to_json())

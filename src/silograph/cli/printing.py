@@ -117,7 +117,9 @@ def _training(needs: Needs) -> str:
     """Return how clients train by default."""
     passes = "1 local epoch" if needs.local_epochs == 1 else f"{needs.local_epochs} local epochs"
     kept = ", optimizer state kept between rounds" if needs.keep_optimizer else ""
-    return f"{needs.optimizer} {needs.learning_rate(needs.optimizer):g}, {passes} in a round{kept}"
+    chosen = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
+    rate = needs.learning_rate(needs.optimizer)
+    return f"{needs.optimizer} {rate:g}, {passes} in a round{kept}{chosen}"
 
 
 def _print_hanging(console: Console, text: str, style: str | None = None) -> None:

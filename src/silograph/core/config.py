@@ -127,11 +127,12 @@ class RunConfig:
         metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),
     )
     participation: float | None = field(default=None, metadata=of_part("selector", "Clients"))
-    selector: str = field(
-        default="uniform",
+    selector: str | None = field(
+        default=None,
         metadata=option(
             "which clients train in a round: all, uniform (a share of them, see participation), "
-            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME",
+            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for "
+            "fedacs, else uniform)",
             "Clients",
         ),
     )
@@ -169,7 +170,7 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus, "
+            "what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus, "
             "fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, "
             "fedais2, stale, fedgraph, label_guided, bns, cagnet, local, centralized or graphsaint",
             "Training",
@@ -277,6 +278,15 @@ class RunConfig:
         metadata=option(
             "the score that picks the best round, stops by patience, is tuned, compared and shown "
             "first (default: accuracy; f1_micro for label sets, rmse for numbers)",
+            "Results",
+        ),
+    )
+    relevant: Annotated[float, Field(allow_inf_nan=False)] | None = field(
+        default=None,
+        metadata=option(
+            "of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 "
+            "how many that a user rates so high or higher come first (default: none are ranked; 4 "
+            "with one of these as metric)",
             "Results",
         ),
     )

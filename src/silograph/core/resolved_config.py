@@ -55,6 +55,7 @@ class ResolvedConfig:
     momentum: float
     keep_optimizer: bool
     metric: str
+    relevant: float | None
     patience: int | None
     target: str | None
     max_bytes: int | None

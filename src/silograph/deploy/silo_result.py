@@ -1,6 +1,7 @@
 """What a silo keeps of a run: the model, its own scores, and a page about both.
 
 model.safetensors   the model that the silo predicts with; absent where it gets none
+recommender.safetensors  what rates and recommends items to its users, of ratings only
 result.json         the best round, the silo's own scores in it, what was agreed; written last
 report.html         the same as a page for people
 
@@ -13,19 +14,21 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import sync_folder, write_atomic
-from silograph.core.payload import State, under
+from silograph.core.payload import State, below, under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
-from silograph.evaluation.evaluate import counts_left
+from silograph.evaluation.evaluate import TABLES, counts_left
 from silograph.experiment.report.silo_page import write_silo_report
 from silograph.experiment.resolve.run_metric import scores_extra
-from silograph.experiment.result_files import MODEL, REPORT, RESULT
+from silograph.experiment.result_files import MODEL, RECOMMENDER, REPORT, RESULT
+from silograph.experiment.run.recommender import make_recommender
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
@@ -33,6 +36,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
+from silograph.task.ranking import RankingModel
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS
 
@@ -78,7 +82,7 @@ def check_new(folder: Path, runs: Collection[str] = ()) -> None:
         if folder.is_dir()
         else {""}
     )
-    if not found <= {MODEL, REPORT}:
+    if not found <= {MODEL, RECOMMENDER, REPORT}:
         raise ConfigError(
             f"expected a folder for the result that does not exist yet, got {folder}: choose "
             "another --result, nothing was overwritten"
@@ -126,10 +130,21 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
             run.config.features,
         )
         model.save(folder / MODEL, private=True)
+        _write_recommender(folder, run, outcome, weights)
     about = about_run(run, outcome, whose)
     write_silo_report(folder, about)
     text = json.dumps(about, indent=2, allow_nan=False)
     write_atomic(folder / RESULT, text + "\n", private=True)
+
+
+def _write_recommender(folder: Path, run: SiloRun, outcome: Outcome, weights: Params) -> None:
+    """Write what recommends items to the silo's users, if it has any and took part."""
+    model = run.method_config.model
+    if not isinstance(model, RankingModel) or outcome.state is None:
+        return
+    with torch.no_grad():
+        factors = model.factors(weights, run.block, tables=below(TABLES, outcome.state))
+    make_recommender(factors, run.block, run.silo.keys).save(folder / RECOMMENDER)
 
 
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:
@@ -177,7 +192,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
 
 def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
-    views = {"personalized": "own"}
+    views: dict[str, Literal["server", "own"]] = {"personalized": "own"}
     if server_has_model(run):
         views = {"server": "server", **views}
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}

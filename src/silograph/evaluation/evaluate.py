@@ -30,6 +30,7 @@ from silograph.core.payload import (
     under,
 )
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
+from silograph.evaluation.ranking import left_rankings, ranked
 from silograph.exchange.collect import local_graph
 from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible
@@ -102,6 +103,7 @@ def judge_server(
     weights, tables = under("weights", inbox), below(TABLES, state)
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
+    new |= ranked(cfg, "server", weights, graph, tables)
     return new, _tallied(_rows(cfg, block, new, "server"))
 
 
@@ -327,10 +329,16 @@ def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, 
 
 
 def counts_left(
-    cfg: Any, block: ClientBlock, state: State, whose: str, *, validation: bool = False
+    cfg: Any,
+    block: ClientBlock,
+    state: State,
+    whose: Literal["server", "own"],
+    *,
+    validation: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the counts of `server` or `own` from the logits that a round has left in a state."""
-    return counts_of(_rows(cfg, block, state, whose), validation=validation)
+    """Return the counts of `server` or `own` from what a round has left in a state."""
+    counts = counts_of(_rows(cfg, block, state, whose), validation=validation)
+    return counts | left_rankings(state, block, whose)
 
 
 def counts_of(rows: JudgedRows, *, validation: bool = False) -> dict[str, Tensor]:

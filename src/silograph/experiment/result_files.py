@@ -14,6 +14,7 @@ ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
 SUMS = "checksums.json"
 DIVERGED = "diverged.txt"
+RECOMMENDER = "recommender.safetensors"  # of a silo of ratings
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 4  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round

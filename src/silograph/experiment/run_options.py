@@ -71,9 +71,10 @@ class StudyOptions(TypedDict, total=False):
     """share of a client's internal edges dropped, in any cut"""
     participation: float | None
     """uniform: share of clients that train in a round (default: 1.0)"""
-    selector: str
+    selector: str | None
     """which clients train in a round: all, uniform (a share of them, see participation),
-    round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME"""
+    round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for fedacs,
+    else uniform)"""
     model: Make | str
     """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
     FILE.py:NAME or package.module:NAME"""
@@ -126,7 +127,7 @@ class StudyOptions(TypedDict, total=False):
     """the clients' learning rate over rounds: constant, cosine (to 0 at the end), or
     step:ROUNDS:FACTOR (times FACTOR after every ROUNDS rounds)"""
     warmup_rounds: int
-    """first rounds, in which the learning rate rises in equal steps"""
+    """first rounds, in which the rate rises in equal steps"""
     weight_decay: float
     """L2 penalty added to the gradient"""
     decay_layers: Literal["all", "first"]
@@ -135,6 +136,10 @@ class StudyOptions(TypedDict, total=False):
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None
     """keep optimizer state between rounds (default: by method)"""
+    relevant: float | None
+    """of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 how
+    many that a user rates so high or higher come first (default: none are ranked; 4 with one of
+    these as metric)"""
     patience: int | None
     """stop after this many rounds without better validation"""
     target: str | None
@@ -187,7 +192,7 @@ class TuneOptions(StudyOptions, total=False):
     """Keywords of `tune`."""
 
     method: Method | str
-    """what trains: fedopt, fedavg, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus,
+    """what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus,
     fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2,
     stale, fedgraph, label_guided, bns, cagnet, local, centralized or graphsaint"""
     options: Mapping[str, Scalar]

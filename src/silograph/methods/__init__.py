@@ -39,6 +39,7 @@ from silograph.methods.base import (
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.centralized import CENTRALIZED
+from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais import PRESETS as FEDAIS_PRESETS
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
@@ -80,6 +81,7 @@ METHODS: dict[str, AnyMethod] = {
     for method in (
         LOCAL,
         FEDAVG,
+        FEDACS,
         FEDOPT,
         FEDPROX,
         FEDPER,
@@ -106,6 +108,7 @@ __all__ = [
     "CAGNET",
     "CENTRALIZED",
     "COUNT",
+    "FEDACS",
     "FEDAIS",
     "FEDAVG",
     "FEDGRAPH",

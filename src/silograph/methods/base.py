@@ -56,6 +56,7 @@ class MethodConfig(Generic[Options]):
         received: which nodes of their own clients score the model on with which they begin a
             round, and send the counts with what they train: none, validation nodes, or all.
         behind: the least numbers of nodes and silos behind each exchanged row.
+        relevant: least rating of items that rankings should have first; None: nothing is ranked.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
         rates: how the learning rate of `optimizer` changes over rounds.
@@ -76,6 +77,7 @@ class MethodConfig(Generic[Options]):
     limited: bool = False
     received: Literal["", "val", "all"] = ""
     behind: RowMinimum = NO_MINIMUM
+    relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
     rates: RateSchedule = CONSTANT
 
@@ -251,6 +253,7 @@ class Needs:
         score_first: whether the first weights are scored before round 1, and the last scores kept
             for whatever decides by them.
         controller: what sets the knobs that the options declare, by those options.
+        selector: default of the run's `selector`.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -262,6 +265,7 @@ class Needs:
     losses: Callable[[Any], tuple[LossTerm, ...]] = no_losses
     score_first: bool = False
     controller: Callable[[Any], Controller] = fixed_knobs
+    selector: str = "uniform"
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the default of the run's `lr` with an optimizer."""

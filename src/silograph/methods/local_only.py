@@ -13,6 +13,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, below, state_of, under
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import TABLES, remembered
+from silograph.evaluation.ranking import ranked
 from silograph.evaluation.scoring import personal
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
@@ -51,7 +52,8 @@ def begin_own(
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
         weights, tables = under("weights", inbox), below(TABLES, new)
-        said = remembered(cfg.backend.predict(cfg.model, weights, graph, tables), graph)
+        said: State = remembered(cfg.backend.predict(cfg.model, weights, graph, tables), graph)
+        said = {**said, **ranked(cfg, "own", weights, graph, tables)}
     return {**new, **stacked("weights", own), **said}, reply
 
 

@@ -31,9 +31,11 @@ from silograph.core.payload import (
     named,
     under,
 )
+from silograph.core.work import work_for
 from silograph.evaluation.evaluate import TABLES, logits_specs, no_logits, remembered
 from silograph.evaluation.evaluation_steps import tallies
 from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
+from silograph.evaluation.ranking import no_ranking, ranked, rankings_specs
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
@@ -115,6 +117,7 @@ def begin(
     """Set up the state of every client. In: nothing. Out: nothing."""
     del inbox
     new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
+    new |= no_ranking(cfg, block)
     drawing = cfg.schedule.neighbors.init(local_graph(block, state), cfg.model, key.fold(NEIGHBORS))
     new |= {f"{NEIGHBORS}/{name}": f for name, f in drawing.items()}
     tables = cfg.model.first_tables(block, key.fold(TABLES))
@@ -173,6 +176,9 @@ def train_from(
     fitted = cfg.backend.fit(cfg.training, inputs)
     fitted = dataclasses.replace(fitted, received=counts)
     new = {**state, **said, **remembered(fitted.logits, graph)}
+    if cfg.relevant is not None:
+        with work_for(Kind.EVALUATION):
+            new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
     new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     new |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
     if cfg.keep_optimizer:
@@ -276,7 +282,7 @@ def report_of(
 
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
     """Return what local training keeps in a client's state between rounds."""
-    specs = dict(logits_specs(cfg.model))
+    specs = {**logits_specs(cfg.model), **rankings_specs(cfg)}
     drawing = cfg.schedule.neighbors.specs(cfg.model)
     specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in drawing.items()}
     specs |= _table_specs(cfg)

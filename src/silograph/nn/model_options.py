@@ -94,6 +94,19 @@ class RatingBiasesOptions:
 
 
 @dataclass(frozen=True, config=STRICT)
+class RatingProfilesOptions:
+    """See `silograph.nn.rating_profiles`; the penalty is that of `rating_biases`."""
+
+    damping: Annotated[float, Field(gt=0)] = field(
+        default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
+    )
+    folds: Annotated[int, Field(ge=2, le=100)] = field(
+        default=5,
+        metadata={"help": "parts of a client's training ratings, each predicted by the others"},
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
 class ModuleOptions:
     """Options of a user's torch.nn.Module: it decides by itself."""
 
@@ -175,8 +188,15 @@ MODEL_KINDS: dict[str, ModelKind] = {
             "Koren et al., Matrix factorization techniques for recommender systems, 2009",
             RatingBiasesOptions,
         ),
+        ModelKind(
+            "rating_profiles",
+            "ratings: biases of each silo, and a correction by profiles of users and items",
+            "ours, on biases as in Koren et al., Matrix factorization techniques for recommender "
+            "systems, 2009",
+            RatingProfilesOptions,
+        ),
         ModelKind("mlp", "layers without neighbors", "what a graph must beat", MLPOptions),
     )
 }
-RATING_MODELS = ("rating_gcn", "rating_gat", "rating_biases")
+RATING_MODELS = ("rating_profiles", "rating_gcn", "rating_gat", "rating_biases")
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -32,6 +32,7 @@ from silograph.nn.conv import Params
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import segment_sum
 from silograph.nn.start import start_fields, whole
+from silograph.task.ranking import Factors
 
 OFFSET = "offset"  # a weight, as a model has some: added to all predictions, and always 0
 FEATURES = 2  # what says whether a node is a user or an item
@@ -55,7 +56,7 @@ class RatingBiases:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     noun = "model rating_biases"
     staged = None
-    one_by_one = False
+    one_by_one = True  # clients are few and large
     first_maps = ()
     source = None
     table_widths = NO_TABLES
@@ -89,6 +90,18 @@ class RatingBiases:
         said = mean[client] + bias[pairs.user] + bias[pairs.item]
         out[pairs.row, 0] = said.to(out.dtype) + own
         return out
+
+    def factors(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Factors:
+        """Return the biases of items, which order them for all users alike."""
+        del tables
+        turns, offset = TURNS if self.terms == "biases" else 0, weights[OFFSET]
+        mean, bias = _solved(block, self.damping, turns)
+        own = offset[block.client, 0] if offset.dim() == 2 else offset[0]
+        bias, mean = bias.to(offset.dtype), mean.to(offset.dtype)
+        none = bias.new_zeros(len(bias), 0)
+        return Factors(none, none, bias, mean[block.client] + bias + own)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Solve for every client; weights and what the optimizer keeps stay as they are."""
@@ -133,11 +146,27 @@ def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tens
     total = torch.zeros(block.num_clients, dtype=torch.float64, device=value.device)
     mean = total.index_add(0, client, value) / block.num_train.clamp(min=1)
     left = value - mean[client]
-    bias = torch.zeros(len(block.y), dtype=torch.float64, device=value.device)
-    count = torch.bincount(torch.cat([user, item]), minlength=len(bias)) + damping
+    report_rows(block.off, 4.0 * turns)
+    return mean, solved_biases(user, item, left, len(block.y), damping, turns)
+
+
+def solved_biases(
+    user: Tensor, item: Tensor, left: Tensor, count: int, damping: float, turns: int = TURNS
+) -> Tensor:
+    """Return the biases of ends, (count,) float64, from what ratings leave of the mean.
+
+    Args:
+        user: (R,) int64 user of each rating, below `count`.
+        item: (R,) int64 its item, likewise.
+        left: (R,) float64 the rating, less the mean.
+        count: number of ends.
+        damping: penalty on squared biases.
+        turns: of the solution.
+    """
+    bias = torch.zeros(count, dtype=torch.float64, device=left.device)
+    total = torch.bincount(torch.cat([user, item]), minlength=count) + damping
     for _ in range(turns):
         for ends, others in ((user, item), (item, user)):
             rest = torch.zeros_like(bias).index_add_(0, ends, left - bias[others])
-            bias[ends] = (rest / count)[ends]
-    report_rows(block.off, 4.0 * turns)
-    return mean, bias
+            bias[ends] = (rest / total)[ends]
+    return bias

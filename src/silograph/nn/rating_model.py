@@ -27,26 +27,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.core.kinds import Kind
-from silograph.core.payload import NO_STATE, Patched, Ragged, Stacked, State, offsets
-from silograph.core.work import report_each, report_steps, work_for
+from silograph.core.payload import NO_STATE, Ragged, State, offsets
+from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import UNSEEN, table_rows
+from silograph.graph.block.pairs import UNSEEN, kinds, table_rows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
 from silograph.nn.conv.gat import SLOPE
 from silograph.nn.doors import dtype_of
 from silograph.nn.forward import dropped
-from silograph.nn.mini_batches import batches
 from silograph.nn.rating_graph import RatingGraph, rating_graph
+from silograph.nn.rating_steps import alone, checked_tables, fit_pairs, one_client
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import edge_product, sparse_product
-from silograph.nn.start import start_fields, whole
-from silograph.nn.steps import LOSS_FLOPS, own_copy
-from silograph.task.registry import task_of
+from silograph.nn.steps import LOSS_FLOPS
+from silograph.task.ranking import Factors
 
 RatingConv = Literal["rating_gcn", "rating_gat"]
 EMBEDDING, BIAS = "embedding", "bias"
@@ -125,7 +122,7 @@ class RatingModel:
 
         Rows of unseen users and items are 0.
         """
-        off, dtype = offsets(table_rows(_alone(block))), dtype_of(block)
+        off, dtype = offsets(table_rows(alone(block))), dtype_of(block)
         found: dict[str, Ragged] = {}
         for name, width in self.table_widths.items():
             zero = torch.zeros(int(off[-1]), width, dtype=dtype, device=off.device)
@@ -143,19 +140,50 @@ class RatingModel:
         Raises:
             ProtocolError: several clients, or not the tables of this one.
         """
-        graph = rating_graph(_alone(block), dtype_of(block))
-        shapes = self.weight_shapes
-        own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
-        rows = _checked(self, block, tables)
+        graph = rating_graph(alone(block), dtype_of(block))
+        values = self._values(weights, block, tables)
         report_each(_pass_flops(self, graph, len(graph.row), passes=1))
-        found = self._ratings({**own, **rows}, graph, graph.user, graph.item, None)
+        found = self._ratings(values, graph, graph.user, graph.item, None)
         out = found.new_zeros(len(block.y), 1)
         out[graph.row] = found
         return out
 
+    def factors(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Factors:
+        """Return what orders the items of one client; see `RankingModel`."""
+        graph = rating_graph(alone(block), dtype_of(block))
+        values = self._values(weights, block, tables)
+        report_each(_pass_flops(self, graph, 0, passes=1))
+        h, bias = self._nodes(values, graph, None)
+        rows = (kinds(block.x) > 0).any(dim=1)
+        nodes = h.new_zeros(len(block.y), h.shape[1])
+        nodes[rows] = h
+        biases = bias.new_zeros(len(block.y))
+        biases[rows] = bias[:, 0]
+        level = biases + graph.mean + values["head.bias"]
+        return Factors(nodes * values["head.weight"][:, 0], nodes, biases, level)
+
+    def _values(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
+    ) -> dict[str, Tensor]:
+        """Return one client's weights and tables."""
+        return {**one_client(self, weights), **checked_tables(self, block, tables)}
+
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client; every step sends messages along all of its edges."""
-        return _fit(self, training, inputs)
+        return fit_pairs(self, training, inputs)
+
+    def said(
+        self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
+    ) -> Tensor:
+        """Return what is predicted of ratings in a step; see `PairModel`."""
+        graph = rating_graph(block, dtype_of(block))
+        return self._ratings(p, graph, graph.user[pair], graph.item[pair], key)
+
+    def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
+        """Return the operations of a pass; see `PairModel`."""
+        return _pass_flops(self, rating_graph(block, dtype_of(block)), ratings, passes=passes)
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
@@ -170,6 +198,15 @@ class RatingModel:
         key: Key | None,
     ) -> Tensor:
         """Return predictions (R, 1) of pairs, from weights and tables."""
+        h, bias = self._nodes(p, graph, key)
+        both = h.index_select(0, user) * h.index_select(0, item)
+        sums = bias.index_select(0, user) + bias.index_select(0, item)
+        return graph.mean + sums + both @ p["head.weight"] + p["head.bias"]
+
+    def _nodes(
+        self, p: Mapping[str, Tensor], graph: RatingGraph, key: Key | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return last layers (E, O) and biases (E, 1) of users and items."""
         h = p[EMBEDDING].index_select(0, graph.slot)
         bias = p[BIAS].index_select(0, graph.slot)
         convolve = _gcn if self.conv == "rating_gcn" else _gat
@@ -180,9 +217,7 @@ class RatingModel:
             own = {name: p[f"{number}.{name}"] for name in _names(self, number)}
             h = convolve(own, h, graph)
             h = h.relu() if number < self.layers - 1 else h
-        both = h.index_select(0, user) * h.index_select(0, item)
-        sums = bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + sums + both @ p["head.weight"] + p["head.bias"]
+        return h, bias
 
 
 def _names(model: RatingModel, number: int) -> list[str]:
@@ -218,72 +253,6 @@ def _gat(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
     edge, loop = (edge - top.index_select(0, rows)).exp(), (loop - top).exp()
     summed = edge_product(graph.adj, edge, apart) + loop[..., None] * apart
     return (summed / loop.index_add(0, rows, edge)[..., None]).flatten(1) + p["bias"]
-
-
-def _alone(block: ClientBlock) -> ClientBlock:
-    if block.num_clients != 1:
-        raise ProtocolError(f"expected a block of one client for ratings, got {block.num_clients}")
-    return block
-
-
-def _checked(model: RatingModel, block: ClientBlock, tables: State) -> Params:
-    """Return a client's tables; raise `ProtocolError` unless they are of this client and model."""
-    rows, dtype = int(table_rows(block).sum()), dtype_of(block)
-    for name, width in model.table_widths.items():
-        found = tables[name].t if name in tables else None
-        if found is None or found.shape != (rows, width) or found.dtype is not dtype:
-            got = "none" if found is None else f"{tuple(found.shape)} in {found.dtype}"
-            raise ProtocolError(
-                f"expected a table {name} ({rows}, {width}) in {dtype}, got {got}: tables stay "
-                "with their client and its training ratings"
-            )
-    return {name: tables[name].t for name in model.table_widths}
-
-
-def _fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitted:
-    block, start, memory = _alone(inputs.block), inputs.start, inputs.memory
-    key, tables = inputs.key, inputs.tables
-    optimizer, schedule = training.optimizer, training.schedule
-    graph, names = rating_graph(block, dtype_of(block)), tuple(model.weight_shapes)
-    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
-    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
-    # Tables are one client's, so they stand beside its weights (1, ...) in every step.
-    values = weights | {n: own_copy(t)[None] for n, t in _checked(model, block, tables).items()}
-    state = optimizer.init(values)
-    if memory is not None:
-        kept = {n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths}
-        state |= {n: own_copy(m) for n, m in memory.items()} | kept
-    position = torch.full((len(block.y),), -1, device=block.y.device)
-    position[graph.row] = torch.arange(len(graph.row), device=block.y.device)
-    total, steps = torch.zeros(1, dtype=torch.float64, device=block.y.device), 0
-    for epoch in range(schedule.epochs if int(block.num_train) else 0):
-        total = torch.zeros_like(total)
-        epoch_key = key.fold("epoch", epoch)
-        for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
-            leaves = {name: w.detach()[0].requires_grad_() for name, w in values.items()}
-            pair, step_key = position[seeds], epoch_key.fold("batch", number)
-            said = model._ratings(leaves, graph, graph.user[pair], graph.item[pair], step_key)
-            loss = task_of(model.task).loss(said, block.y[seeds]).mean()
-            found = torch.autograd.grad(loss, list(leaves.values()))
-            grads = {name: g[None] for name, g in zip(leaves, found, strict=True)}
-            changed = training.correct({n: grads[n] for n in names}, weights, begun)
-            optimizer.step_(values, grads | changed, state)
-            report_each(_pass_flops(model, graph, len(seeds), passes=3))
-            of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
-            report_steps(training.step_flops + sum(of_tables))
-            steps += 1
-            total = total + loss.detach().double() * len(seeds) / block.num_train
-    off = offsets(table_rows(block))
-    new: dict[str, Ragged] = {n: Ragged(values[n][0], off) for n in model.table_widths}
-    with torch.no_grad(), work_for(Kind.EVALUATION):
-        logits = model.forward({n: values[n] for n in names}, block, tables=new)
-    moments: Params = {}
-    if memory is not None:
-        moments = {n: state[n] for n in memory}
-        new |= {n: Ragged(t[0], off) for n, t in state.items() if n not in memory}
-    fields: dict[str, Stacked | Patched] = {n: Stacked(values[n]) for n in names}
-    loss_of = total.to(logits.dtype)
-    return Fitted(fields, moments, loss_of, logits, torch.tensor([steps]), tables=new)
 
 
 def _pass_flops(model: RatingModel, graph: RatingGraph, ratings: int, *, passes: int) -> float:

@@ -188,6 +188,8 @@ def with_options(config: Mapping[str, Any]) -> Line:
     plain = {name: value for name, value in config.items() if name not in FLAT}
     if plain.get("neighbors") is None:
         plain["neighbors"] = "full" if config.get("fanout") is None else "fanout"
+    if plain.get("selector") is None:
+        plain["selector"] = "uniform"  # what all methods had when lines did not say it
     old = {f"{kind}.{name}": config[name] for name, kind in FLAT.items() if name in config}
     old |= {n if "." in n else f"method.{n}": v for n, v in config["options"].items()}
     known = dict(plain["options"]) if not any(name in config for name in FLAT) else old

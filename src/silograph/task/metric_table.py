@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from silograph.core.errors import lookup, unknown
 
 LOSS = "loss"
+RANKINGS = ("recall@10", "ndcg@10")  # of runs that rank items
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,18 @@ _ALL = (
     _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there."),
     _lower("mae", "MAE", "Mean absolute error, over all clients' targets."),
     _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE."),
+    _higher(
+        "recall@10",
+        "recall@10",
+        "Share of a user's relevant items among the first 10 that its silo recommends, mean over "
+        "users.",
+    ),
+    _higher(
+        "ndcg@10",
+        "NDCG@10",
+        "Discounted gain of the first 10 items that a silo recommends to a user, as a share of the "
+        "best possible one, mean over users.",
+    ),
     _lower(LOSS, "loss", "Mean loss of a node."),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}

@@ -14,7 +14,8 @@ from silograph.core.errors import ProtocolError
 from silograph.graph.graph import LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import JudgedRows
-from silograph.task.metric_table import LOSS
+from silograph.task.metric_table import LOSS, RANKINGS
+from silograph.task.ranking import ranking_scores
 from silograph.task.scores import PARTS, ClassScores, Part, Scores
 
 SUMS = ("square", "absolute", "seen.square", "unseen.square")
@@ -26,12 +27,20 @@ class RatingTask:
     """Regression on one number a rating; NaN at users and items; see `Task`.
 
     A rating is unseen where its user or its item has no training rating at the client that holds
-    it.
+    it. Rankings count where they were asked for (`silograph.evaluation.ranking`).
     """
 
     name: str = "rating"
     labels: LabelForm = "rating"
-    metrics: tuple[str, ...] = ("rmse", "rmse_seen", "rmse_unseen", "mae", "rmse_client_mean", LOSS)
+    metrics: tuple[str, ...] = (
+        "rmse",
+        "rmse_seen",
+        "rmse_unseen",
+        "mae",
+        "rmse_client_mean",
+        *RANKINGS,
+        LOSS,
+    )
     primary: str = "rmse"
     columns: tuple[str, ...] = ("rmse", "rmse_seen", "rmse_unseen", "mae", LOSS)
     by_client: tuple[str, ...] = ("rmse", "mae")
@@ -102,6 +111,7 @@ class RatingTask:
                 "rmse_unseen": _root_mean(counts, part, "unseen."),
                 "mae": float(counts[f"{part}.absolute"].sum()) / nodes,
                 "rmse_client_mean": sum(own) / len(own),
+                **ranking_scores(counts, part),
                 LOSS: float(counts[f"{part}.loss"].sum()) / nodes,
             }
         )

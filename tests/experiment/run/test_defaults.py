@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidd
 WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
     "fedopt": ("sgd", 0.1, 1, False),
     "fedavg": ("adam", 0.01, 1, False),
+    "fedacs": ("adam", 0.01, 1, False),
     "fedprox": ("adam", 0.01, 3, False),
     "fedper": ("adam", 0.01, 1, False),
     "gcfl": ("adam", 0.01, 1, False),

@@ -28,6 +28,7 @@ import recipe_figures as fedgraph
 import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
+import recipe_profiles as profiles
 import recipe_pubmed as pubmed
 import recipe_ratings as of_ratings
 import recipe_selectors as selectors
@@ -256,6 +257,9 @@ def again_of(line: Line) -> Cell:
         return selection_of(labels["cut"], labels["selector"], labels["seed"], labels["clock"])
     if "clock" in labels:
         return fedgraph.cell_of(*(labels[p] for p in ("dataset", "method", "clock", "seed")))
+    if "damping" in labels:
+        named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
+        return profiles.cell_of(*named, ranked=labels["ranked"])
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:

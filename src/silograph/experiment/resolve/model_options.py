@@ -25,6 +25,7 @@ from silograph.nn.model_options import (
 from silograph.nn.own_module import Make, ModuleModel, check
 from silograph.nn.rating_biases import RatingBiases
 from silograph.nn.rating_model import RatingConv, RatingModel
+from silograph.nn.rating_profiles import RatingProfiles
 from silograph.nn.schedule import TrainableModel
 from silograph.sampling.neighbors import Depth
 from silograph.task.registry import task_of
@@ -139,6 +140,8 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
     hidden = shortest(config.hidden)
     assert isinstance(hidden, int)  # see `check_model`
     layers = num_layers(config.hidden, config.layers)
+    if config.model == "rating_profiles":
+        return RatingProfiles(hidden, layers, config.dropout, **asdict(options))
     conv = cast("RatingConv", config.model)
     return _countable(RatingModel(conv, hidden, layers, dropout=config.dropout, **asdict(options)))
 

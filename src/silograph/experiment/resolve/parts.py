@@ -119,12 +119,15 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
     partition = "silo" if names_clients(config.partition) else config.partition
     if partition not in PARTITIONERS and not is_spec(partition):
         check_no_path(partition)
+    chosen = find_method(config, method)
     return {
-        "method": find_method(config, method),
+        "method": chosen,
         "partition": _named(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
         "model": MODULE if is_spec(config.model) else lookup(MODEL_KINDS, config.model, "model"),
         "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler"),
-        "selector": _named(config.selector, SELECTORS, Selector, "selector"),
+        "selector": _named(
+            config.selector or chosen.needs.selector, SELECTORS, Selector, "selector"
+        ),
     }
 
 

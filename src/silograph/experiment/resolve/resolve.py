@@ -29,7 +29,7 @@ from silograph.experiment.resolve.model_options import (
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients
 from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
 from silograph.experiment.resolve.plan import choose_backend
-from silograph.experiment.resolve.run_metric import check_metric, metric_of_run
+from silograph.experiment.resolve.run_metric import check_metric, metric_of_run, relevant_of_run
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
@@ -41,6 +41,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.selection.options import LIMITS
 from silograph.selection.uniform import ALL, UNIFORM
+from silograph.task.metric_table import RANKINGS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -119,6 +120,7 @@ def resolve(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
     check_decay(asked, model)
+    relevant = ranked_in(asked, parts, schema, model)
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     corrections = parts.method.part.needs.corrections(parts.method.options)
@@ -128,7 +130,13 @@ def resolve(
     clients = clients_in(asked, data)
     check_silos_behind(asked, clients)
     config = ResolvedConfig(
-        **known | {"clients": clients, "metric": metric, "kernels": backend.name}
+        **known
+        | {
+            "clients": clients,
+            "metric": metric,
+            "relevant": relevant,
+            "kernels": backend.name,
+        }
     )
     selector = parts.selector
     method_config = MethodConfig(
@@ -137,10 +145,11 @@ def resolve(
         schedule=schedule,
         keep_optimizer=config.keep_optimizer,
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
-        selector=asked.selector,
+        selector=config.selector,
         limited=is_limited(selector.options),
         received=received_in(asked, parts),
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
+        relevant=relevant,
         options=parts.method.options,
         backend=backend,
         corrections=corrections,
@@ -164,6 +173,7 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         "hidden": shortest(asked.hidden),
         "layers": num_layers(asked.hidden, asked.layers),
         "neighbors": asked.neighbors or parts.neighbors.part.name,
+        "selector": asked.selector or needs.selector,
         "optimizer": optimizer,
         "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
         "local_epochs": asked.local_epochs or needs.local_epochs,
@@ -178,6 +188,18 @@ def received_in(asked: RunConfig, parts: Parts) -> Literal["", "val", "all"]:
     if asked.eval_on_receipt:
         return "all"
     return "val" if parts.selector.part.on_receipt else ""
+
+
+def ranked_in(asked: RunConfig, parts: Parts, schema: Schema, model: AnyModel) -> float | None:
+    """Return the least rating that rankings should have first, None where nothing is ranked."""
+    relevant, selector = relevant_of_run(asked, schema, model), parts.selector.part
+    if asked.metric in RANKINGS and selector.on_receipt:
+        raise ConfigError(
+            f"expected another metric than {asked.metric} for selector {selector.name}, whose "
+            "clients score what they receive but rank nothing by it: use rmse and relevant="
+            f"{relevant:g}, which ranks as well"
+        )
+    return relevant
 
 
 def check_received(method: Method) -> None:

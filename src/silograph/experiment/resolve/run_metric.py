@@ -8,8 +8,12 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.graph import Schema
-from silograph.task.metric_table import METRICS, metric_among, metric_of
+from silograph.nn.any_model import AnyModel
+from silograph.task.metric_table import METRICS, RANKINGS, metric_among, metric_of
+from silograph.task.ranking import RankingModel
 from silograph.task.registry import task_of
+
+RELEVANT = 4.0  # of scales from 1 to 5, as of Ciao and Epinions
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,33 @@ def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
     target = parse_target(config.target, config.metric)
     names = [config.metric, target and target.metric]
     return any(not METRICS[name].validation for name in names if name)
+
+
+def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float | None:
+    """Return the least rating of items that rankings should have first; None: nothing is ranked.
+
+    Raises:
+        ConfigError: rankings of data without ratings, of a model that has none, or scored on
+            receipt.
+    """
+    target = parse_target(config.target, config.metric)
+    asked = [config.metric, target and target.metric]
+    least = config.relevant
+    if least is None and any(name in RANKINGS for name in asked):
+        least = RELEVANT
+    if least is None:
+        return None
+    if schema.task != "rating" or not isinstance(model, RankingModel):
+        raise ConfigError(
+            f"expected a model of ratings of users and items for relevant, got {model.noun} of "
+            f"{schema.task}: leave relevant out"
+        )
+    if config.eval_on_receipt:
+        raise ConfigError(
+            "expected no rankings with eval_on_receipt, by which none is scored, got relevant="
+            f"{least:g}: leave out eval_on_receipt, or relevant, {' and '.join(RANKINGS)}"
+        )
+    return least
 
 
 def check_on_receipt(config: RunConfig) -> None:

@@ -5,6 +5,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.evaluation.evaluation_steps import own_steps, received_steps, validation_steps
+from silograph.evaluation.ranking import ranking_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
 from silograph.experiment.resolve.run_metric import scores_extra
@@ -115,6 +116,9 @@ def _scoring_steps(
     if method.calls is not None and method.calls.scores_server(method_config):
         server = method.evaluate.steps(model, judging)
         server = (server, validation_steps(model, "server", judging)) if extra else server
+    if config.relevant is not None:
+        server = (server, ranking_steps("server", judging)) if server else server
+        return server, own_steps(model, own), ranking_steps("own", own)
     if extra:
         return server, own_steps(model, own), validation_steps(model, "own", own)
     return server, own_steps(model, own)

@@ -65,6 +65,7 @@ from silograph.experiment.result_files import (
 )
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result
+from silograph.experiment.run.round_scores import metrics_of
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
@@ -72,7 +73,6 @@ from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import CutStatistics, describe
 from silograph.methods.base import seen_by
-from silograph.task.registry import task_of
 
 GROWING = (ROUNDS, LEDGER)
 _KNOWN: Mapping[str, TypeAdapter[Any]] = {  # of run.json
@@ -412,7 +412,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
         "same": identity(setup),
         "code": code_digests(setup.config),
         "model": setup.method_config.model.described(),
-        "metrics": list(task_of(setup.schema.task).metrics),
+        "metrics": list(metrics_of(setup)),
         "given": given,
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
         "help": option_help(setup.parts),

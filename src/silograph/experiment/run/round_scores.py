@@ -15,6 +15,7 @@ from silograph.evaluation.evaluate import (
     own_counts,
     with_validation,
 )
+from silograph.evaluation.ranking import unranked, with_rankings
 from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
@@ -22,7 +23,7 @@ from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
-from silograph.task.metric_table import LOSS, METRICS, Metric
+from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, ClassScores, Scores, Views
 
@@ -68,9 +69,17 @@ def run_metric(setup: Setup) -> Metric:
     return METRICS[name]
 
 
+def metrics_of(setup: Setup) -> tuple[str, ...]:
+    """Return the names of the scores that the run has."""
+    ranks = setup.config.relevant is not None
+    return tuple(n for n in task_in(setup).metrics if ranks or n not in RANKINGS)
+
+
 def columns_of(setup: Setup) -> tuple[str, ...]:
     """Return the metrics of the table of rounds: those of the task, and the one of the run."""
     columns, chosen = task_in(setup).columns, run_metric(setup).name
+    if setup.config.relevant is not None:
+        return (*columns, *RANKINGS, *({chosen} - {*columns, *RANKINGS}))
     return columns if chosen in columns else (*columns, chosen)
 
 
@@ -104,10 +113,14 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
         server = setup.method.evaluate.counts(fed, model, state.weights, judging)
         if scores_extra(setup.config):
             server = with_validation(fed, server, "server", judging)
+        if setup.config.relevant is not None:
+            server = with_rankings(fed, server, "server", judging)
     judging = key.fold("judge own", t)
     own = own_counts(fed, judging)
     if scores_extra(setup.config):
         own = with_validation(fed, own, "own", judging)
+    if setup.config.relevant is not None:
+        own = with_rankings(fed, own, "own", judging)
     return judged(setup, t, server, own, state.weights, fed.away)
 
 
@@ -205,16 +218,10 @@ def uncut_counts(setup: Setup, weights: Params) -> Counts:
     held = owner >= 0
     split = block.split.map(lambda mask: mask & held)
     judged = replace(block, split=split)
-    cfg = setup.method_config
-    return counts_here(
-        cfg.backend,
-        cfg.model,
-        weights,
-        judged,
-        owner,
-        len(partition.ids),
-        validation=scores_extra(setup.config),
-    )
+    cfg, clients = setup.method_config, len(partition.ids)
+    extra = scores_extra(setup.config)
+    counts = counts_here(cfg.backend, cfg.model, weights, judged, owner, clients, validation=extra)
+    return counts | (unranked(clients) if cfg.relevant is not None else {})
 
 
 def baseline_scores(setup: Setup) -> Scores | None:
@@ -237,7 +244,10 @@ def baseline_scores(setup: Setup) -> Scores | None:
         len(setup.cut.partition.ids),
         graph.task,
     )
-    return task.scores(counts_of(judged), "test")
+    counts = counts_of(judged)
+    if setup.config.relevant is not None:
+        counts |= unranked(judged.groups)
+    return task.scores(counts, "test")
 
 
 def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:

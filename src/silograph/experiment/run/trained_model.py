@@ -30,6 +30,7 @@ from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.nn.rating_biases import RatingBiases
 from silograph.nn.rating_model import RatingModel
+from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
@@ -168,6 +169,13 @@ def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str)
             and 0 <= shape.hops <= MOST_HOPS
             and 0 <= shape.teleport <= 1
         )
+    if isinstance(shape, RatingProfiles):
+        widths = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
+        usable = (
+            all(1 <= width <= largest for width in widths)
+            and 1 <= shape.layers <= len(found)
+            and (isinstance(shape.hidden, int) or len(widths) == shape.layers)
+        )
     if isinstance(shape, RatingModel):
         given = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
         sizes = [*given, shape.heads, shape.embedding]
@@ -207,6 +215,8 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
         given = {name: value for name, value in told.items() if name != "task"}
         if "embedding" in told:
             return TypeAdapter(RatingModel).validate_python(given)
+        if "folds" in told:
+            return TypeAdapter(RatingProfiles).validate_python(given)
         return TypeAdapter(RatingBiases).validate_python(given)
     if "module" not in told:
         return TypeAdapter(Model).validate_python(told)

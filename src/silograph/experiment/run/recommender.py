@@ -1,0 +1,197 @@
+"""What recommends a silo's items to its users: a file that stays with the silo.
+
+A run's weights alone predict no rating: what is known of users and items is in tables, biases and
+profiles that never leave their silo. So a silo keeps, beside the model, what these and the weights
+of the best round come to: a rating of user u and item i is level_u + bias_i + user_u . item_i.
+
+U: users. I: items. D: width. R: ratings of the silo.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.core.files import write_atomic
+from silograph.experiment.result_files import RECOMMENDER, REPORT
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.pairs import kinds, pairs_of
+from silograph.task.ranking import Factors
+
+FORMAT = "silograph recommender 1"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recommender:
+    """Predicted ratings of a silo's users and items.
+
+    Attributes:
+        users: (U) ids.
+        items: (I) ids.
+        user: (U, D).
+        item: (I, D).
+        level: (U,).
+        bias: (I,).
+        rated: (R, 2) int64 places of user and item of the silo's own ratings.
+    """
+
+    users: tuple[str, ...]
+    items: tuple[str, ...]
+    user: Tensor
+    item: Tensor
+    level: Tensor
+    bias: Tensor
+    rated: Tensor
+
+    def predict(self, user: str, item: str) -> float:
+        """Return the predicted rating of an item.
+
+        Raises:
+            DataError: the silo has no such user or item.
+        """
+        row = self._place("user", user)
+        column = self._place("item", item)
+        return float(self._ratings(row)[column])
+
+    def recommend(self, user: str, top: int = 10) -> list[tuple[str, float]]:
+        """Return the items that a user would rate highest, best first, with predicted ratings.
+
+        Items that the user has rated at the silo are left out; equals come in the items' order.
+
+        Raises:
+            DataError: the silo has no such user.
+        """
+        row = self._place("user", user)
+        ratings = self._ratings(row)
+        ratings[self.rated[self.rated[:, 0] == row, 1]] = -torch.inf
+        order = ratings.argsort(descending=True, stable=True)[:top].tolist()
+        return [(self.items[i], float(ratings[i])) for i in order if ratings[i] > -torch.inf]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a safetensors file, whole or not at all, that only its owner may read."""
+        named = {name: getattr(self, name) for name in _TENSORS}
+        tensors = {name: t.detach().cpu().clone() for name, t in named.items()}
+        about = json.dumps({"users": self.users, "items": self.items})
+        data = safetensors.torch.save(tensors, {FORMAT: about})
+        write_atomic(Path(path), data, private=True)
+
+    def _ratings(self, row: int) -> Tensor:
+        return self.level[row] + self.bias + self.item @ self.user[row]
+
+    def _place(self, what: str, name: str) -> int:
+        places = self._places[what]
+        if name not in places:
+            raise DataError(
+                f"expected one of the {len(places)} {what}s of this silo, got {what} {name!r}"
+            )
+        return places[name]
+
+    @cached_property
+    def _places(self) -> dict[str, dict[str, int]]:
+        ids = {"user": self.users, "item": self.items}
+        return {what: {name: i for i, name in enumerate(names)} for what, names in ids.items()}
+
+
+_TENSORS = ("user", "item", "level", "bias", "rated")
+
+
+def make_recommender(factors: Factors, block: ClientBlock, keys: Sequence[str]) -> Recommender:
+    """Return the recommender of a silo.
+
+    Args:
+        factors: of its rows.
+        block: the silo.
+        keys: of its rows; users and items as `u:ID` and `i:ID`, as `sg.ratings` names them.
+    """
+    users, items = (kinds(block.x)[:, side].nonzero()[:, 0].cpu() for side in (0, 1))
+    pairs, place = pairs_of(block), torch.full((len(block.y),), -1)
+    for rows in (users, items):
+        place[rows] = torch.arange(len(rows))
+    rated = torch.stack([place[pairs.user.cpu()], place[pairs.item.cpu()]], dim=1)
+    names = [tuple(id_of(keys[row]) for row in rows.tolist()) for rows in (users, items)]
+    user, item, bias, level = (
+        t.cpu() for t in (factors.user, factors.item, factors.bias, factors.level)
+    )
+    return Recommender(
+        users=names[0],
+        items=names[1],
+        user=user[users],
+        item=item[items],
+        level=level[users],
+        bias=bias[items],
+        rated=rated,
+    )
+
+
+def id_of(key: str) -> str:
+    """Return a user's or item's id from the key of its node."""
+    return key.partition(":")[2]
+
+
+def recommender_file(run: Path) -> Path:
+    """Return the recommender's file of a silo's result folder.
+
+    Raises:
+        DataError: there is none: the folder is of a simulation, or of a run of another task.
+    """
+    if not run.is_dir():
+        return run
+    if (run / RECOMMENDER).exists():
+        return run / RECOMMENDER
+    kind = "run of labels of nodes, or a silo that took no part in its best round"
+    if not (run / REPORT).exists() or (run / "run.json").exists():
+        kind = "run of one process or server: users' tables stay with the silos"
+    raise DataError(f"expected the result folder of a silo with ratings, got {run}, of a {kind}")
+
+
+def load_recommender(path: str | os.PathLike[str]) -> Recommender:
+    """Return the recommender of a file that `Recommender.save` wrote.
+
+    Raises:
+        DataError: the file is missing, damaged, or holds something else.
+    """
+    where = os.fspath(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"expected a recommender at {where}, got: {error}") from None
+    try:
+        told = json.loads(about[FORMAT])
+        ids = TypeAdapter(dict[str, tuple[str, ...]]).validate_python(told)
+        made = Recommender(ids["users"], ids["items"], *(found[name] for name in _TENSORS))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise DataError(f"expected a {FORMAT!r} in {where}, got something else") from None
+    if not _fits(made):
+        raise DataError(f"expected figures for {len(made.users)} users in {where}, got others")
+    return made
+
+
+def _fits(made: Recommender) -> bool:
+    """Whether figures are finite and have the shapes that the ids say."""
+    users, items = len(made.users), len(made.items)
+    floats = (made.user, made.item, made.level, made.bias)
+    return (
+        all(t.is_floating_point() and bool(t.isfinite().all()) for t in floats)
+        and len({t.dtype for t in floats}) == 1
+        and made.user.dim() == 2
+        and made.user.shape[0] == users
+        and made.item.shape == (items, made.user.shape[1])
+        and made.level.shape == (users,)
+        and made.bias.shape == (items,)
+        and made.rated.dtype is torch.int64
+        and made.rated.dim() == 2
+        and made.rated.shape[1] == 2
+        and bool((made.rated >= 0).all())
+        and bool((made.rated < torch.tensor([users, items])).all())
+    )

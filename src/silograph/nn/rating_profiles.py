@@ -1,0 +1,292 @@
+"""Ratings from biases, and from what profiles of users and items say of their errors.
+
+    r_ui = mean + b_u + b_i + z_u . a + z_i . c + (z_u * z_i) w,    z = perceptron(profile)
+
+Mean and biases are those of `silograph.nn.rating_biases`, solved by each client for itself. A
+profile says how much its bias is worth, from sums over one and two hops of the client's graph: the
+number of ratings, their mean and spread, the same of the neighbors, and biases of trusted users.
+Only the perceptrons' weights and a, c, w travel; they are the same for all users and items, so
+there are no tables, and users and items that the client has not seen in training have a profile,
+too. a, c and w begin at 0: the first prediction is that of the biases, and what is learned is a
+correction.
+
+Biases are fitted to the ratings that they would be corrected for, so errors on training ratings are
+too small and tell nothing. So every training rating is predicted from biases and profiles of the
+other folds of the client's training ratings (stacking; Wolpert, "Stacked generalization", Neural
+Networks 1992). Predictions use all training ratings.
+
+The model is ours, for want of a published one that beats the biases on the data of FedACS.
+
+E: users and items of the client. F: figures of a profile. K: folds. O: width. R: ratings.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.payload import NO_STATE, State
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.pairs import kinds, pairs_of
+from silograph.graph.graph import LabelForm
+from silograph.nn.any_model import NO_TABLES
+from silograph.nn.conv import Params
+from silograph.nn.conv.base import glorot
+from silograph.nn.doors import dtype_of
+from silograph.nn.forward import dropped
+from silograph.nn.rating_biases import solved_biases
+from silograph.nn.rating_steps import alone, fit_pairs, one_client
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
+from silograph.nn.steps import LOSS_FLOPS
+from silograph.task.ranking import Factors
+
+FEATURES = 2  # what says whether a node is a user or an item
+PROFILE = 11  # F
+TURNS = 60  # of biases, see `solved_biases`: what is left to solve is far below the noise
+SIDES = ("user", "item")
+
+
+@dataclass(frozen=True, eq=False)
+class Profiles:
+    """What predictions rest on: for each fold what the other folds say, and last what all say.
+
+    Attributes:
+        user: (p,) int64 user of each rating of the block, among users and items.
+        item: (p,) int64 its item.
+        fold: (p,) int64 its fold; K of ratings that do not train.
+        mean: (K + 1,) of training ratings.
+        bias: (K + 1, E).
+        x: (K + 1, E, F) profiles.
+    """
+
+    user: Tensor
+    item: Tensor
+    fold: Tensor
+    mean: Tensor
+    bias: Tensor
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class RatingProfiles:
+    """The shape of the model.
+
+    Attributes:
+        hidden: O of every layer of the perceptrons, or of each.
+        layers: number of their layers.
+        dropout: probability with which an entry between two layers is dropped in training.
+        damping: penalty on squared biases.
+        folds: K.
+    """
+
+    hidden: int | tuple[int, ...]
+    layers: int
+    dropout: float
+    damping: float
+    folds: int
+
+    features = FEATURES
+    outputs = 1
+    task: LabelForm = dataclasses.field(default="rating", init=False)
+    noun = "model rating_profiles"
+    staged = None
+    one_by_one = True  # clients are few and large
+    first_maps = ()
+    source = None
+    table_widths = NO_TABLES
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of the profiles and of every layer."""
+        hidden = (self.hidden,) * self.layers if isinstance(self.hidden, int) else self.hidden
+        return [PROFILE, *hidden]
+
+    @cached_property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every weight, shared form."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for side in SIDES:
+            for number, (inputs, outputs) in enumerate(itertools.pairwise(self.widths)):
+                shapes[f"{side}.{number}.weight"] = inputs, outputs
+                shapes[f"{side}.{number}.bias"] = (outputs,)
+            shapes[f"{side}.head"] = self.widths[-1], 1
+        return MappingProxyType({**shapes, "both.head": (self.widths[-1], 1)})
+
+    def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
+        """Return Glorot weights, zero biases and zero heads; drawn in float64."""
+        weights: Params = {}
+        for name, shape in self.weight_shapes.items():
+            drawn = name.endswith(".weight")
+            weights[name] = glorot(key.fold(name), *shape) if drawn else torch.zeros(shape)
+        return {name: w.to(dtype) for name, w in weights.items()}
+
+    def first_tables(self, block: ClientBlock, key: Key) -> State:
+        """There are no tables: profiles follow from a client's ratings."""
+        del block, key
+        return NO_STATE
+
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
+        """Return predictions (n, 1) of one client, 0 at users and items."""
+        del tables
+        row, own = pairs_of(alone(block)).row, one_client(self, weights)
+        found = profiles_of(self, block)
+        last = torch.full_like(row, self.folds)
+        said = self._predicted(own, found, torch.arange(len(row), device=row.device), last, None)
+        out = said.new_zeros(len(block.y), 1)
+        out[row] = said
+        return out
+
+    def factors(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Factors:
+        """Return what orders the items of one client; see `RankingModel`."""
+        del tables
+        own, found = one_client(self, weights), profiles_of(self, alone(block))
+        rows = (kinds(block.x) > 0).any(dim=1)
+        x, bias = found.x[-1], found.bias[-1]
+        user, item = (self._perceived(own, side, x, None) for side in SIDES)
+        said = bias + (item @ own["item.head"])[:, 0]
+        level = found.mean[-1] + bias + (user @ own["user.head"])[:, 0]
+        parts = (user * own["both.head"][:, 0], item, said, level)
+        factors = [part.new_zeros(len(block.y), *part.shape[1:]) for part in parts]
+        for whole, part in zip(factors, parts, strict=True):
+            whole[rows] = part
+        return Factors(*factors)
+
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        """Train one client on its training ratings."""
+        return fit_pairs(self, training, inputs)
+
+    def said(
+        self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
+    ) -> Tensor:
+        """Return what the other folds predict of ratings in a step; see `PairModel`."""
+        found = profiles_of(self, block)
+        return self._predicted(p, found, pair, found.fold[pair], key)
+
+    def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
+        """Return the operations of a pass; see `PairModel`."""
+        del block
+        maps = sum(2 * a * b + 2 * b for a, b in itertools.pairwise(self.widths))
+        each = 2 * maps + 7 * self.widths[-1] + 5
+        return float(ratings * (passes * each + (passes > 1) * LOSS_FLOPS))
+
+    def described(self) -> dict[str, Any]:
+        """Return the shape as plain values."""
+        return dataclasses.asdict(self)
+
+    def _predicted(
+        self,
+        p: Mapping[str, Tensor],
+        found: Profiles,
+        pair: Tensor,
+        fold: Tensor,
+        key: Key | None,
+    ) -> Tensor:
+        """Return predictions (R, 1) of ratings from what folds say."""
+        ends = {"user": found.user[pair], "item": found.item[pair]}
+        z = {
+            side: self._perceived(p, side, found.x[fold, end], None if key is None else (key, pair))
+            for side, end in ends.items()
+        }
+        base = found.mean[fold] + sum(found.bias[fold, end] for end in ends.values())
+        learned = [z[side] @ p[f"{side}.head"] for side in SIDES]
+        return base[:, None] + sum(learned) + (z["user"] * z["item"]) @ p["both.head"]
+
+    def _perceived(
+        self, p: Mapping[str, Tensor], side: str, x: Tensor, drop: tuple[Key, Tensor] | None
+    ) -> Tensor:
+        """Return what a perceptron makes of profiles (R, F), (R, O)."""
+        for number in range(self.layers):
+            if number and self.dropout and drop is not None:
+                key, rows = drop
+                x = dropped(x, self.dropout, rows, key.fold(side, number))
+            x = x @ p[f"{side}.{number}.weight"] + p[f"{side}.{number}.bias"]
+            x = x.relu() if number < self.layers - 1 else x
+        return x
+
+
+def profiles_of(model: RatingProfiles, block: ClientBlock) -> Profiles:
+    """Return the profiles of a block of one client, worked out once."""
+    name = ("profiles", model.damping, model.folds, dtype_of(block))
+    if name not in block.memo:
+        block.memo[name] = _made(model, block)
+    found = block.memo[name]
+    assert isinstance(found, Profiles)
+    return found
+
+
+def _made(model: RatingProfiles, block: ClientBlock) -> Profiles:
+    kind, pairs = kinds(block.x), pairs_of(block)
+    entity = (kind > 0).any(dim=1)
+    place = entity.long().cumsum(0) - 1
+    user, item, count = place[pairs.user], place[pairs.item], int(entity.sum())
+    inside = entity[block.adj.row] & entity[block.adj.indices.long()]
+    trust = place[block.adj.row[inside]], place[block.adj.indices[inside].long()]
+    draw = Key.of(0).fold("folds of ratings").uniform(block.row_key[pairs.row])[:, 0]
+    train = block.split.train[pairs.row]
+    fold = torch.where(train, (draw * model.folds).long(), model.folds)
+    value = block.y[pairs.row].double()
+    means, biases, xs = [], [], []
+    for left_out in range(model.folds + 1):
+        some = train & (fold != left_out)
+        mean, bias, x = _profile(user[some], item[some], value[some], trust, count, model.damping)
+        means.append(mean)
+        biases.append(bias)
+        xs.append(x)
+    dtype = dtype_of(block)
+    stacks = (torch.stack(each).to(dtype) for each in (means, biases, xs))
+    return Profiles(user, item, fold, *stacks)
+
+
+def _profile(
+    user: Tensor,
+    item: Tensor,
+    value: Tensor,
+    trust: tuple[Tensor, Tensor],
+    count: int,
+    damping: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean (), biases (E,) and profiles (E, F) of some ratings, float64.
+
+    Args:
+        user: (R,) int64 user of each rating.
+        item: (R,) int64 its item.
+        value: (R,) float64.
+        trust: (t,) int64 users and whom they trust.
+        count: E.
+        damping: penalty on squared biases; the number of ratings that all ends are alike for.
+    """
+    mean = value.sum() / max(len(value), 1)
+    bias = solved_biases(user, item, value - mean, count, damping, TURNS)
+    ends, others = torch.cat([user, item]), torch.cat([item, user])
+    left = (value - mean).repeat(2)
+    error = (left - bias[ends] - bias[others]).square()
+    number = torch.bincount(ends, minlength=count).double()
+
+    def total(at: Tensor, values: Tensor) -> Tensor:
+        return values.new_zeros(count).index_add_(0, at, values)
+
+    def around(values: Tensor) -> Tensor:
+        return total(ends, values[others]) / number.clamp(min=1)
+
+    raw = total(ends, left) / (number + damping)
+    usual = error.sum() / max(len(error), 1)
+    spread = (total(ends, error) + damping * usual) / (number + damping)
+    size = number.log1p() / 3  # most numbers are below 3 then, as the other figures
+    who, whom = trust
+    known = (number[whom] > 0).double()
+    trusted = total(who, bias[whom] * known) / (total(who, known) + damping)
+    friends = torch.bincount(who, minlength=count).double().log1p() / 3
+    near = around(bias)
+    figures = [bias, raw, size, spread, near, around(raw), around(size), around(spread)]
+    return mean, bias, torch.stack([*figures, around(near), trusted, friends], dim=1)

@@ -1,0 +1,121 @@
+"""Local training of models of ratings: every step predicts some training ratings of one client.
+
+p: ratings of a block. R: ratings in a step.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Patched, Ragged, Stacked, State, offsets
+from silograph.core.work import report_each, report_steps, work_for
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.pairs import pairs_of, table_rows
+from silograph.nn.any_model import AnyModel
+from silograph.nn.conv import Params
+from silograph.nn.doors import dtype_of
+from silograph.nn.mini_batches import batches
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
+from silograph.nn.start import start_fields, whole
+from silograph.nn.steps import own_copy
+from silograph.task.registry import task_of
+
+
+class PairModel(AnyModel, Protocol):
+    """A model of ratings that is trained by steps, one client at a time."""
+
+    def said(
+        self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
+    ) -> Tensor:
+        """Return what is predicted of training ratings in a step, (R, 1).
+
+        Args:
+            p: weights and tables of the client.
+            block: the client.
+            pair: (R,) int64 which ratings, by their places in `pairs_of`.
+            key: of dropout; None: nothing is dropped.
+        """
+
+    def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
+        """Return the floating-point operations of a pass, or of one forth and back (3 passes)."""
+
+
+def alone(block: ClientBlock) -> ClientBlock:
+    """Return a block of one client; raise `ProtocolError` for others."""
+    if block.num_clients != 1:
+        raise ProtocolError(f"expected a block of one client for ratings, got {block.num_clients}")
+    return block
+
+
+def one_client(model: AnyModel, weights: Mapping[str, Tensor]) -> Params:
+    """Return weights in shared form, from those that are or those (1, ...) of one client."""
+    shapes = model.weight_shapes
+    return {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
+
+
+def checked_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params:
+    """Return a client's tables; raise `ProtocolError` unless they are of this client and model."""
+    if not model.table_widths:
+        return {}
+    rows, dtype = int(table_rows(block).sum()), dtype_of(block)
+    for name, width in model.table_widths.items():
+        found = tables[name].t if name in tables else None
+        if found is None or found.shape != (rows, width) or found.dtype is not dtype:
+            got = "none" if found is None else f"{tuple(found.shape)} in {found.dtype}"
+            raise ProtocolError(
+                f"expected a table {name} ({rows}, {width}) in {dtype}, got {got}: tables stay "
+                "with their client and its training ratings"
+            )
+    return {name: tables[name].t for name in model.table_widths}
+
+
+def fit_pairs(model: PairModel, training: Training, inputs: TrainingInputs) -> Fitted:
+    """Train one client on its training ratings, all of them or batches."""
+    block, start, memory = alone(inputs.block), inputs.start, inputs.memory
+    key, tables = inputs.key, inputs.tables
+    optimizer, schedule = training.optimizer, training.schedule
+    names, row = tuple(model.weight_shapes), pairs_of(block).row
+    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
+    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
+    # Tables are one client's, so they stand beside its weights (1, ...) in every step.
+    held = checked_tables(model, block, tables)
+    values = weights | {n: own_copy(t)[None] for n, t in held.items()}
+    state = optimizer.init(values)
+    if memory is not None:
+        kept = {n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths}
+        state |= {n: own_copy(m) for n, m in memory.items()} | kept
+    position = torch.full((len(block.y),), -1, device=block.y.device)
+    position[row] = torch.arange(len(row), device=block.y.device)
+    total, steps = torch.zeros(1, dtype=torch.float64, device=block.y.device), 0
+    for epoch in range(schedule.epochs if int(block.num_train) else 0):
+        total = torch.zeros_like(total)
+        epoch_key = key.fold("epoch", epoch)
+        for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
+            leaves = {name: w.detach()[0].requires_grad_() for name, w in values.items()}
+            said = model.said(leaves, block, position[seeds], epoch_key.fold("batch", number))
+            loss = task_of(model.task).loss(said, block.y[seeds]).mean()
+            found = torch.autograd.grad(loss, list(leaves.values()))
+            grads = {name: g[None] for name, g in zip(leaves, found, strict=True)}
+            changed = training.correct({n: grads[n] for n in names}, weights, begun)
+            optimizer.step_(values, grads | changed, state)
+            report_each(model.flops(block, len(seeds), passes=3))
+            of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
+            report_steps(training.step_flops + sum(of_tables))
+            steps += 1
+            total = total + loss.detach().double() * len(seeds) / block.num_train
+    off = offsets(table_rows(block))
+    new: dict[str, Ragged] = {n: Ragged(values[n][0], off) for n in model.table_widths}
+    with torch.no_grad(), work_for(Kind.EVALUATION):
+        logits = model.forward({n: values[n] for n in names}, block, tables=new)
+    moments: Params = {}
+    if memory is not None:
+        moments = {n: state[n] for n in memory}
+        new |= {n: Ragged(t[0], off) for n, t in state.items() if n not in memory}
+    fields: dict[str, Stacked | Patched] = {n: Stacked(values[n]) for n in names}
+    loss_of = total.to(logits.dtype)
+    return Fitted(fields, moments, loss_of, logits, torch.tensor([steps]), tables=new)

@@ -1,0 +1,163 @@
+"""A silo's own file rates and recommends items to its users; nothing else does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+import silograph as sg
+from commands import Capture
+from rating_graphs import rating_graph
+from silograph.cli import run_app
+from silograph.core.errors import DataError
+from silograph.deploy.venue import Venue
+from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.run.recommender import FORMAT, Recommender, load_recommender
+from silograph.graph.block.pairs import pairs_of
+from silograph.graph.silos.read import read_silo
+from silos import config_of, federate, folders
+
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+OPTIONS: dict[str, Any] = {
+    "partition": "category",
+    "rounds": 2,
+    "hidden": 4,
+    "layers": 2,
+    "dropout": 0.0,
+    "lr": 0.02,
+    "split": "0.6/0.2/0.2",
+    "dtype": "float64",
+}
+MODELS: list[dict[str, Any]] = [
+    {"model": "rating_gcn", "method": "fedavg", "options": {"embedding": 6}},
+    {"model": "rating_profiles", "method": "local"},
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda given: str(given["model"]))
+def federated(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, tuple[Path, ...], list[Path]]:
+    """A result, the silos' folders, and their result folders."""
+    path, said = tmp_path_factory.mktemp("federation"), list[str]()
+    config = config_of(2, **OPTIONS | request.param)
+    silos = folders(rating_graph(), config, path / "silos")
+    result = federate(silos, config, PLAIN, said=said, keep=True)
+    found = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
+    return result, silos, found
+
+
+def test_predictions_are_those_that_were_scored(
+    federated: tuple[Any, tuple[Path, ...], list[Path]],
+) -> None:
+    """The RMSE of a silo's test ratings, pair by pair, is its own score."""
+    result, silos, results = federated
+    for folder in results:
+        about = json.loads((folder / "result.json").read_text())
+        file = folder / "recommender.safetensors"
+        assert file.stat().st_mode & 0o077 == 0
+        found = load_recommender(file)
+        silo = read_silo(next(path for path in silos if path.name == about["silo"]))
+        block = client_block(silo, result.config, torch.float64)
+        pairs, errors = pairs_of(block), []
+        for row, user, item in zip(pairs.row, pairs.user, pairs.item, strict=True):
+            if block.split.test[row]:
+                names = (silo.keys[int(end)].partition(":")[2] for end in (user, item))
+                errors.append(found.predict(*names) - float(block.y[row]))
+        view = "personalized" if about["model_of"] == "own" else "server"
+        rmse = float(torch.tensor(errors, dtype=torch.float64).square().mean().sqrt())
+        assert rmse == pytest.approx(about["test"][view]["rmse"], abs=1e-9)
+
+
+def test_recommended_are_the_best_items_that_the_user_has_not_rated(
+    federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
+) -> None:
+    folder = federated[2][0]
+    found = load_recommender(folder / "recommender.safetensors")
+    user = found.users[3]
+    mine = {found.items[i] for u, i in found.rated.tolist() if u == 3}
+    ratings = {item: found.predict(user, item) for item in found.items if item not in mine}
+    told = found.recommend(user, 4)
+    assert [value for _, value in told] == sorted(ratings.values(), reverse=True)[:4]
+    assert all(ratings[item] == value for item, value in told)
+    assert len(found.recommend(user, 1000)) == len(ratings)
+    capsys.readouterr()
+    assert run_app(["recommend", str(folder), "--user", user, "--top", "4"]) == 0
+    out = capsys.readouterr().out
+    assert all(item in out and f"{value:.2f}" in out for item, value in told)
+    assert run_app(["recommend", str(folder), "--user", user, "--item", told[0][0]]) == 0
+    assert capsys.readouterr().out.strip() == f"{told[0][1]:.2f}"
+
+
+def test_unknown_users_and_items_are_refused_in_one_line(
+    federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
+) -> None:
+    folder = str(federated[2][0])
+    for words, message in (
+        (["--user", "nobody"], "users of this silo, got user 'nobody'"),
+        (["--user", "100", "--item", "x"], "items of this silo, got item 'x'"),
+    ):
+        assert run_app(["recommend", folder, *words]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_folders_without_a_recommender_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    sg.run(rating_graph(), **OPTIONS | MODELS[1], clients=2, out=str(tmp_path / "run"))
+    assert run_app(["recommend", str(tmp_path / "run"), "--user", "100"]) == 2
+    assert "users' tables stay with the silos" in capsys.readouterr().err
+    (tmp_path / "silo").mkdir()
+    (tmp_path / "silo" / "report.html").write_text("")
+    assert run_app(["recommend", str(tmp_path / "silo"), "--user", "100"]) == 2
+    assert "of a run of labels of nodes" in capsys.readouterr().err
+
+
+def small(**changed: Any) -> Recommender:
+    one = torch.ones(1)
+    own: dict[str, Any] = {
+        "users": ("a",),
+        "items": ("b",),
+        "user": one[:, None],
+        "item": one[:, None],
+        "level": one,
+        "bias": one,
+        "rated": torch.zeros(1, 2, dtype=torch.int64),
+    }
+    return Recommender(**own | changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"user": torch.ones(2, 1)},
+        {"item": torch.ones(1, 3)},
+        {"level": torch.full((1,), torch.nan)},
+        {"bias": torch.ones(1, dtype=torch.int64)},
+        {"rated": torch.tensor([[0, 7]])},
+        {"rated": torch.tensor([[-1, 0]])},
+        {"users": ("a", "c")},
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    small().save(tmp_path / "good")
+    assert load_recommender(tmp_path / "good").predict("a", "b") == 3
+    small(**changed).save(tmp_path / "bad")
+    with pytest.raises(DataError, match=r"expected figures for . users in .*bad, got others"):
+        load_recommender(tmp_path / "bad")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(DataError, match=r"expected a recommender at .*file, got"):
+        load_recommender(path)
+    path.write_bytes(safetensors.torch.save({"user": torch.ones(1)}, {FORMAT: "[1]"}))
+    with pytest.raises(DataError, match=f"expected a '{FORMAT}' in .*file, got something else"):
+        load_recommender(path)
