@@ -108,6 +108,33 @@ def fields_under(prefix: str, state: State) -> Held:
     return {k.removeprefix(prefix): f for k, f in state.items() if k.startswith(prefix)}
 
 
+def is_compiled(cfg: Config) -> bool:
+    """Return whether batches are trained by the compiled kernels.
+
+    They read slots' rows from the second stage on; with shared features torch trains.
+    """
+    return cfg.backend.compiled and not cfg.options.share_features
+
+
+def trained_of(cfg: Config, state: State) -> Held:
+    """Return the clients in training, weights by name; empty between rounds."""
+    held = fields_under(TRAINED, state)
+    if not held or not is_compiled(cfg):
+        return held
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    return stored_compiled.unpacked(divisible(cfg.model), held)
+
+
+def as_trained(cfg: Config, held: Held) -> Held:
+    """Return clients before their first step in the form in which they are trained."""
+    if not is_compiled(cfg):
+        return held
+    from silograph.nn import stored_compiled
+
+    return stored_compiled.packed(divisible(cfg.model), held)
+
+
 def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
     """Return the graph that the clients sum over."""
     return surroundings(block, halo=cfg.options.halo != "none")
@@ -138,7 +165,7 @@ def open_round(
     drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"))
     new = with_own(state, block, None, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
-    new |= {f"{TRAINED}{name}": f for name, f in held.items()}
+    new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
     if is_compact(held):  # what the other rows of the first weights were
         for name in model.first_maps:
             w = weights[name]
@@ -249,7 +276,7 @@ def serve(
     del key
     row, model = inbox["row"], divisible(cfg.model)
     assert isinstance(row, Ragged)  # from `pull`
-    held = fields_under(TRAINED, state)
+    held = trained_of(cfg, state)
     if held and cfg.options.owners == "recompute":
         rows, stored = wanted_rows(block, row), stored_of(cfg, state)
         batch = batch_of_edges(block, around_of(cfg, block), stored, rows, row.off)
@@ -287,6 +314,9 @@ def advance(
     live = copied({name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))})
     fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
     now = number_of(cfg, inbox) - start
+    if is_compiled(cfg):
+        train_batches_(cfg, block, fixed, live, range(start, end), now, key)
+        return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
     for number in range(start, end):
         own = key.fold("batch", number)
         active = batch_rows(cfg, block, state, number)[1].diff() > 0
@@ -314,6 +344,68 @@ def check_next(state: State, number: int) -> None:
         )
 
 
+def train_batches_(
+    cfg: Config,
+    block: ClientBlock,
+    fixed: State,
+    live: Held,
+    numbers: range,
+    first: int,
+    key: Key,
+) -> None:
+    """Do what `train_batch_` does for all batches and clients, by one call of the kernels.
+
+    Args:
+        cfg: of the method.
+        block: clients, with or without rows in each batch.
+        fixed: see `train_batch_`.
+        live: likewise.
+        numbers: of the batches in the round.
+        first: number of the round's first batch among those of all rounds.
+        key: of the round.
+    """
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    stored, keys = readable(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
+    pairs = zip(numbers, keys, strict=True)
+    chosen = [chosen_rows(cfg, block, fixed, stored, number, own) for number, own in pairs]
+    model, held = divisible(cfg.model), fields_under(TRAINED, live)
+    losses = stored_compiled.train_(model, cfg.training, block, held, chosen, stored, keys)
+    for number, rows, loss in zip(numbers, chosen, losses, strict=True):
+        tally_(fixed, live, rows, loss, first + number)
+
+
+def readable(cfg: Config, block: ClientBlock, fixed: State, live: Held) -> StoredRows:
+    """Return the stored rows that batches may read up to the next exchange."""
+    stored = stored_of(cfg, {**fixed, **live})
+    if cfg.options.halo != "held":
+        return stored
+    asked = fixed[ASKED]
+    assert isinstance(asked, Ragged)  # as `ask` left it
+    mine = torch.zeros_like(stored.known)
+    mine[check_places(asked, block.halo.off, "halo slots")] = True
+    return replace(stored, known=stored.known & mine)
+
+
+def chosen_rows(
+    cfg: Config, block: ClientBlock, fixed: State, stored: StoredRows, number: int, key: Key
+) -> TrainingRows:
+    """Return what batch `number` of a round trains on, with neighbors drawn by key."""
+    rows, off, places = batch_rows(cfg, block, fixed, number)
+    around = around_of(cfg, block)
+    batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
+    return TrainingRows(batch, fixed[SHARE].t[places] if SHARE in fixed else None)
+
+
+def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:
+    """Add a batch, its rows' losses (b,) and its number among those of all rounds to the tally."""
+    batch = chosen.batch
+    ages = (now - fixed[SEEN].t[batch.later.slots]).double()
+    sums = segment_sum(losses.double(), batch.off), batch.off.diff()
+    aged = segment_sum(ages, batch.later.slot_off), batch.later.slot_off.diff()
+    live[TALLY].t.add_(torch.stack([t.double() for t in (*sums, *aged)], dim=1))
+
+
 def train_batch_(
     cfg: Config,
     block: ClientBlock,
@@ -334,26 +426,13 @@ def train_batch_(
         now: of the batch among those of all rounds.
         key: of the batch.
     """
-    stored = stored_of(cfg, {**fixed, **live})
-    if cfg.options.halo == "held":
-        asked = fixed[ASKED]
-        assert isinstance(asked, Ragged)  # as `ask` left it
-        mine = torch.zeros_like(stored.known)
-        mine[check_places(asked, block.halo.off, "halo slots")] = True
-        stored = replace(stored, known=stored.known & mine)
-    rows, off, places = batch_rows(cfg, block, fixed, number)
-    around = around_of(cfg, block)
-    batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
-    share = fixed[SHARE].t[places] if SHARE in fixed else None
+    stored = readable(cfg, block, fixed, live)
+    chosen, model = chosen_rows(cfg, block, fixed, stored, number, key), divisible(cfg.model)
     held = fields_under(TRAINED, live)
-    model, chosen = divisible(cfg.model), TrainingRows(batch, share)
     losses, entered = step_(model, cfg.training, block, held, chosen, stored, key)
     for stage, x in entered.items():
-        live[f"{OWN}{stage}"].t.index_copy_(0, rows, x)
-    slots, slot_off = batch.later.slots, batch.later.slot_off
-    ages = (now - fixed[SEEN].t[slots]).double()
-    sums = segment_sum(losses.double(), off), off.diff(), segment_sum(ages, slot_off)
-    live[TALLY].t.add_(torch.stack([*(t.double() for t in sums), slot_off.diff().double()], dim=1))
+        live[f"{OWN}{stage}"].t.index_copy_(0, chosen.batch.rows, x)
+    tally_(fixed, live, chosen, losses, now)
 
 
 def close_round(
@@ -369,7 +448,7 @@ def close_round(
     """
     del inbox, key
     check_next(state, plan_of(cfg).batches)
-    held = fields_under(TRAINED, state)
+    held = trained_of(cfg, state)
     with work_for(Kind.EVALUATION):
         x = features_for(block, is_compact(held))
         logits, _ = whole_pass(cfg, block, state, weights_of(held), x)
