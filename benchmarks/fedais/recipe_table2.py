@@ -69,7 +69,10 @@ Row = tuple[Place, str, int]
 
 def rows() -> list[Row]:
     """Return what is to run; what decides the first sentences comes first."""
-    found: list[Row] = []
+    found: list[Row] = [
+        (Place(dataset, "iid", adam), method, 1)
+        for dataset, adam, method in product(EARLY, ADAMS, ("fedais", "fedall"))
+    ]
     for fold in range(1, FOLDS + 1):
         for dataset, adam in product(EARLY, ADAMS):
             found += [(Place(dataset, cut, adam), m, fold) for cut in CUTS for m in FIRST]

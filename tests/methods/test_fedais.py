@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remote_runs import setup_of
-from silograph.control import LOSS_INTERVAL, RunStanding, knobs_of
+from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -30,6 +30,7 @@ from silograph.methods.fedais import FEDAIS, PRESETS, init, told_of
 from silograph.methods.fedais_clients import advance, close_round, open_round
 from silograph.methods.fedais_options import FedAISOptions
 from silograph.methods.local_training import shared
+from silograph.nn.backends import COMPILED, TORCH, Backend
 from silograph.nn.conv import internal_messages
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import Pass, Staged, forward_pass
@@ -408,6 +409,30 @@ def test_intervals_grow_where_the_bytes_left_do_not_suffice() -> None:
         found.append(int(LOSS_INTERVAL.propose(None, knobs, state, now, KEY)["tau"]))
     # A round costs 20 and 5 for each exchange; its 10 batches have up to 10 of them.
     assert found == [1, 1, 2, 2, 10, 100, 100]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("backend", [TORCH, COMPILED])
+def test_clients_tell_how_far_they_have_moved_where_the_interval_needs_it(
+    make_graph: MakeGraph, backend: Backend, *, sparse: bool
+) -> None:
+    """The server's model of one client has moved as far as that; its unused rows stay."""
+    block, route, _ = cut_of(make_graph(40, sparse=sparse), 1, "random")
+    options = FedAISOptions(interval="bound", batches=3, tau=2)
+    shape = {"residual": False}
+    cfg = config("sage", options=options, optimizer=Adam(0.05), backend=backend, shape=shape)
+    fed = InProcess(cfg, block, route, 1)
+    before = FEDAIS.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
+    fed.start_round(1)
+    after, report = FEDAIS.round(fed, cfg, before, 1, KEY)
+    assert before.weights is not None
+    assert after.weights is not None
+    pairs = [(after.weights[name], w) for name, w in before.weights.items()]
+    total = sum(float((a - b).square().sum()) for a, b in pairs)
+    assert report.facts["moved"] == pytest.approx(total, rel=1e-12)
+    assert report.facts["rate"] == 0.05
+    assert FEDAIS.needs.controller(options) is BOUND_INTERVAL
+    assert FEDAIS.needs.controller(replace(options, halo="none")) is FIXED
 
 
 # Bad input.

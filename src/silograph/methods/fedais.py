@@ -36,7 +36,8 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from silograph.control import FIXED, LOSS_INTERVAL, Controller, knob_specs
+from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, Controller, knob_specs
+from silograph.control.bound_interval import MOVED, RATE
 from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
@@ -70,6 +71,7 @@ from silograph.methods.fedais_clients import (
     open_round,
     serve,
     store,
+    tells_moves,
 )
 from silograph.methods.fedais_options import Config, FedAISOptions, Plan, plan_of
 from silograph.methods.local_training import (
@@ -122,7 +124,7 @@ def fit_round(
     reduce = WeightedMean("share", untouched(cfg, state.weights, plan.batches))
     reply = fed.call(close_round, {}, what=Kind.WEIGHTS, key=own, to=chosen, reduce=reduce)
     facts = facts_of(fed, cfg, chosen, plan, state.weights) | {ROW_BYTES: float(row_bytes)}
-    names = "row_age", "rows_trained"
+    names = ("row_age", "rows_trained", *((MOVED,) if tells_moves(cfg) else ()))
     if "loss" not in reply:  # no selected client has a training node
         return state, RoundReport(chosen, None, facts | dict.fromkeys(names, 0.0))
     facts |= {name: float(reply[name].t) for name in names}
@@ -169,6 +171,7 @@ def facts_of(
     return {
         EXCHANGES: float(len(plan.starts) * halo),
         BATCHES: float(plan.batches),
+        **({RATE: cfg.optimizer.lr} if tells_moves(cfg) else {}),
         "paper_row_bytes": float(slots * size * plan.batches * halo),
     }
 
@@ -194,6 +197,7 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     own, told = key.fold("train", t), told_specs(cfg, t)
     gives = dict(weight_specs(cfg.model, Stacked))
     gives |= {"share": COUNT, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
+    gives |= {MOVED: LOSS} if tells_moves(cfg) else {}
     opens = Call(open_round, Kind.WEIGHTS, own, weight_specs(cfg.model, Shared))
     steps = Call(advance, Kind.CONTROL, own, told)
     closes = Call(close_round, Kind.WEIGHTS, own, {}, gives)
@@ -217,7 +221,8 @@ def kept_specs(cfg: Config) -> FieldSpecs:
 
 def controller_of(options: FedAISOptions) -> Controller:
     """Return what sets tau."""
-    return LOSS_INTERVAL if options.interval == "adaptive" and options.halo != "none" else FIXED
+    rules = {"adaptive": LOSS_INTERVAL, "bound": BOUND_INTERVAL}
+    return FIXED if options.halo == "none" else rules.get(options.interval, FIXED)
 
 
 FEDAIS: Method[FedAISOptions] = Method(

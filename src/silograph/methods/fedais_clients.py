@@ -42,7 +42,7 @@ from silograph.exchange.history import (
     with_own,
 )
 from silograph.exchange.passes import divisible
-from silograph.graph.block.block import ClientBlock, Rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.methods.fedais_options import Config, plan_of
 from silograph.methods.local_training import (
     begin,
@@ -135,6 +135,30 @@ def as_trained(cfg: Config, held: Held) -> Held:
     return stored_compiled.packed(divisible(cfg.model), held)
 
 
+def tells_moves(cfg: Config) -> bool:
+    """Return whether clients tell how far their models have moved, which sets the interval."""
+    return cfg.options.interval == "bound" and cfg.options.halo != "none"
+
+
+def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) -> Tensor:
+    """Return the squared length of each client's move from shared weights, (C,) float64.
+
+    Rows of features that a client does not have are left out: they only decay.
+    """
+    total = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+    for name, field in ((k.removeprefix("weights/"), f) for k, f in held.items()):
+        if name not in start:  # moments
+            continue
+        if isinstance(field, Ragged):
+            assert isinstance(block.x, SparseRows)  # only then are there used rows
+            change = field.t - start[name][block.x.used.feature]
+            total += segment_sum(change.double().square().sum(1), field.off)
+        else:
+            change = (field.t - start[name]).double().flatten(1)
+            total += change.square().sum(1)
+    return total
+
+
 def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
     """Return the graph that the clients sum over."""
     return surroundings(block, halo=cfg.options.halo != "none")
@@ -166,8 +190,8 @@ def open_round(
     new = with_own(state, block, None, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
     new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
-    if is_compact(held):  # what the other rows of the first weights were
-        for name in model.first_maps:
+    if is_compact(held) or tells_moves(cfg):  # what the other rows of the first weights were
+        for name in weights if tells_moves(cfg) else model.first_maps:
             w = weights[name]
             new[f"{BASE}{name}"] = Stacked(w.expand(block.num_clients, *w.shape))
     zeros = torch.zeros(block.num_clients, 4, dtype=torch.float64, device=block.off.device)
@@ -441,7 +465,7 @@ def close_round(
     """Send the trained model, and end the round.
 
     In: nothing. Out: `weights/*` (C, ...), `share` (C,) weight of the model, `loss`, `row_age` in
-    batches and `rows_trained` (C,).
+    batches, `rows_trained` (C,), and `moved` (C,) where the interval needs it.
 
     Raises:
         ProtocolError: batches are left.
@@ -453,10 +477,13 @@ def close_round(
         x = features_for(block, is_compact(held))
         logits, _ = whole_pass(cfg, block, state, weights_of(held), x)
     base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
+    moved = {"moved": squared_move(block, held, base)} if tells_moves(cfg) else {}
     reply = dict(named_fields("weights", finished(cfg.training, block, held, base)))
     loss, count, age, aged = state[TALLY].t.unbind(1)
     told = {"loss": loss / count.clamp(min=1), "row_age": age / aged.clamp(min=1)}
-    told = {name: t.to(dtype_of(block)) for name, t in (told | {"rows_trained": count}).items()}
+    told = {
+        name: t.to(dtype_of(block)) for name, t in (told | {"rows_trained": count} | moved).items()
+    }
     alike_all = cfg.options.average == "clients"
     told["share"] = (count > 0) * (
         torch.ones_like(block.num_train) if alike_all else block.num_train

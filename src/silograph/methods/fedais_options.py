@@ -22,9 +22,12 @@ class FedAISOptions:
         default="importance",
         metadata={"help": "training nodes of a round: all, a random share, or by importance"},
     )
-    interval: Literal["fixed", "adaptive"] = field(
+    interval: Literal["fixed", "adaptive", "bound"] = field(
         default="adaptive",
-        metadata={"help": "batches between two exchanges: always tau, or fewer as the loss falls"},
+        metadata={
+            "help": "batches between two exchanges: always tau, fewer as the loss falls, or of the "
+            "least error bound by estimated constants"
+        },
     )
     halo: Literal["none", "drawn", "held", "all"] = field(
         default="drawn",
