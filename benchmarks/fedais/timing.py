@@ -43,8 +43,8 @@ def one(dataset: str, data_dir: str, clients: int, method: str, kernels: str) ->
     """Return CPU seconds of a round, and peak memory in GB."""
     case = dataset, data_dir, clients, method, kernels
     seconds_of(*case, SHORT)  # compiles and loads
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # of a run by itself
     short, long = seconds_of(*case, SHORT), seconds_of(*case, LONG)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return {"round": (long - short) / (LONG - SHORT), "peak": peak}
 
 

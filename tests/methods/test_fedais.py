@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from remote_runs import setup_of
@@ -16,7 +18,16 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import offsets
 from silograph.core.work import metered
 from silograph.evaluation.scoring import HaloSums
-from silograph.exchange.history import OWN, PASSES, SEEN, blank_history, stored_in
+from silograph.exchange.history import (
+    HALO,
+    LARGEST,
+    OWN,
+    PASSES,
+    SEEN,
+    as_bytes,
+    blank_history,
+    stored_in,
+)
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
@@ -335,12 +346,13 @@ def head(name: str, dims: int) -> int:
     return FIELD.size + len(name) + dims * DIMENSION.size
 
 
-def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None:
+@pytest.mark.parametrize("sent", ["exact", "int8"])
+def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph, sent: str) -> None:
     """Every slot asks once; every owner sends a wanted row once."""
     from silograph.federation.frame import HEADER
 
     block, route, _ = cut_of(make_graph(40), 4, "random")
-    options = replace(EVERYTHING, share_features=False, batches=4, tau=2)
+    options = replace(EVERYTHING, share_features=False, batches=4, tau=2, sent=sent)
     cfg = config("sage", options=options, shape={"layers": 3})
     fed, _ = play(cfg, block, route, rounds=1)
     slots, rows, clients, times = len(block.halo.key), len(block.halo.boundary), 4, 2
@@ -350,6 +362,9 @@ def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None
     fields = [f"rows/{n}" for n in stored_stages(model_in(cfg))]
     width = 8 * sum(model_in(cfg).stages[n].inputs for n in stored_stages(model_in(cfg)))
     heads = head("answered", 1) + sum(head(name, 2) for name in fields)
+    if sent == "int8":
+        width = width // 8 + 4 * len(fields)
+        heads += sum(head(name.replace("rows", "scale"), 1) for name in fields)
     ask = 2 * HEADER.size + 2 * len("ask") + told + head("slot", 1)
     serve = 2 * HEADER.size + 2 * len("serve") + told + head("row", 1) + heads
     store = 2 * HEADER.size + 2 * len("store") + told + heads
@@ -358,6 +373,34 @@ def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None
     assert by_kind["embeddings"] == times * (
         clients * (serve + store) + (4 + 1 + width) * rows + (1 + width) * slots
     )
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1e-300, 1e-30, 1.0, 1e30, 1e300]))
+def test_rows_as_bytes_are_within_half_a_scale(seed: int, size: float) -> None:
+    x = (Key.of(seed).matrix(4, 5) - 0.5) * size
+    x[1] = 0
+    levels, scale = as_bytes(x)
+    assert levels.dtype is torch.int8
+    back = levels.double() * scale.double()[:, None]
+    whole = (scale < LARGEST) & (scale > torch.finfo(torch.float32).tiny)
+    error = (back - x).abs().amax(1)
+    assert bool((error[whole] <= 0.5001 * scale[whole]).all())
+    assert bool((back.abs() <= x.abs().amax() * (1 + 1e-6)).all())  # never beyond what it was
+    assert not back[1].any()
+
+
+def test_rows_as_bytes_are_nearly_those_that_are_sent_whole(make_graph: MakeGraph) -> None:
+    block, route, _ = cut_of(make_graph(40), 4, "random")
+    found = []
+    for sent in ("exact", "int8"):
+        options = replace(EVERYTHING, share_features=False, sent=sent)
+        fed, _ = play(config("gcn", options=options), block, route, rounds=2)
+        found.append(fed.states()[0])
+    assert torch.equal(found[0][SEEN].t, found[1][SEEN].t)
+    for number in stored_stages(model_in(config("gcn"))):
+        rows, small = (state[f"{HALO}{number}"].t for state in found)
+        off = (rows - small).abs().amax(1) / rows.abs().amax(1).clamp(min=1e-30)
+        assert 0 < float(off.max()) < 0.02 * number
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -449,9 +492,9 @@ def test_bad_input_is_refused_in_one_line(make_graph: MakeGraph) -> None:
         with pytest.raises(ConfigError, match=message):
             play(config(**changes), block, route, rounds=0)
     bad: list[dict[str, Any]] = [{"ratio": 0}, {"ratio": 1.2}, {"tau": 0}, {"floor": 2}]
-    for given in [*bad, {"batches": 0}]:
-        with pytest.raises(ValueError, match=next(iter(given))):
-            FedAISOptions(**given)
+    for wrong in [*bad, {"batches": 0}]:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            FedAISOptions(**wrong)
     with pytest.raises(ConfigError, match="expected validation nodes for an interval that follows"):
         LOSS_INTERVAL.init(None, (), standing(None))
 

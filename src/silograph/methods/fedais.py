@@ -69,6 +69,7 @@ from silograph.methods.fedais_clients import (
     begin_stored,
     close_round,
     open_round,
+    sends_bytes,
     serve,
     store,
     tells_moves,
@@ -139,7 +140,8 @@ def exchange(
     """Fetch rows for the clients `chosen`, from all; return the bytes that it took."""
     if cfg.options.halo == "none":
         return 0
-    before, form = fed.ledger.bytes, rows_form(divisible(cfg.model))
+    before = fed.ledger.bytes
+    form = rows_form(divisible(cfg.model), small=sends_bytes(cfg))
     pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=told, to=chosen, form=form)
     return fed.ledger.bytes - before
 
@@ -204,7 +206,7 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     if cfg.options.halo == "none":
         trains: Steps = (opens, steps, closes)
         return trains if cfg.everyone_trains else Maybe(trains)
-    what, form = Kind.EMBEDDINGS, rows_form(divisible(cfg.model))
+    what, form = Kind.EMBEDDINGS, rows_form(divisible(cfg.model), small=sends_bytes(cfg))
     pulled = pull_steps(ask, serve, store, what=what, key=own, inbox=told, form=form)
     assert isinstance(pulled, Either)  # clients that do not ask may answer
     most = plan_of(cfg).batches

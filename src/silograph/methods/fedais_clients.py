@@ -135,6 +135,11 @@ def as_trained(cfg: Config, held: Held) -> Held:
     return stored_compiled.packed(divisible(cfg.model), held)
 
 
+def sends_bytes(cfg: Config) -> bool:
+    """Return whether rows of others come as bytes with a scale for each row."""
+    return cfg.options.sent == "int8"
+
+
 def tells_moves(cfg: Config) -> bool:
     """Return whether clients tell how far their models have moved, which sets the interval."""
     return cfg.options.interval == "bound" and cfg.options.halo != "none"
@@ -308,7 +313,7 @@ def serve(
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)
         state = with_own(state, block, rows, entered)
-    return state, answer(model, block, state, row)
+    return state, answer(model, block, state, row, small=sends_bytes(cfg))
 
 
 def store(
@@ -316,7 +321,8 @@ def store(
 ) -> tuple[State, Payload]:
     """Keep the rows that came. In: see `history.with_arrived`. Out: nothing."""
     del key
-    return with_arrived(divisible(cfg.model), block, state, inbox, number_of(cfg, inbox)), {}
+    model, now = divisible(cfg.model), number_of(cfg, inbox)
+    return with_arrived(model, block, state, inbox, now, small=sends_bytes(cfg)), {}
 
 
 def number_of(cfg: Config, inbox: Payload) -> int:

@@ -64,6 +64,10 @@ class FedAISOptions:
         default="recompute",
         metadata={"help": "rows that are asked for: worked out anew, or as they were stored"},
     )
+    sent: Literal["exact", "int8"] = field(
+        default="exact",
+        metadata={"help": "rows that are sent: as they are, or as bytes with a scale for each row"},
+    )
     share_features: bool = field(
         default=False, metadata={"help": "features leave, too: the first layer sees the halo"}
     )
