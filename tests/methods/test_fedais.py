@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -347,7 +347,9 @@ def head(name: str, dims: int) -> int:
 
 
 @pytest.mark.parametrize("sent", ["exact", "int8"])
-def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph, sent: str) -> None:
+def test_bytes_of_exchanges_are_their_closed_form(
+    make_graph: MakeGraph, sent: Literal["exact", "int8"]
+) -> None:
     """Every slot asks once; every owner sends a wanted row once."""
     from silograph.federation.frame import HEADER
 
@@ -391,9 +393,8 @@ def test_rows_as_bytes_are_within_half_a_scale(seed: int, size: float) -> None:
 
 def test_rows_as_bytes_are_nearly_those_that_are_sent_whole(make_graph: MakeGraph) -> None:
     block, route, _ = cut_of(make_graph(40), 4, "random")
-    found = []
-    for sent in ("exact", "int8"):
-        options = replace(EVERYTHING, share_features=False, sent=sent)
+    found, whole = [], replace(EVERYTHING, share_features=False)
+    for options in (whole, replace(whole, sent="int8")):
         fed, _ = play(config("gcn", options=options), block, route, rounds=2)
         found.append(fed.states()[0])
     assert torch.equal(found[0][SEEN].t, found[1][SEEN].t)

@@ -81,6 +81,7 @@ from silograph.methods.local_training import (
 )
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import Full
+from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.selection.uniform import select_uniform
 
 # What the server does.
@@ -173,9 +174,14 @@ def facts_of(
     return {
         EXCHANGES: float(len(plan.starts) * halo),
         BATCHES: float(plan.batches),
-        **({RATE: cfg.optimizer.lr} if tells_moves(cfg) else {}),
+        **({RATE: rate_of(cfg.optimizer)} if tells_moves(cfg) else {}),
         "paper_row_bytes": float(slots * size * plan.batches * halo),
     }
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    """Return an optimizer's learning rate; 0, which sets no interval, of one that has none."""
+    return optimizer.lr if isinstance(optimizer, SGD | Adam) else 0.0
 
 
 # What silos hold the server to.

@@ -1,6 +1,6 @@
 """CPU of a round and peak memory of FedAIS beside FedAvg's, with the same model and batches.
 
-    python benchmarks/fedais/timing.py --data-dir DIR [--dataset pubmed] [--clients 100,1000]
+    python benchmarks/fedais/fedais_timing.py --data-dir DIR [--dataset pubmed] [--clients 100,1000]
 
 Every case is a process of its own, on one thread. Runs of one and of four rounds, without scores in
 between, differ by three rounds: a third of the difference in CPU seconds is a round. FedAvg trains
@@ -26,14 +26,14 @@ def seconds_of(
     dataset: str, data_dir: str, clients: int, method: str, kernels: str, rounds: int
 ) -> float:
     """Return CPU seconds of a run of so many rounds."""
-    from dataclasses import replace
-
     from fedais_cells import Place, cell_of
 
     import silograph as sg
+    from silograph.core.config import make_config
 
     asked = cell_of(Place(dataset, clients=clients), method, 1).config
-    asked = replace(asked, rounds=rounds, eval_every=LONG, kernels=kernels, data_dir=data_dir)
+    given = {"rounds": rounds, "eval_every": LONG, "kernels": kernels, "data_dir": data_dir}
+    asked = make_config({**vars(asked), **given})
     begun = time.process_time()
     sg.run(config=asked)
     return time.process_time() - begun
