@@ -262,6 +262,19 @@ def test_the_interval_of_the_least_bound_by_hand() -> None:
     assert taus == [4, 4, 4, 5, 3, 1, 4, 2, 1]
 
 
+@pytest.mark.parametrize("bad", [1e308, float("inf"), float("nan")])
+def test_a_client_that_reports_a_wild_move_leaves_estimates_that_are_numbers(bad: float) -> None:
+    (knob,) = KNOBS[:1]
+    state = BOUND_INTERVAL.init(None, [knob], standing_at(0))
+    for t in range(1, 4):
+        assert BOUND_INTERVAL.observe is not None
+        facts = {"batches": 2.0, "rate": 1.0, "moved": bad}
+        state = BOUND_INTERVAL.observe(None, [knob], state, standing_at(t), facts, {})
+        knobs = BOUND_INTERVAL.propose(None, [knob], state, standing_at(t), Key.of(0))
+        assert 1 <= int(knobs["a"]) <= 9
+    assert all(bool(t.isfinite().all()) for t in state.values())
+
+
 @pytest.mark.parametrize("bad", [1e200, float("inf"), float("nan")])
 def test_a_loss_of_any_size_leaves_the_interval_in_its_range(bad: float) -> None:
     (knob,) = KNOBS[:1]

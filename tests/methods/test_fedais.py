@@ -15,7 +15,7 @@ from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding,
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import offsets
+from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
 from silograph.evaluation.scoring import HaloSums
 from silograph.exchange.history import (
@@ -26,8 +26,10 @@ from silograph.exchange.history import (
     SEEN,
     as_bytes,
     blank_history,
+    rows_form,
     stored_in,
 )
+from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
@@ -402,6 +404,32 @@ def test_rows_as_bytes_are_nearly_those_that_are_sent_whole(make_graph: MakeGrap
         rows, small = (state[f"{HALO}{number}"].t for state in found)
         off = (rows - small).abs().amax(1) / rows.abs().amax(1).clamp(min=1e-30)
         assert 0 < float(off.max()) < 0.02 * number
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (2.0**121, "expected values up to 1.32923e\\+36, got"),
+        (-1.0, "expected values from 0, got -1"),
+        (float("nan"), "expected finite numbers, got NaN"),
+    ],
+)
+def test_no_owner_can_send_bytes_that_are_no_finite_row(
+    make_graph: MakeGraph, scale: float, message: str
+) -> None:
+    """What a silo takes in is checked; the largest row that passes is finite in float32."""
+    block, _, _ = cut_of(make_graph(40), 4, "random")
+    model = model_in(config("sage", shape={"layers": 2}))
+    specs = rows_form(model, small=True).fields
+    off = torch.tensor([0, 1, 1, 1, 1])
+    width = model.stages[1].inputs
+    levels = Ragged(torch.full((1, width), 127, dtype=torch.int8), off)
+    fields = {"rows/1": levels, "scale/1": Ragged(torch.tensor([LARGEST]), off)}
+    check_against(fields, specs, extent_of(block), "inbox of store", finite=True)
+    assert bool((levels.t * fields["scale/1"].t[:, None]).isfinite().all())
+    fields["scale/1"] = Ragged(torch.tensor([scale]), off)
+    with pytest.raises(ProtocolError, match=message):
+        check_against(fields, specs, extent_of(block), "inbox of store", finite=True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -98,6 +98,8 @@ def observe(
     samples = {CURVED: max(number - 1, 1), SPREAD: number, DELAY: number}
     means = {
         name: float(state[name]) + (now - float(state[name])) / samples[name]
+        if math.isfinite(now)  # clients report moves
+        else float(state[name])
         for name, now in seen.items()
     }
     numbers = {**means, "bytes": float(standing.bytes), "rounds": number}

@@ -205,7 +205,7 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     own, told = key.fold("train", t), told_specs(cfg, t)
     gives = dict(weight_specs(cfg.model, Stacked))
     gives |= {"share": COUNT, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
-    gives |= {MOVED: LOSS} if tells_moves(cfg) else {}
+    gives |= {MOVED: FieldSpec(Stacked, low=0)} if tells_moves(cfg) else {}
     opens = Call(open_round, Kind.WEIGHTS, own, weight_specs(cfg.model, Shared))
     steps = Call(advance, Kind.CONTROL, own, told)
     closes = Call(close_round, Kind.WEIGHTS, own, {}, gives)
