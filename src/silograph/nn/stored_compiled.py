@@ -85,11 +85,12 @@ def train_(
     own = torch.cat([like.new_empty(len(block.row_key), 0), *(stored.own[n] for n in wanted)], 1)
     arranged = _arranged(model, block, batches, stored, own, keys)
     w, m1, m2 = (_trained(model, held, kind) for kind in _kinds(held))
-    rule, shape, taken = step_rule(training), model_shape(model, Schedule(1)), held[STEPS].t.numpy()
+    clients = kernels.TrainingArrays(w, m1, m2, held[STEPS].t.numpy())
+    rule, shape = step_rule(training), model_shape(model, Schedule(1))
 
     def train(first: int, end: int) -> None:
         kernels.train_stored(
-            first, end, data.called, data.rows, data.inputs, shape, rule, arranged, w, m1, m2, taken
+            first, end, data.called, data.rows, data.inputs, shape, rule, arranged, clients
         )
 
     share_out(block, train)

@@ -65,11 +65,20 @@ class BatchArrays(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """Weights and moments of all clients, changed in place: U used rows, or C F."""
+    """Weights, or moments of them, of all clients: U used rows, or C F."""
 
     first: Array  # (U, D)
     second: Array  # (U, D), the first again where there is only one
     flat: Array  # (C, P)
+
+
+class TrainingArrays(NamedTuple):
+    """Clients in training, changed in place."""
+
+    weights: Trained
+    first: Trained  # moments, which Adam does not read before its first step; or velocities
+    second: Trained
+    steps: Array  # (C,) taken so far
 
 
 class Memory(NamedTuple):
@@ -337,8 +346,6 @@ def backward_step(
 @compiled
 def part(of: Trained, k: int, lo: int, hi: int) -> Weights:
     """Return the weights of client k, which has used rows lo to hi."""
-    if of.first.shape[0] == 0:  # no such moments
-        return Weights(of.first, of.second, of.flat[0])
     return Weights(of.first[lo:hi], of.second[lo:hi], of.flat[k])
 
 
@@ -352,10 +359,7 @@ def train_stored(
     shape: ModelShape,
     steps: StepRule,
     batch: BatchArrays,
-    w: Trained,
-    m1: Trained,
-    m2: Trained,
-    taken: Array,
+    clients: TrainingArrays,
 ) -> None:
     """Train the called clients k0 to k1 on their batches, in order.
 
@@ -368,18 +372,16 @@ def train_stored(
         shape: the model.
         steps: optimizer.
         batch: the batches.
-        w: weights, changed in place.
-        m1: first moments, which are not read before the first step; or velocities.
-        m2: second moments.
-        taken: (C,) steps taken so far, counted on.
+        clients: weights, moments and steps.
     """
-    used = 1
+    used, w, taken = 1, clients.weights, clients.steps
     for k in range(k0, k1):
         used = max(used, called.used_off[k + 1] - called.used_off[k])
     s = memory(batch, x, shape, k0, k1, used, w)
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
-        own, first, second = part(w, k, lo, hi), part(m1, k, lo, hi), part(m2, k, lo, hi)
+        own, first = part(w, k, lo, hi), part(clients.first, k, lo, hi)
+        second = part(clients.second, k, lo, hi)
         for j in range(batch.key.shape[0]):
             i, key = j * batch.clients + k, batch.key[j]
             if batch.off[i + 1] == batch.off[i]:
