@@ -106,7 +106,7 @@ def block_of(
     return make_block(graph, partition, split, dtype)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_graph() -> MakeGraph:
     return planted_graph
 

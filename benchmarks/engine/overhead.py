@@ -72,7 +72,7 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
             apart = best_apart(snapshot)
             if apart is not None and snapshot.best is not None:
                 folder.checkpoints.keep_best(snapshot.best.round, apart)
-            folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
+            folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.prefixes()))
         seconds[variant].append(time.process_time() - begin)
 
     for turn in range(rounds + WARM_UP):

@@ -131,9 +131,9 @@ def page(found: Found) -> Page:
 
 TEXT = """# FedGraph with fixed rates
 
-`silograph reproduce fedgraph/figures` makes this page; `--only dataset=cora` runs Cora only. The
-paper (Chen et al., 2022) gives curves, no tables: on Cora 75 % after 5 s for FedGraph and after
-more than 10 s for the others, about 10 points less without sharing.
+`silograph reproduce fedgraph/figures --trust` makes this page; `--only dataset=cora` runs Cora
+only. The paper (Chen et al., 2022) gives curves, no tables: on Cora 75 % after 5 s for FedGraph
+and after more than 10 s for the others, about 10 points less without sharing.
 
 20 clients, each with a share of all nodes (mean .8), 100 rounds of one iteration, Adam .01. Scores
 are test accuracies at the best validation round, in the `server` view: FedGraph's nodes are seen

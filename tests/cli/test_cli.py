@@ -105,7 +105,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "tracker": (["--tracker", "mlflow"], 'tracker = "mlflow"', "mlflow"),
     "out": (["--out", "o"], 'out = "o"', "o"),
 }
-ONLY_FLAGS = {"--config", "--json", "--quiet", "--help"}
+ONLY_FLAGS = {"--config", "--trust", "--json", "--quiet", "--help"}
 
 
 # --- flags and keys -------------------------------------------------------------------------------

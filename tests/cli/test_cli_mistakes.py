@@ -293,6 +293,7 @@ def test_an_interrupt_keeps_the_rounds_so_far(
         "config.toml",
         "run.json",
         "simulation.json",
+        "checksums.json",
         "clients.csv",
     }
 
@@ -355,6 +356,18 @@ def test_too_large_for_the_memory_is_one_line(work: Path, capsys: Capture) -> No
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: expected a run that fits into memory, got: can't allocate memory")
+    assert err.count("\n") == 1
+    assert not (work / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [["--hidden", str(10**18 - 1)], ["--hidden", "9" * 17 + ",9"]])
+def test_more_weights_than_torch_counts_are_one_line(
+    work: Path, capsys: Capture, words: list[str]
+) -> None:
+    assert run_app(["run", "g.npz", "--clients", "2", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "expected a model of fewer than 2^58 weights, got more" in err
     assert err.count("\n") == 1
     assert not (work / "runs").exists()
 

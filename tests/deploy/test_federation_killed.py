@@ -77,7 +77,7 @@ class Place:
 
     def begin(self, *words: object) -> tuple[Command, list[Command]]:
         """Start all, and return server and silos when the last silo is in an op of round 3."""
-        run = ("--config", self.path / "run.toml", "--out", self.path / "out")
+        run = ("--config", self.path / "run.toml", "--trust", "--out", self.path / "out")
         server = self.server(*run, *words)
         members = [self.silo(number) for number in range(len(self.silos) - 1)]
         ca = self.path / "certs" / "ca.pem" if self.tls else None
@@ -142,7 +142,7 @@ def test_a_server_that_is_killed_in_a_round(
     here = place(graph, method, clients, tls=tls)
     server, members = here.begin()
     server.kill()
-    server = here.server("--resume", here.path / "out")
+    server = here.server("--trust", "--resume", here.path / "out")
     here.victim.signal(signal.SIGUSR1)
     here.victim.hears("attached")
     here.victim.hears("")
@@ -168,7 +168,7 @@ def test_silos_wait_for_a_server_that_is_told_to_stop(
     assert why == "interrupted"
     assert json.loads(log.read_text().splitlines()[-1])["event"] == "stopped"
     assert how.startswith(f"to go on: silograph server --resume {here.path / 'out'} ")
-    server = here.server("--resume", here.path / "out")
+    server = here.server("--trust", "--resume", here.path / "out")
     here.victim.hears("attached")
     here.victim.hears("")
     for each in (server, member):
@@ -204,7 +204,7 @@ def test_everybody_is_killed_and_started_again(
     for each in (server, *members):
         each.kill()
     here.victim.signal(signal.SIGKILL)
-    server = here.server("--resume", here.path / "out")
+    server = here.server("--trust", "--resume", here.path / "out")
     members = [here.silo(number) for number in range(3)]
     for each in (server, *members):
         each.ends_well()
@@ -242,12 +242,12 @@ def test_code_that_has_changed_meanwhile_is_refused_at_both_ends(
     code.write_text(text + "# changed\n")
     again = Command(
         here.path / "again.log", "server", "--resume", here.path / "out", "--listen", here.address,
-        "--insecure",
+        "--insecure", "--trust",
     )  # fmt: skip
     assert again.wait(60) == 2
     assert again.said().startswith("error: expected a run with method ")
     code.write_text(text)
-    server = here.server("--resume", here.path / "out", "--wait", 60)
+    server = here.server("--trust", "--resume", here.path / "out", "--wait", 60)
     (here.path / "changed").mkdir()
     here.code = [here.path / "changed" / code.name]
     here.code[0].write_text(text + "# changed\n")

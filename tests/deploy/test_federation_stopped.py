@@ -14,11 +14,12 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from runs import rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import CheckpointError, ConfigError
 from silograph.deploy.server import serve, serve_again
 from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
 from silograph.federation.session.attach import until
+from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
 
@@ -177,3 +178,46 @@ def test_a_stop_after_the_end_is_an_end(
     assert said.count("the run is over") == 2
     with pytest.raises(ConfigError, match="got a complete one"):
         serve_again(tmp_path / "out", PLAIN)
+
+
+@pytest.mark.parametrize("latest", [True, False])
+def test_a_silo_whose_state_is_damaged_goes_back_one_round(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latest: bool
+) -> None:
+    """Both ends have the round before; where one silo lacks that, too, the run is refused."""
+    graph, out = make_graph(60), tmp_path / "out"
+    config = config_of(2, **BASE | {"rounds": 5}, out=str(out))
+    silos = folders(graph, config, tmp_path / "silos")
+    real = StateStore.load
+
+    def from_disk(store: StateStore, number: int) -> Any:
+        store._recent.clear()  # as after a restart
+        store._kept.clear()
+        return real(store, number)
+
+    def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
+        monkeypatch.setattr(StateStore, "load", from_disk)
+        damaged = sorted(tmp_path.glob("silos/*/state/*/round-000000003.checkpoint"))[:1]
+        assert len(damaged) == 1
+        if not latest:
+            damaged += sorted(tmp_path.glob("silos/*/state/*/round-000000002.checkpoint"))[1:]
+        for file in damaged:
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+        return serve_again(out, venue, **named)
+
+    server = Stopped(monkeypatch, IN_A_ROUND, again, count=4)
+
+    def go() -> Result:
+        return federate(silos, config, PLAIN, run=server.run, on_address=server.listens)
+
+    if not latest:
+        with pytest.raises(CheckpointError, match=r"round-000000003.checkpoint: .*-000000002") as e:
+            go()
+        assert "\n" not in str(e.value)
+        return
+    result, whole = go(), sg.run(graph, config=replace(config, out=None), block_size=1)
+    assert same_bits(weights_of(result), weights_of(whole))
+    assert result.ledger.records == whole.ledger.records
+    assert rows_of(result) == rows_of(whole)

@@ -16,7 +16,9 @@ pytest.importorskip("cryptography")
 
 import silograph as sg
 from silograph.cli import run_app
+from silograph.core import files
 from silograph.core.errors import ConfigError
+from silograph.deploy import silo_result
 from silograph.deploy.silo import Attendance, attend
 from silograph.deploy.silo_result import check_new
 from silograph.deploy.venue import Venue
@@ -212,3 +214,27 @@ def test_a_disk_that_is_full_costs_the_silo_its_result_only(
     assert sum(line.startswith("refused: expected to write ") for line in said) == 2
     assert caplog.text.count("has not taken the result of the run: expected to write ") == 2
     assert said.count("the run is over") == 2
+
+
+def test_a_folder_that_was_there_is_for_its_owner_only(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all that the silo keeps is on the disk before it says so, for states are dropped then."""
+    synced: list[Path] = []
+    real = files.sync_folder
+
+    def sync(folder: Path) -> None:
+        synced.append(folder)
+        real(folder)
+
+    for module in (files, silo_result):
+        monkeypatch.setattr(module, "sync_folder", sync)
+    out = tmp_path / "out"
+    out.mkdir(mode=0o755)
+    graph, config = make_graph(60), config_of(1, **BASE)
+    silos = folders(graph, config, tmp_path / "silos")
+    federate(silos, config, PLAIN, out=out)
+    assert out.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o600}
+    assert synced.count(out) == len(list(out.iterdir())) == 3
+    assert out.parent in synced

@@ -1,5 +1,8 @@
 """The ledger: totals, records that survive a file, and the meter behind the work."""
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -120,3 +123,37 @@ def test_records_are_copies_that_share_memory_and_nothing_else() -> None:
         assert record.flops.dtype == np.float64
         with pytest.raises(ValueError, match="read-only"):
             record.bytes[:] = 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clients": {"from": 0, "times": 10**12}},
+        {"bytes": {"all": 1, "times": -1}},
+        {"flops": {"all": 1, "times": "3"}},
+        {"clients": [[0, 1]]},
+        {"clients": [0]},
+        {"bytes": [10**30, 1]},
+        {"round": "1"},
+        {"round": True},
+        {"op": 5},
+        {"direction": "sideways"},
+        {"what": []},
+        {"more": 1},
+    ],
+    ids=repr,
+)
+def test_a_line_of_other_fields_is_no_record(change: dict[str, Any]) -> None:
+    good: dict[str, Any] = {
+        "round": 1,
+        "step": 1,
+        "op": "f",
+        "what": "weights",
+        "direction": "up",
+        "clients": [0, 1],
+        "bytes": [3, 4],
+        "flops": [0.0, 1.0],
+    }
+    Record.from_line(json.dumps(good))
+    with pytest.raises(CheckpointError, match="expected a record of the ledger, got"):
+        Record.from_line(json.dumps(good | change))

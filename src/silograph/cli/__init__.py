@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 )
 def run_command(given: Given, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
+    from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
 
     config = given.config
     out = default_folder(config) if config.out is None else config.out
-    with resume_hint(out):
+    with resume_hint(out, trust=bool(own_code(config))):
         progress = "none" if quiet else best_mode()
         result = run(config=replace(config, out=out), progress=progress)
     _print(result, json)
@@ -56,6 +57,9 @@ def resume_command(
         bool, typer.Option("--json", help="print the final result as one JSON object")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="run code of yours that the folder names")
+    ] = False,
 ) -> int:
     """Go on with an interrupted run, comparison or search as if it had not been."""
     from silograph.experiment.run.progress import best_mode
@@ -64,12 +68,12 @@ def resume_command(
     from silograph.study.tune.tune import is_search, resume_search
 
     progress = "none" if quiet else best_mode()
-    with resume_hint(str(folder)):
+    with resume_hint(str(folder), trust=trust):
         if is_comparison(folder):
-            return print_comparison(resume_comparison(folder, progress=progress), json)
+            return print_comparison(resume_comparison(folder, trust=trust, progress=progress), json)
         if is_search(folder):
-            return print_search(resume_search(folder, progress=progress), json)
-        result = resume(folder, progress=progress)
+            return print_search(resume_search(folder, trust=trust, progress=progress), json)
+        result = resume(folder, trust=trust, progress=progress)
     _print(result, json)
     return 0
 

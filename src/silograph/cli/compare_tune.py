@@ -141,6 +141,8 @@ def compare_command(
     **asked: Any,
 ) -> int:
     """Run methods on the same cuts, splits and initial weights, and compare them."""
+    from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.resolve.user_code import is_spec
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.compare.compare import compare
@@ -148,7 +150,7 @@ def compare_command(
     chosen = words(methods, "--methods")
     given_seeds, varied, options = seeds_of(seeds), over_of(over), options_of(method_options)
     out = given.config.out or default_folder(given.config, "compare")
-    with resume_hint(out):
+    with resume_hint(out, trust=bool(own_code(given.config)) or any(map(is_spec, chosen))):
         found = compare(
             config=given.file,
             methods=chosen,
@@ -220,7 +222,7 @@ def tune_command(
     **asked: Any,
 ) -> int:
     """Search settings of a method by validation scores alone; judge the winner on test nodes."""
-    from silograph.experiment.resolve.parts import find_method
+    from silograph.experiment.resolve.parts import find_method, own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune
@@ -229,7 +231,7 @@ def tune_command(
     given_seeds, given_ranges = seeds_of(seeds), ranges_of(ranges)
     config = given.config
     out = config.out or default_folder(config, f"tune-{find_method(config).name}")
-    with resume_hint(out):
+    with resume_hint(out, trust=bool(own_code(config))):
         found = tune(
             config=given.file,
             seeds=given_seeds,

@@ -96,11 +96,13 @@ class Given:
         file: the run file alone.
         flags: fields that have a flag, with its value; options of the method are those of the file
             with the flags' over them.
+        trust: whether code may be run that a file or folder names.
     """
 
     config: RunConfig
     file: RunConfig
     flags: Mapping[str, Any]
+    trust: bool = False
 
 
 def declared_flags(flags: type) -> dict[str, tuple[Any, Any]]:
@@ -163,9 +165,11 @@ def command(
     """
     dataset = typer.Argument(None, help=dataset_help)
     config = typer.Option(None, "--config", help="run file (TOML); flags go over it")
+    trust = typer.Option(False, "--trust", help="run code of yours that a run file or folder names")
     parameters = [
         _parameter("dataset", str | None, dataset),
         _parameter("config", Path | None, config),
+        _parameter("trust", bool, trust),
         *(_flag(f) for f in dataclasses.fields(RunConfig) if f.name in fields),
         *(_parameter(key, *found) for key, found in extra.items()),
     ]
@@ -184,13 +188,24 @@ def command(
 def _given(values: Mapping[str, Any], fields: Collection[str]) -> Given:
     """Return what a command was given, of the values of DATASET, `--config` and flags."""
     flags = {key: value for key, value in values.items() if value is not None}
-    file = flags.pop("config", None)
+    file, trust = flags.pop("config", None), flags.pop("trust")
     # Runs that differ from the file's, as all of a study do, choose their own defaults.
     anew = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
     base = make_config({} if file is None else read_toml(file, anew=anew), source=str(file))
+    if file is not None and not trust:
+        _check_file(file, base, flags)
     texts = flags.pop("options", None)
     merged = changed_values(base, flags)
     if texts is not None:
         said = dict(parse_option(text) for text in texts)
         flags["options"] = not_said_again(merged["options"], said) | said
-    return Given(make_config(merged | flags), base, flags)
+    return Given(make_config(merged | flags), base, flags, trust)
+
+
+def _check_file(file: Path, config: RunConfig, flags: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a run file names code that no flag replaces."""
+    from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.resolve.trusted_code import check_trusted
+
+    named = {kind: spec for kind, spec in own_code(config).items() if kind not in flags}
+    check_trusted(named, trust=False, where=file)

@@ -50,9 +50,14 @@ def going_on(
         raise StoppedError(f"error: {error}", how, MISTAKE) from error
 
 
-def resume_hint(folder: str) -> AbstractContextManager[None]:
-    """On Ctrl-C or a full disk, say how the run or study of a folder goes on."""
-    return going_on(f"silograph resume {shlex.quote(folder)}", folder)
+def resume_hint(folder: str, *, trust: bool) -> AbstractContextManager[None]:
+    """On Ctrl-C or a full disk, say how the run or study of a folder goes on.
+
+    Args:
+        folder: of the run or study.
+        trust: whether it has code of the user's.
+    """
+    return going_on(f"silograph resume {shlex.quote(folder)}{' --trust' * trust}", folder)
 
 
 def flag_error(error: click.NoSuchOption) -> str:

@@ -62,6 +62,9 @@ def reproduce_command(
         typer.Option("--max-minutes", help="start no more cells then; 0 only writes the page"),
     ] = math.inf,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="run the code of recipes that are named, not given")
+    ] = False,
 ) -> int:
     """Run what a recipe lacks and write its page, ours beside the paper's."""
     from silograph.experiment.run.progress import best_mode
@@ -69,13 +72,13 @@ def reproduce_command(
     from silograph.study.reproduce.reproduce import reproduce
 
     if recipe is None:
-        list_recipes(recipes, out)
+        list_recipes(recipes, out, trust=trust)
         return 0
     chosen = only_of(only or [], datasets)
     said = {"--data-dir": data_dir, "--processes": processes}
-    with going_on(_again(recipe, recipes, out, chosen, said)):
+    with going_on(_again(recipe, recipes, out, chosen, said) + " --trust" * trust):
         made = reproduce(
-            find_recipe(recipe, recipes),
+            find_recipe(recipe, recipes, trust=trust),
             name=recipe,
             out=out,
             data_dir=data_dir,
@@ -105,11 +108,16 @@ def _again(
     return f"silograph {shlex.join(arguments)}"
 
 
-def list_recipes(folder: Path, out: Path) -> None:
-    """Print the recipes of a folder, and how far their files are."""
+def list_recipes(folder: Path, out: Path, *, trust: bool) -> None:
+    """Print the recipes of a folder; where their code may be run, also how far their files are."""
     from silograph.cli.printing import print_table
     from silograph.study.reproduce.find import find_recipe, recipes_in
     from silograph.study.reproduce.reproduce import listing
 
-    rows = listing(out, [find_recipe(name, folder) for name in recipes_in(folder)])
+    names = recipes_in(folder)
+    if not trust:
+        print_table(["recipe", "file"], [[n, spec.rpartition(":")[0]] for n, spec in names.items()])
+        typer.echo("with --trust, which runs these files: what they are, and how far")
+        return
+    rows = listing(out, [find_recipe(name, folder, trust=True) for name in names])
     print_table(["recipe", "cells", "what it is"], rows)

@@ -98,6 +98,7 @@ def server_command(given: Given, **said: Any) -> None:
     from silograph.cli.printing import print_result
     from silograph.deploy.logs import logging_to
     from silograph.deploy.server import serve, serve_again
+    from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
 
     flags, words = ServerFlags(**said), _words()
@@ -106,10 +107,12 @@ def server_command(given: Given, **said: Any) -> None:
     config, venue = _served(given.config), _venue(flags)
     mode = "none" if flags.quiet else best_mode()
     folder = str(config.out if flags.resume is None else flags.resume)
+    if own_code(config):
+        words["trust"] = ["--trust"]
     again = going_on(_again(folder, words), folder, also=(ProtocolError,))
     with again, logging_to(flags.log_file, flags.log_level):
         if flags.resume is not None:
-            result = serve_again(flags.resume, venue, progress=mode)
+            result = serve_again(flags.resume, venue, trust=given.trust, progress=mode)
         else:
             result = serve(config, venue, progress=mode)
     if flags.json:

@@ -6,6 +6,7 @@ SilographError
  ├── PartitionError    a cut that leaves a client unusable
  ├── OpError           a client op that failed, and what it was given
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
+ │    ├── StateError   a silo without the state that a run is to go on from
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
  ├── TrainingError     a run that diverged
  └── CheckpointError   a checkpoint that is damaged, foreign or of another run
@@ -53,6 +54,10 @@ class TrainingError(SilographError, ArithmeticError):
 
 class CheckpointError(SilographError, RuntimeError):
     """A checkpoint is damaged, foreign, or belongs to another run."""
+
+
+class StateError(ProtocolError):
+    """A silo is there, but has not the state that a run is to go on from."""
 
 
 class AbsentError(CheckpointError):

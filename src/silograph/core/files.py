@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all, and files that only their owner may read."""
+"""Files that are there whole or not at all, that only their owner may read, and held folders."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ def opens_private(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash.
+    """Write a file so that it is there whole or not at all, also after a power failure.
 
     Args:
         path: of the file.
@@ -27,3 +28,36 @@ def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> Non
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of a folder's files on the disk; what the files hold is not synced by it."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def hold_folder(folder: Path) -> int | None:
+    """Hold a folder until the descriptor that is returned is closed, or this process dies.
+
+    The folder itself is locked: a lock on a file in it would be lost where the file is replaced.
+
+    Returns:
+        The descriptor; None where another process, or another descriptor, holds the folder.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        return None
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened

@@ -125,7 +125,8 @@ def _federate(
     with _processes() as start:
         server = start(
             subprocess.PIPE,
-            *("server", "--config", folder / "run.toml", "--listen", "127.0.0.1:0", "--json"),
+            *("server", "--config", folder / "run.toml", "--trust", "--json"),
+            *("--listen", "127.0.0.1:0"),
             *("--certs", certs, "--out", folder / "federated", "--quiet"),
             *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
         )

@@ -21,12 +21,14 @@ from silograph.deploy.allowed_code import (
 from silograph.deploy.joined_silos import check_versions, natural
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
-from silograph.deploy.session_file import Known, read_known, write_known
+from silograph.deploy.session_file import SESSION, Known, read_known, write_known
 from silograph.deploy.silo import check_deployable, start_facts
 from silograph.deploy.venue import Venue, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.progress import Progress
@@ -34,7 +36,7 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
 from silograph.experiment.run.setup import Setup
-from silograph.experiment.run.snapshot import check_code, check_identity, identity
+from silograph.experiment.run.snapshot import check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.program import Course
 from silograph.federation.session.engine import Session
@@ -88,7 +90,7 @@ def serve(
         folder = None
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
-            write_known(folder.path, meeting.known)
+            folder.expect(SESSION, write_known(folder.path, meeting.known))
             meeting.folder = folder
         with closing(folder) if folder is not None else nullcontext():
             watch.start(start.round)
@@ -99,6 +101,7 @@ def serve_again(
     path: str | os.PathLike[str],
     venue: Venue,
     *,
+    trust: Trust = False,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
     report: EventCallback = log_event,
@@ -108,6 +111,7 @@ def serve_again(
     Args:
         path: the run's result folder.
         venue: where silos attach: the same ones, with their keys and their states.
+        trust: as in `resume`.
         progress: as in `run`.
         trackers: as in `run`.
         report: told of what happens; the first event names the address.
@@ -126,7 +130,8 @@ def serve_again(
             )
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
-        check_code(about["same"], config)
+        check_trusted(own_code(config), trust, target)
+        check_code(about["code"], config)
         check_run(config)
         known = read_known(target)
         figures = Figures()

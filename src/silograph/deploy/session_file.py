@@ -24,11 +24,12 @@ class Known:
     keys: Mapping[str, bytes]
 
 
-def write_known(folder: Path, known: Known) -> None:
-    """Write what a server that goes on must know."""
+def write_known(folder: Path, known: Known) -> bytes:
+    """Write what a server that goes on must know, and return what the file holds."""
     silos = {name: key.hex() for name, key in known.keys.items()}
-    text = json.dumps({"token": known.token.hex(), "silos": silos}, indent=2)
-    write_atomic(folder / SESSION, text + "\n", private=True)  # a token lets others on
+    data = (json.dumps({"token": known.token.hex(), "silos": silos}, indent=2) + "\n").encode()
+    write_atomic(folder / SESSION, data, private=True)  # a token lets others on
+    return data
 
 
 def read_known(folder: Path) -> Known:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from silograph.core.errors import ConfigError
-from silograph.core.files import write_atomic
+from silograph.core.files import sync_folder, write_atomic
 from silograph.core.payload import State, under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
@@ -113,6 +113,8 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
     if is_written(folder, outcome):
         return
     make_private(folder)
+    os.chmod(folder, 0o700)  # it may have been there, open to others
+    sync_folder(folder.parent)  # states are dropped once this returns
     weights, whose = weights_of(run, outcome)
     if weights is not None:
         model = TrainedModel(

@@ -1,17 +1,18 @@
 """Files of result folders that several readers and writers share; nothing here needs torch."""
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import CheckpointError
+from silograph.core.csv_text import from_cell, to_text
+from silograph.core.errors import CheckpointError, DataError
 
 Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
 ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
+SUMS = "checksums.json"
 DIVERGED = "diverged.txt"
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 3  # of result folders: goes up where files mean something else than before
@@ -34,17 +35,26 @@ def check_format(about: Mapping[str, Any], path: Path) -> None:
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV; all have the columns of the first."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    columns = list(rows[0])
+    return to_text([columns, *([row[name] for name in columns] for row in rows)])
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as they stand."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Return the rows of a CSV file as they stand.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = filter(None, csv.reader(file))
+        return [dict(zip(header, map(from_cell, row), strict=True)) for row in rows]
+    except (ValueError, csv.Error) as error:
+        raise DataError(
+            f"expected a table in {path} as a run writes it, got: {error}: restore the file from a "
+            "copy"
+        ) from None
 
 
 def read_rounds(path: Path) -> list[Row]:

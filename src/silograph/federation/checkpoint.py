@@ -1,18 +1,19 @@
 """Checkpoints: a run's tensors and facts after a round, in one file, of which two are kept.
 
 A file is written under another name and renamed, so it is there whole or not at all, whenever the
-process dies. What time or disks do to it afterwards shows in its checksum: then the file of the
-checkpoint before is used.
+process dies; where it is synced, also after a power failure. What time or disks do to it afterwards
+shows in its checksum: then the file of the checkpoint before is used.
 
     magic "SGC1" · CRC-32 u32 of all that follows · length of the facts u32 · facts (JSON) ·
     tensors (safetensors)
 """
 
 import json
+import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from silograph.core.errors import CheckpointError
+from silograph.core.files import sync_folder
 from silograph.core.payload import Ragged, Stacked, State
 
 MAGIC = b"SGC1"
@@ -80,6 +82,23 @@ def from_bytes(data: bytes) -> Checkpoint:
     return Checkpoint(number, {name: torch.from_numpy(a) for name, a in arrays.items()}, facts)
 
 
+def read_checkpoint(path: Path, number: int) -> Checkpoint:
+    """Return the checkpoint of a round from its file.
+
+    Raises:
+        CheckpointError: names the file, which is missing, damaged or of another round.
+    """
+    try:
+        found = from_bytes(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"expected {path.name}, got: {error.strerror}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{path.name}: {error}") from None
+    if found.round != number:
+        raise CheckpointError(f"{path.name}: expected round {number}, got {found.round}")
+    return found
+
+
 def state_tensors(state: State) -> dict[str, Tensor]:
     """Return the tensors of a state, `NAME/t` and, of runs of rows, `NAME/off`."""
     tensors: dict[str, Tensor] = {}
@@ -123,10 +142,17 @@ def file_name(what: str, number: int) -> str:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the folder.
+        synced: whether what is written is on the disk before the next step, so that it outlives a
+            power failure. Ends of a federation need that: each goes back with all others only.
+    """
+
+    def __init__(self, path: Path, *, synced: bool = False) -> None:
         self.path = path
+        self.synced = synced
         self._best: int | None = None  # whose weights this process has written
 
     def write(self, checkpoint: Checkpoint, needed: Collection[int] = ()) -> None:
@@ -153,20 +179,24 @@ class CheckpointFolder:
         Raises:
             CheckpointError: the file is missing or damaged.
         """
-        path = self.path / file_name("best", number)
-        try:
-            return from_bytes(path.read_bytes()).tensors
-        except OSError as error:
-            raise CheckpointError(f"expected {path.name}, got: {error.strerror}") from None
+        return read_checkpoint(self.path / file_name("best", number), number).tensors
 
     def _write(self, what: str, checkpoint: Checkpoint, needed: Collection[str] = ()) -> None:
-        self.path.mkdir(exist_ok=True)
+        if not self.path.is_dir():
+            self.path.mkdir()
+            if self.synced:
+                sync_folder(self.path.parent)
         target = self.path / file_name(what, checkpoint.round)
         partial = target.with_suffix(".partial")
         with partial.open("wb") as file:
             for part in to_bytes(checkpoint):
                 file.write(part)
+            if self.synced:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(target)
+        if self.synced:
+            sync_folder(self.path)
         for old in self._files(what)[KEPT:]:
             if old.name not in needed:
                 old.unlink()
@@ -190,17 +220,30 @@ class CheckpointFolder:
             CheckpointError: there are checkpoints, but none can be used.
         """
         problems: list[str] = []
-        for file in self._files("round"):
-            try:
-                checkpoint = from_bytes(file.read_bytes())
-                reason = misfit(checkpoint)
-            except (CheckpointError, OSError) as error:
-                reason = str(error)
-            if reason is None:
-                return checkpoint, problems
-            problems.append(f"{file.name} cannot be used: {reason}")
+        for found in self.each(misfit):
+            if isinstance(found, Checkpoint):
+                return found, problems
+            problems.append(found)
         if problems:
-            raise CheckpointError(
-                f"expected a usable checkpoint in {self.path}, got none: {'; '.join(problems)}"
-            )
+            raise self.none_usable(problems)
         return None, []
+
+    def each(
+        self, misfit: Callable[[Checkpoint], str | None] = lambda _: None
+    ) -> Iterator[Checkpoint | str]:
+        """Yield the checkpoints, the latest first; in place of one that is unusable, why it is."""
+        for number in sorted(self.rounds, reverse=True):
+            name = file_name("round", number)
+            try:
+                checkpoint = read_checkpoint(self.path / name, number)
+                reason = misfit(checkpoint)
+            except CheckpointError as error:
+                reason = str(error).removeprefix(f"{name}: ")
+            yield checkpoint if reason is None else f"{name} cannot be used: {reason}"
+
+    def none_usable(self, problems: Collection[str]) -> CheckpointError:
+        """Return the error for a folder none of whose checkpoints can be used, and why."""
+        return CheckpointError(
+            f"expected a usable checkpoint in {self.path}, got none: {'; '.join(problems)}: "
+            "restore these files from a copy, or begin a new run"
+        )

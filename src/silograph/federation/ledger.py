@@ -22,6 +22,10 @@ from silograph.core.kinds import Kind
 
 Direction = Literal["down", "up"]
 
+MOST_CLIENTS = 10**7  # of one call, in a line that is read
+# What a damaged line raises; huge and nested values the last two.
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
 
 @dataclass(frozen=True, eq=False)
 class Record:
@@ -81,8 +85,10 @@ class Record:
             sizes = _unpack(fields.pop("bytes"), np.int64)
             flops = _unpack(fields.pop("flops"), np.float64)
             what = Kind(fields.pop("what"))
+            if not (len(clients) == len(sizes) == len(flops) and _are_sound(**fields)):
+                raise ValueError("fields that no record has")
             return Record(what=what, clients=clients, bytes=sizes, flops=flops, **fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except _DAMAGE as error:
             raise CheckpointError(f"expected a record of the ledger, got {line[:80]!r}") from error
 
 
@@ -97,9 +103,20 @@ def _pack(values: np.ndarray) -> dict[str, Any] | list[Any]:
     return packed
 
 
+def _are_sound(round: object, step: object, op: object, direction: object) -> bool:
+    """Whether the plain fields of a line are of their types."""
+    counts = all(type(number) is int and number >= 0 for number in (round, step))
+    return counts and isinstance(op, str) and direction in ("down", "up")
+
+
 def _unpack(packed: dict[str, Any] | list[Any], dtype: type) -> np.ndarray:
     if isinstance(packed, list):
-        return np.array(packed, dtype=dtype)
+        found: np.ndarray = np.array(packed, dtype=dtype)
+        if found.ndim != 1:
+            raise ValueError("a list of lists")
+        return found
+    if not 0 <= packed["times"] <= MOST_CLIENTS:  # else a line could ask for any memory
+        raise ValueError(f"{packed['times']} clients")
     if "all" in packed:
         return np.full(packed["times"], packed["all"], dtype=dtype)
     return np.arange(packed["from"], packed["from"] + packed["times"], dtype=dtype)

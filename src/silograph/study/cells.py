@@ -25,6 +25,7 @@ from silograph.experiment.resolve.parts import (
     find_method,
     named_parts,
     options_of,
+    own_code,
 )
 from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.resolve.user_code import digest as source_digest
@@ -198,11 +199,18 @@ def with_options(config: Mapping[str, Any]) -> Line:
 def filled_options(names: tuple[str | None, ...], given: Mapping[str, Any]) -> Line:
     """Return the options of parts (names in the order of `TABLES`), defaults written out.
 
+    Options of users' parts stay as they are: lines have all of them, and to know what they are
+    would be to import what a line names.
+
     Raises:
         ConfigError: there is no part of such a name, or an option out of range.
     """
-    found: Line = {}
-    for kind, part in parts_named(names).items():
+    own = {kind for kind, name in zip(TABLES, names, strict=True) if name and is_spec(name)}
+    found: Line = {n: value for n, value in given.items() if n.partition(".")[0] in own}
+    known = (None if kind in own else name for kind, name in zip(TABLES, names, strict=True))
+    for kind, part in parts_named(tuple(known)).items():
+        if kind in own:
+            continue
         full = {name: given.get(f"{kind}.{name}") for name in options_of(part)}
         values = {name: value for name, value in full.items() if value is not None}
         options: object = checked(part.options, values, f"options of {part.name}")
@@ -212,7 +220,7 @@ def filled_options(names: tuple[str | None, ...], given: Mapping[str, Any]) -> L
 
 @lru_cache
 def parts_named(names: tuple[str | None, ...]) -> Mapping[str, NamedPart]:
-    """Return parts by kind: files of users are imported once for all lines of a study."""
+    """Return parts by kind."""
     found = zip(TABLES, names, strict=True)
     return named_parts(make_config({kind: name for kind, name in found if name is not None}))
 
@@ -249,10 +257,11 @@ def run_cell(
 def _result_of(cell: Cell, folder: str | None, progress: Progress | str) -> Result:
     graph, method, model = cell.graph, cell.method, cell.model
     if folder is not None and Path(folder).exists():
-        return resume(folder, graph=graph, method=method, model=model, progress=progress)
+        own = tuple(own_code(cell.config).values())
+        return resume(folder, graph=graph, method=method, model=model, trust=own, progress=progress)
     config = replace(cell.config, out=folder)
-    own: dict[str, Any] = {} if model is None else {"model": model}
-    return run(graph, config=config, method=method, progress=progress, **own)
+    given: dict[str, Any] = {} if model is None else {"model": model}
+    return run(graph, config=config, method=method, progress=progress, **given)
 
 
 def one_line(error: BaseException) -> str:

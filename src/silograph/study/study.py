@@ -4,7 +4,6 @@ A study can end at any instant, its process killed, and go on: finished lines ar
 a last line that was cut off is dropped.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -15,16 +14,21 @@ from pathlib import Path
 from types import TracebackType
 
 from silograph.core.errors import ConfigError
+from silograph.core.files import hold_folder
 from silograph.study.cells import Cell, Line, digest_of, lasts
 from silograph.study.progress import show_study
 from silograph.study.workers import Job, run_here, run_in_processes
 
 
 class StudyFile:
-    """The lines of a study, in a file or only in memory; one process at a time holds a file."""
+    """The lines of a study, in a file or only in memory; one process at a time holds its folder."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Take hold of the file, made if absent, and drop a last line that was cut off.
+    def __init__(self, path: Path | None, *, held: bool = False) -> None:
+        """Take hold of the file's folder, and drop a last line that was cut off.
+
+        Args:
+            path: of the file, made if absent; None keeps lines in memory.
+            held: whether this process holds the folder already, by another file in it.
 
         Raises:
             ConfigError: another process holds it, it cannot be made, or a line is unreadable.
@@ -33,8 +37,9 @@ class StudyFile:
         self.lines: list[Line] = []
         self._by_digest: dict[str, Line] = {}
         self._file = -1
+        self._lock: int | None = None
         if path is not None:
-            self._file = _open(path)
+            self._file, self._lock = _open(path, held=held)
             try:
                 for line in _mended(path, self._file):
                     self._take(line)
@@ -59,7 +64,9 @@ class StudyFile:
         """Let others write to the file."""
         if self._file >= 0:
             os.close(self._file)
-            self._file = -1
+            if self._lock is not None:
+                os.close(self._lock)
+            self._file, self._lock = -1, None
 
     def found(self, digest: str) -> Line | None:
         """Return the latest line of a cell, None if it has none."""
@@ -84,21 +91,22 @@ class StudyFile:
         self._by_digest[digest_of(line)] = line
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, *, held: bool) -> tuple[int, int | None]:
+    """Return the file, made if absent, and what holds its folder."""
+    lock = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        lock = None if held else hold_folder(path.parent)
+        if held or lock is not None:
+            return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666), lock
     except OSError as error:
+        if lock is not None:
+            os.close(lock)
         raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise ConfigError(
-            f"expected a study that nobody is running, got {path}, which another process holds: "
-            "wait for it to end, or take another folder"
-        ) from None
-    return file
+    raise ConfigError(
+        f"expected a study that nobody is running, got {path.parent}, which another process holds: "
+        "wait for it to end, or take another folder"
+    )
 
 
 def _mended(path: Path, file: int) -> list[Line]:

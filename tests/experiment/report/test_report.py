@@ -663,3 +663,45 @@ def test_a_comparison_without_runs_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected runs in the comparison .*, got none: go on"):
         runs_of(tmp_path)
     assert runs_of(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("run.json", "config", 5),
+        ("run.json", "method", []),
+        ("run.json", "versions", "x"),
+        ("run.json", "metrics", None),
+        ("run.json", "dataset", 3),
+        ("run.json", "given", [1]),
+        ("run.json", "model", 1),
+        ("result.json", "val", 7),
+        ("result.json", "bytes", []),
+        ("result.json", "best_round", {}),
+        ("simulation.json", "labels", "x"),
+    ],
+)
+def test_fields_of_other_types_are_one_line(
+    done: Result, out: Path, name: str, key: str, value: object
+) -> None:
+    del done
+    file = out / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    try:
+        write_report(out)
+    except DataError as error:
+        line = str(error)
+    else:
+        line = ""  # a page that shows nothing of the field
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("name", ["run.json", "rounds.csv", "clients.csv", "ledger.jsonl"])
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"\0\0\0", b"a,b\n1\n", b"[" * 100_000])
+def test_damaged_files_are_one_line(done: Result, out: Path, name: str, data: bytes) -> None:
+    del done
+    (out / name).write_bytes(data)
+    try:
+        write_report(out)
+    except DataError as error:
+        assert "\n" not in str(error)  # noqa: PT017

@@ -103,12 +103,12 @@ def test_a_file_on_the_command_line(
     result = json.loads(Path("x/result.json").read_text())
     Path("x/result.json").unlink()
     monkeypatch.chdir(heads.parent.parent)  # the folder knows where the file is
-    printed(capsys, "resume", str(heads.parent / "x"), "--json")
+    printed(capsys, "resume", str(heads.parent / "x"), "--json", "--trust")
     again = json.loads((heads.parent / "x" / "result.json").read_text())
     assert again["test"] == result["test"]
     heads.write_text(heads.read_text() + "\n# changed\n")
     Path(heads.parent / "x" / "result.json").unlink()
-    assert run_app(["resume", str(heads.parent / "x")]) == 2
+    assert run_app(["resume", str(heads.parent / "x"), "--trust"]) == 2
     assert "expected a run with method " in capsys.readouterr().err
 
 

@@ -37,7 +37,7 @@ FAST: dict[str, Any] = {
     "rounds": 3,
     "hidden": 8,
 }
-AT_FIRST = {"clients.csv", "config.toml", "run.json", "simulation.json"}
+AT_FIRST = {"checksums.json", "clients.csv", "config.toml", "run.json", "simulation.json"}
 ON_THE_WAY = AT_FIRST | {"rounds.csv", "ledger.jsonl", "checkpoints"}
 OF_THE_MACHINE = ("seconds", "compile_seconds", "peak_memory_bytes", "result_dir")
 
@@ -119,7 +119,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert set(about) == {
         *("versions", "source", "same", "model", "config", "method", "partition_hash", "dataset"),
-        *("simulated", "format", "metrics", "given", "help"),
+        *("simulated", "format", "metrics", "given", "help", "code"),
     }
     assert {**about["config"], "out": "done"} == vars(result.config)
     fedavg = METHODS["fedavg"]

@@ -1,5 +1,6 @@
 """Laws of files: what was written is what is read, and what is damaged is one `DataError`."""
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
+from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
+from silograph.graph.read import tables
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import load_npz
 
@@ -405,3 +408,45 @@ def test_recommendation_files_are_rating_graphs(name: str) -> None:
             "epinions": (18_088, 261_649, 756_345),
         }[name]
     )
+
+
+def bomb(path: Path, arrays: dict[str, int]) -> Path:
+    """Write an archive of arrays of zeros, of so many bytes each; the file has a thousandth."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, size in arrays.items():
+            with archive.open(f"{key}.npy", "w") as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for _ in range(size >> 20):
+                    file.write(bytes(1 << 20))
+    return path
+
+
+def test_an_archive_is_measured_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("edge_index", "x", "y")
+    path = bomb(tmp_path / "g.npz", dict.fromkeys(keys, 4 << 20) | {"unused": 64 << 20})
+    assert path.stat().st_size < 1 << 20
+    unpacked: list[str] = []
+    monkeypatch.setattr(tables, "_array", lambda path, archive, key: unpacked.append(key))
+    monkeypatch.setattr(tables, "memory_left", lambda: 12 << 20)
+    line = r"g.npz: expected arrays of at most 12,582,912 bytes, .*, got 12,583,296 once unpacked"
+    with pytest.raises(DataError, match=line):
+        load(path)
+    assert not unpacked
+    monkeypatch.setattr(tables, "memory_left", lambda: 13 << 20)  # what is not read counts nothing
+    tables.read_arrays(path, "a graph", lambda _: keys)
+    assert unpacked == list(keys)
+
+
+def test_an_archive_that_says_less_than_it_holds_is_cut(tmp_path: Path) -> None:
+    """Zipfile reads as much as is declared, so a lie about the size costs no memory."""
+    path = bomb(tmp_path / "g.npz", {"y": 4 << 20})
+    with zipfile.ZipFile(path) as archive:
+        size = archive.infolist()[0].file_size
+    data = path.read_bytes().replace(size.to_bytes(4, "little"), (1 << 10).to_bytes(4, "little"))
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="expected 'y' to be an array"):
+        tables.read_arrays(path, "a graph", lambda _: ["y"])
+    assert 1 << 28 < tables.memory_left() < 1 << 62

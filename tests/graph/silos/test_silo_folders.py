@@ -101,6 +101,10 @@ def test_folders_of_a_cut_give_its_blocks(
     partition, split = cut_of(graph), drawn_split(graph)
     folders = write_silos(tmp_path / "silos", graph, partition, split, format=format)
     assert [path.name for path in folders] == list(partition.ids)
+    written = [tmp_path / "silos", *(tmp_path / "silos").rglob("*")]
+    modes = {path.stat().st_mode & 0o777 for path in written if path.is_file()}
+    assert modes == {0o600}  # features, labels and keys are for their owner only
+    assert {path.stat().st_mode & 0o777 for path in written if path.is_dir()} == {0o700}
     silos = read_silos(tmp_path / "silos")
     assert (silos.name, silos.ids) == (graph.name, partition.ids)
     for dtype in (torch.float32, torch.float64):

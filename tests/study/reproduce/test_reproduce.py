@@ -170,7 +170,7 @@ def test_a_page_keeps_its_own_text() -> None:
 
 def test_a_page_names_what_makes_it_again() -> None:
     reproduce(RECIPE, out="out", max_minutes=0)
-    assert "`silograph reproduce mine/first --data-dir DIR`" in text_of()
+    assert "`silograph reproduce mine/first --trust --data-dir DIR`" in text_of()
     reproduce(RECIPE, name="my recipes.py:MINE", out="out", max_minutes=0)
     assert "`silograph reproduce 'my recipes.py:MINE' --data-dir DIR`" in text_of()
 
@@ -218,7 +218,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
     """The page in the repository is that of its lines."""
-    recipe = find_recipe(name, PAGES)
+    recipe = find_recipe(name, PAGES, trust=True)
     assert recipe.name == name
     lines, path = paths_of(recipe, PAGES)
     if not lines.exists():
@@ -287,7 +287,7 @@ def again_of(line: Line) -> Cell:
 @pytest.mark.parametrize("name", RECIPES)
 def test_lines_are_of_the_cells_that_their_labels_name(name: str) -> None:
     """No line has gone stale: what decides it is what its recipe would run."""
-    lines = read_lines(paths_of(find_recipe(name, PAGES), PAGES)[0])
+    lines = read_lines(paths_of(find_recipe(name, PAGES, trust=True), PAGES)[0])
     if not lines:
         pytest.skip("not in the repository")
     for line in lines:
@@ -296,7 +296,7 @@ def test_lines_are_of_the_cells_that_their_labels_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_lines_has_a_page(name: str) -> None:
-    recipe = replace(find_recipe(name, PAGES), name="mine/empty")
+    recipe = replace(find_recipe(name, PAGES, trust=True), name="mine/empty")
     made = reproduce(recipe, out="out", max_minutes=0)
     assert (made.ran, made.failed) == (0, 0)
     assert made.missing == len(recipe.cells(Found([])))
@@ -307,7 +307,7 @@ def test_a_recipe_without_lines_has_a_page(name: str) -> None:
 
 def test_lines_of_every_recipe_would_be_known() -> None:
     for name in RECIPES:
-        for each in find_recipe(name, PAGES).cells(Found([])):
+        for each in find_recipe(name, PAGES, trust=True).cells(Found([])):
             assert again_of(each.start).digest == each.digest, each.name
 
 
@@ -347,17 +347,18 @@ def test_the_cells_of_recipes() -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(ConfigError, match="unknown recipe 'defaults/sweeep': did you mean 'defau"):
-        find_recipe("defaults/sweeep", PAGES)
+        find_recipe("defaults/sweeep", PAGES, trust=True)
     with pytest.raises(ConfigError, match="expected recipes in nowhere, got none: they are in the"):
-        find_recipe("defaults/sweep", Path("nowhere"))
+        find_recipe("defaults/sweep", Path("nowhere"), trust=True)
     Path("bad.py").write_text(
         "from dataclasses import replace\nfrom pathlib import Path\n"
         "from silograph.study.reproduce.find import find_recipe\n"
-        f"BAD = replace(find_recipe('defaults/sweep', Path({str(PAGES)!r})), name='../x')\n",
+        f"FOUND = find_recipe('defaults/sweep', Path({str(PAGES)!r}), trust=True)\n"
+        "BAD = replace(FOUND, name='../x')\n",
         encoding="utf-8",
     )
     with pytest.raises(ConfigError, match=r"expected a recipe's name like folder/name, got '../x'"):
-        find_recipe("bad.py:BAD", Path("nowhere"))
+        find_recipe("bad.py:BAD", Path("nowhere"), trust=False)
     with pytest.raises(ConfigError, match="expected method among fedavg, local, got 'x'"):
         reproduce(RECIPE, out="out", only={"method": ["x"]})
     with pytest.raises(ConfigError, match="expected a label or key that the cells of the"):
@@ -377,14 +378,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert run_app(["reproduce", "--recipes", str(PAGES)]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in RECIPES)
-    monkeypatch.setattr("silograph.study.reproduce.find.find_recipe", lambda *_: RECIPE)
+    monkeypatch.setattr("silograph.study.reproduce.find.find_recipe", lambda *_, **__: RECIPE)
     command = ["reproduce", "r", "--out", "my out", "--processes", "0", "--quiet"]
     assert run_app([*command, "--datasets", "g.npz", "--only", "method=local"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "ran 1 cells, 0 without result, 1 not yet run",
         "written to my out/mine/first.md",
     ]
-    assert "`silograph reproduce r --data-dir" in Path("my out/mine/first.md").read_text()
+    assert "`silograph reproduce r --trust --data-dir" in Path("my out/mine/first.md").read_text()
 
     def stopped(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -401,6 +402,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         assert run_app([*command, "--recipes", "mine"]) == 130
     assert "--out 'my out' --recipes mine" in capsys.readouterr().err
     failing = replace(RECIPE, cells=lambda _: [one("fedavg", 0, lr=1e30)])
-    monkeypatch.setattr("silograph.study.reproduce.find.find_recipe", lambda *_: failing)
+    monkeypatch.setattr("silograph.study.reproduce.find.find_recipe", lambda *_, **__: failing)
     assert run_app(["reproduce", "r", "--out", "three", "--processes", "0"]) == 1
     assert json.loads(Path("three/mine/first.jsonl").read_text())["kind"] == "TrainingError"

@@ -2,10 +2,11 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, SilographError
 from silograph.core.files import write_atomic
 from silograph.experiment.report.reading import RunRecord, read_run
 from silograph.experiment.result_files import ABOUT, REPORT, RESULT
@@ -30,7 +31,9 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
     path = Path(folder) / REPORT if out is None else Path(out)
     check_out(path)
-    return _written(path, run_page(read_run(folder)))
+    with _as_runs_write_them([folder]):
+        page = run_page(read_run(folder))
+    return _written(path, page)
 
 
 def write_comparison(
@@ -52,9 +55,27 @@ def write_comparison(
     if not folders:
         raise ConfigError("expected at least one result folder, got none")
     check_out(Path(out))
-    runs = [read_run(folder) for folder in folders]
-    check_metrics(runs)
-    return _written(Path(out), comparison_page(runs))
+    with _as_runs_write_them(folders):
+        runs = [read_run(folder) for folder in folders]
+        check_metrics(runs)
+        page = comparison_page(runs)
+    return _written(Path(out), page)
+
+
+@contextmanager
+def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[None]:
+    """Raise `DataError` where a page cannot be made of files: their fields may be of any type."""
+    try:
+        yield
+    except SilographError:
+        raise
+    except Exception as error:
+        named = ", ".join(str(folder) for folder in folders)
+        raise DataError(
+            f"expected files as runs write them in {named}, got others "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
+            "from a copy"
+        ) from error
 
 
 def runs_of(folder: str | os.PathLike[str]) -> list[Path]:

@@ -143,18 +143,21 @@ def keywords(changed: Mapping[str, Any]) -> str:
 
 def commands(run: RunRecord) -> dict[str, str]:
     """Return how to run it again and how to go on, by what it is for."""
-    changed = given_of(run)
+    changed, code = given_of(run), bool(run.about.get("code"))
     if run.about.get("source") is None:  # a graph in memory: only Python has it
         changed.pop("dataset", None)
         return {
             "again": f"sg.run(graph{keywords(changed)})",
-            "resume": f"sg.resume({run.path!r}, graph=graph)",
+            "resume": f"sg.resume({run.path!r}, graph=graph{', trust=True' * code})",
         }
     dataset = changed.pop("dataset", default_of("dataset"))
+    trust = ["--trust"] * code
     return {
         "again": shlex.join(["silograph", "run", dataset, *flags(changed)]),
-        "from its file": shlex.join(["silograph", "run", "--config", str(Path(run.path, CONFIG))]),
-        "resume": shlex.join(["silograph", "resume", run.path]),
+        "from its file": shlex.join(
+            ["silograph", "run", "--config", str(Path(run.path, CONFIG)), *trust]
+        ),
+        "resume": shlex.join(["silograph", "resume", run.path, *trust]),
     }
 
 

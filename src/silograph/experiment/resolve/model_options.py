@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from typing import Any, cast
+from math import prod
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -28,6 +29,8 @@ from silograph.nn.schedule import TrainableModel
 from silograph.sampling.neighbors import Depth
 from silograph.task.registry import task_of
 
+M = TypeVar("M", Model, RatingModel)
+MOST_WEIGHTS = 2**58  # whose bytes torch can still count
 # Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
 OF_LAYERS = {"layers": LAYERS, "hidden": None, "dropout": None, "fanout": None, "neighbors": "full"}
 
@@ -137,7 +140,23 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
     assert isinstance(hidden, int)  # see `check_model`
     layers = num_layers(config.hidden, config.layers)
     conv = cast("RatingConv", config.model)
-    return RatingModel(conv, hidden, layers, dropout=config.dropout, **asdict(options))
+    return _countable(RatingModel(conv, hidden, layers, dropout=config.dropout, **asdict(options)))
+
+
+def _countable(model: M) -> M:
+    """Return a model; raise `ConfigError` where torch could not count its weights."""
+    try:
+        weights = sum(prod(shape) for shape in model.weight_shapes.values())
+    except RuntimeError as error:  # torch works shapes out, and cannot count one tensor of them
+        if "overflow" not in str(error):
+            raise
+        weights = MOST_WEIGHTS
+    if weights >= MOST_WEIGHTS:
+        raise ConfigError(
+            "expected a model of fewer than 2^58 weights, got more: take a smaller hidden width, "
+            "or fewer layers"
+        )
+    return model
 
 
 def make_model(
@@ -174,13 +193,15 @@ def make_model(
             f"labels of nodes: use {' or '.join(RATING_MODELS)}"
         )
     hidden = shortest(config.hidden)
-    return Model(
-        conv=config.model,
-        features=schema.num_features,
-        hidden=hidden if isinstance(hidden, int) else hidden_widths(hidden, config.layers),
-        outputs=outputs,
-        layers=num_layers(config.hidden, config.layers),
-        dropout=config.dropout,
-        task=schema.task,
-        **asdict(options),
+    return _countable(
+        Model(
+            conv=config.model,
+            features=schema.num_features,
+            hidden=hidden if isinstance(hidden, int) else hidden_widths(hidden, config.layers),
+            outputs=outputs,
+            layers=num_layers(config.hidden, config.layers),
+            dropout=config.dropout,
+            task=schema.task,
+            **asdict(options),
+        )
     )

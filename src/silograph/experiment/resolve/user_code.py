@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -122,10 +123,10 @@ def _other_modules(path: Path) -> list[Path]:
 
 
 def _module_file(name: str) -> str | None:
-    """Return the file of a module, None if it has none; its packages are imported."""
+    """Return the file of a module, None if it has none; nothing is imported."""
     try:
         with _working_folder_last():
-            found = importlib.util.find_spec(name)
+            found = _found(name)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"expected to import {name}, got {_what(error)}") from error
     if found is None:
@@ -133,6 +134,18 @@ def _module_file(name: str) -> str | None:
             f"expected to import {name}, got ModuleNotFoundError: No module named {name!r}"
         )
     return found.origin if found.has_location else None
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """Return where a module is; `importlib.util.find_spec` would import its packages."""
+    first, *others = name.split(".")
+    found, whole = importlib.util.find_spec(first), first
+    for part in others:
+        whole = f"{whole}.{part}"
+        if found is None or found.submodule_search_locations is None:
+            return None
+        found = PathFinder.find_spec(whole, found.submodule_search_locations)
+    return found
 
 
 @contextmanager

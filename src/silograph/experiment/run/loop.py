@@ -172,7 +172,7 @@ def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) ->
     apart = best_apart(snapshot)
     if apart is not None and snapshot.best is not None:
         folder.checkpoints.keep_best(snapshot.best.round, apart)
-    folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.sizes()))
+    folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.prefixes()))
 
 
 def _whole_round(

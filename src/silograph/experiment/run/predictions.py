@@ -1,11 +1,10 @@
 """Predictions of a model that a run has left, as a table of the nodes of a graph or a silo."""
 
-import csv
-import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
 from silograph.experiment.resolve.source import find_source
@@ -51,9 +50,7 @@ def predict_to(
     name = found.name if isinstance(found, Silo) else None
     trained = load_model(model_file(Path(run), name), model=model)
     rows = list(table(trained, found))
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_atomic(Path(out), text.getvalue(), private=True)
+    write_atomic(Path(out), to_text(rows), private=True)
     return len(rows) - 1
 
 

@@ -6,6 +6,8 @@ config.toml         the run with every default written out, ready for `silograph
 run.json            what was given and what was resolved, versions, source, hashes of graph and cut
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
+checksums.json      digests of the files that stand before the first round, but for config.toml,
+                    which run.json has in other words
 session.json        of a run whose graph silos hold: its token, and their public keys
 clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test scores when
                     the run is over
@@ -19,7 +21,7 @@ result.json         the final result; there only when the run is over
 report.html         the run as a page for people; written after everything else
 """
 
-import fcntl
+import csv
 import hashlib
 import json
 import os
@@ -28,16 +30,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
-from silograph.core.files import write_atomic
+from silograph.core.files import hold_folder, sync_folder, write_atomic
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
 from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
 from silograph.experiment.resolve.source import Source
+from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -51,6 +56,7 @@ from silograph.experiment.result_files import (
     RESULT,
     ROUNDS,
     SIMULATION,
+    SUMS,
     Row,
     check_format,
     read_csv,
@@ -67,6 +73,12 @@ from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import CutStatistics, describe
 from silograph.methods.base import seen_by
 from silograph.task.registry import task_of
+
+GROWING = (ROUNDS, LEDGER)
+_KNOWN: Mapping[str, TypeAdapter[Any]] = {  # of run.json
+    "same": TypeAdapter(dict[str, str]),
+    "source": TypeAdapter(dict[str, str | None] | None),
+}
 
 
 def default_folder(config: RunConfig, what: str | None = None) -> str:
@@ -101,6 +113,24 @@ def check_free(path: str) -> None:
         )
 
 
+class Prefix:
+    """Number and digest of the bytes that a growing file begins with, taken as it grows."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, data: bytes) -> None:
+        """Take what was appended."""
+        self.size += len(data)
+        self._hash.update(data)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits."""
+        return self._hash.hexdigest()
+
+
 class ResultFolder:
     """Reads and writes one run's folder, and keeps others from writing to it."""
 
@@ -114,19 +144,19 @@ class ResultFolder:
         self.run = ""  # digest of the run's identity, once it is known
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._written = 0  # records of the ledger that are in its file
+        self._grown = {name: Prefix() for name in GROWING}
         try:
-            self._lock: IO[str] = (path / CONFIG).open(encoding="utf-8")
+            (path / CONFIG).open("rb").close()
+            lock = hold_folder(path)
         except OSError as error:
             raise ConfigError(
                 f"expected a result folder with a config.toml at {path}, got: {error.strerror}"
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+        if lock is None:
             raise ConfigError(
                 f"expected a run that nobody is writing, got {path}, which another process holds"
-            ) from None
+            )
+        self._lock = lock
 
     @staticmethod
     def create(path: str, setup: Setup, asked: RunConfig, source: Source | None) -> "ResultFolder":
@@ -158,6 +188,7 @@ class ResultFolder:
                 f"expected to make the result folder {path}, got: {error.strerror}"
             ) from None
         folder = ResultFolder(target)
+        folder.checkpoints.synced = setup.simulated is None
         folder.take(identity(setup))
         return folder
 
@@ -170,12 +201,49 @@ class ResultFolder:
         try:
             found: dict[str, Any] = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
             check_format(found, self.path / ABOUT)
-            known = {name: found[name] for name in ("same", "source")}
-            return {**known, "simulated": found.get("simulated", True)}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            known: dict[str, Any] = {
+                name: _KNOWN[name].validate_python(found[name]) for name in ("same", "source")
+            }
+            code = _KNOWN["same"].validate_python(found.get("code", {}))
+            simulated = found.get("simulated", True) is True
+        # pydantic's ValidationError is a ValueError.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            line = " ".join(str(error).split())[:200]
             raise CheckpointError(
-                f"expected what the run was in {self.path / 'run.json'}, got: {error}"
+                f"expected what the run was in {self.path / ABOUT}, got: {line}: restore the file "
+                "from a copy, or begin a new run"
             ) from None
+        self._check_sums()
+        self.checkpoints.synced = not simulated
+        return {**known, "code": code, "simulated": simulated}
+
+    def _sums(self) -> dict[str, list[str]]:
+        """Return the digests that files may have, by name."""
+        try:
+            text = (self.path / SUMS).read_text(encoding="utf-8")
+            return TypeAdapter(dict[str, list[str]]).validate_python(json.loads(text))
+        except (OSError, ValueError, RecursionError):
+            raise CheckpointError(
+                f"expected digests of the run's files in {self.path / SUMS}, got none that can be "
+                "read: restore the file from a copy, or begin a new run"
+            ) from None
+
+    def _check_sums(self) -> None:
+        """Raise `CheckpointError` for a file that is not as the run has written it."""
+        for name, known in self._sums().items():
+            file = self.path / Path(name).name
+            found = _digest(file.read_bytes()) if file.is_file() else "none"
+            if found not in known:
+                raise CheckpointError(
+                    f"expected {file} as the run has written it ({' or '.join(known)}), got one "
+                    f"that has changed ({found}): restore the file from a copy, or begin a new run"
+                )
+
+    def expect(self, name: str, data: bytes) -> None:
+        """Write down that a file may hold this from now on, and what it may have held before."""
+        sums = self._sums()
+        sums[name] = [*sums.get(name, []), _digest(data)]
+        write_atomic(self.path / SUMS, json.dumps(sums, indent=2) + "\n")
 
     def take(self, same: Mapping[str, str]) -> None:
         """Say which run writes here from now on."""
@@ -191,9 +259,11 @@ class ResultFolder:
         if checkpoint.facts.get("run") != self.run:
             return "it belongs to another run"
         have = self.sizes()
-        for name, size in checkpoint.facts["sizes"].items():
+        for name, (size, digest) in checkpoint.facts["prefixes"].items():
             if have[name] < size:
                 return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
+            if self._prefix(name, size).digest != digest:
+                return f"{name} is damaged within the {size} bytes that it had then"
         if checkpoint.facts["best_apart"]:
             self.checkpoints.best(checkpoint.facts["best_round"])  # raises where it is unusable
         return None
@@ -213,7 +283,7 @@ class ResultFolder:
 
     def close(self) -> None:
         """Let others write to the folder."""
-        self._lock.close()
+        os.close(self._lock)
 
     def add_round(self, row: Row) -> None:
         """Append a row to the table of rounds."""
@@ -228,39 +298,73 @@ class ResultFolder:
                     f"expected the same facts in every round of a method, got columns {header} "
                     f"after {known}"
                 )
-        with path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text)
+        self._append(ROUNDS, text)
 
     def add_records(self, ledger: Ledger) -> None:
         """Append what the ledger's file does not have yet."""
         new = ledger.since(self._written)
-        with (self.path / LEDGER).open("a", encoding="utf-8") as file:
-            file.writelines(record.to_line() + "\n" for record in new)
+        self._append(LEDGER, "".join(record.to_line() + "\n" for record in new))
         self._written += len(new)
+
+    def _append(self, name: str, text: str) -> None:
+        data, path = text.encode(), self.path / name
+        is_new = not path.exists()
+        with path.open("ab") as file:
+            file.write(data)
+            if self.checkpoints.synced:
+                file.flush()
+                os.fsync(file.fileno())
+        if is_new and self.checkpoints.synced:
+            sync_folder(self.path)
+        self._grown[name].add(data)
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the growing files."""
-        paths = {name: self.path / name for name in (ROUNDS, LEDGER)}
+        paths = {name: self.path / name for name in GROWING}
         return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
 
-    def cut_back(self, sizes: Mapping[str, int]) -> tuple[list[Row], list[Record]]:
-        """Cut the growing files to these bytes, and return the rows and records that are left.
+    def prefixes(self) -> dict[str, tuple[int, str]]:
+        """Return bytes and digest of what this process knows to be in the growing files."""
+        return {name: (grown.size, grown.digest) for name, grown in self._grown.items()}
+
+    def _prefix(self, name: str, size: int) -> "Prefix":
+        """Return what a growing file begins with."""
+        found = Prefix()
+        if size:
+            with (self.path / name).open("rb") as file:
+                found.add(file.read(size))
+        return found
+
+    def records(self, size: int) -> list[Record]:
+        """Return the records in the first bytes of the ledger's file.
 
         Raises:
-            CheckpointError: a record of the ledger is unreadable.
+            CheckpointError: a record is unreadable.
+        """
+        if not size:
+            return []
+        with (self.path / LEDGER).open("rb") as file:
+            lines = file.read(size).decode(errors="replace").splitlines()
+        return [Record.from_line(line) for line in lines]
+
+    def cut_back(self, sizes: Mapping[str, int]) -> list[Row]:
+        """Cut the growing files to these bytes, and return the rows that are left.
+
+        Raises:
+            CheckpointError: the table of rounds or the ledger is unreadable.
         """
         (self.path / DIVERGED).unlink(missing_ok=True)
         for name, size in sizes.items():
             if self.sizes()[name] > size:
                 os.truncate(self.path / name, size)
-        rows, records = [], []
-        if sizes.get(ROUNDS):
-            rows = read_rounds(self.path / ROUNDS)
-        if sizes.get(LEDGER):
-            lines = (self.path / LEDGER).read_text(encoding="utf-8").splitlines()
-            records = [Record.from_line(line) for line in lines]
-        self._written = len(records)
-        return rows, records
+        self._grown = {name: self._prefix(name, size) for name, size in sizes.items()}
+        self._written = len(self.records(sizes[LEDGER]))
+        try:
+            return read_rounds(self.path / ROUNDS) if sizes[ROUNDS] else []
+        except (ValueError, TypeError, csv.Error) as error:
+            raise CheckpointError(
+                f"expected a table of rounds in {self.path / ROUNDS}, got: {error}"
+            ) from None
 
     @property
     def is_complete(self) -> bool:
@@ -283,7 +387,9 @@ class ResultFolder:
             known = values if len(values) == len(rows) else [None] * len(rows)
             for row, value in zip(rows, known, strict=True):
                 row[name] = value
-        write_atomic(self.path / CLIENTS, to_csv(rows))
+        text = to_csv(rows)
+        self.expect(CLIENTS, text.encode())  # before, for the next line may be the last
+        write_atomic(self.path / CLIENTS, text)
         if result.model is not None:
             result.model.save(self.path / MODEL)
         for number, (client, model) in enumerate(result.client_models.items()):
@@ -304,6 +410,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
         "versions": versions(),
         "source": None if source is None else source.told(),
         "same": identity(setup),
+        "code": code_digests(setup.config),
         "model": setup.method_config.model.described(),
         "metrics": list(task_of(setup.schema.task).metrics),
         "given": given,
@@ -329,6 +436,13 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
         rows, known = figures.client_rows(), _simulated(figures, cut.graph)
         write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
+    files = [name for name in (ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
+    sums = {name: [_digest((folder / name).read_bytes())] for name in files}
+    write_atomic(folder / SUMS, json.dumps(sums, indent=2) + "\n")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _dataset(setup: Setup) -> dict[str, Any]:

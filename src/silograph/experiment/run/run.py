@@ -12,7 +12,7 @@ from typing import Any, Protocol, Unpack
 import torch
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, TrainingError
+from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
@@ -26,12 +26,13 @@ from silograph.experiment.resolve.own_partition import (
     cut_by,
     taken,
 )
-from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.plan import planned
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.source import Source, find_source
+from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import LEDGER, Row
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Progress, generating, show_progress
@@ -42,6 +43,7 @@ from silograph.experiment.run.snapshot import Snapshot, check_identity, from_che
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.run_options import RunOptions
 from silograph.experiment.signature import with_keywords
+from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.program import BLANK
 from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph
@@ -167,6 +169,7 @@ def resume(
     partition: Any = None,
     model: Make | None = None,
     method: Method | None = None,
+    trust: Trust = False,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
 ) -> Result:
@@ -180,13 +183,16 @@ def resume(
         partition: the partition, for a run whose partition was given as a value.
         model: the class of the model, for a run with one that cannot be imported.
         method: the method, for a run whose method was given as a value.
+        trust: whether code may be imported that the folder names, as a run with `FILE.py:NAME` has
+            it; or which, as `FILE.py:NAME`.
         progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
         trackers: who else is told of the rounds to come, besides `tracker` of the config.
 
     Raises:
-        ConfigError: there is no run at `path`, or another process is writing it.
-        CheckpointError: the checkpoint is of another config, graph or version, or no whole one
-            is left.
+        ConfigError: there is no run at `path`, another process is writing it, or it names code that
+            is not trusted.
+        CheckpointError: a file or the code of the run has changed, the checkpoint is of another
+            config, graph or version, or no whole one is left.
     """
     check_mode(progress)
     check_trackers(trackers)
@@ -200,6 +206,14 @@ def resume(
                 "use silograph server --resume"
             )
         asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        given = {name: value for name, value in (("method", method), ("model", model)) if value}
+        named = {kind: spec for kind, spec in own_code(asked).items() if kind not in given}
+        try:
+            check_trusted(named, trust, target)
+        except ConfigError as error:
+            hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named else ""
+            raise ConfigError(f"{error}{hint}") from None
+        check_code(about["code"], asked, given)
         parts = _chosen(asked, method)
         model = _module_again(asked) if model is None else model
         watched = watched_by(asked, trackers)
@@ -276,26 +290,46 @@ def restored(
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to the latest usable checkpoint, or to the start."""
     folder.take(same)
-    checkpoint, problems = folder.checkpoints.latest(folder.fits)
-    for line in problems:
-        assert checkpoint is not None  # `latest` raises where none is usable
-        LOG.warning("%s; going on from round %d", line, checkpoint.round)
-    if checkpoint is None:
-        if folder.is_complete:
-            raise ConfigError(
-                f"expected a run to go on with in {folder.path}, got a complete one without "
-                "checkpoints: its result is in result.json"
-            )
-        folder.cut_back(dict.fromkeys(folder.sizes(), 0))
-        if setup.simulated is None:  # silos may remember more
-            setup.federation.restore(BLANK, (), ())
-        return first_snapshot(setup), []
+    problems: list[str] = []
+    for checkpoint in folder.checkpoints.each(folder.fits):
+        if isinstance(checkpoint, str):
+            problems.append(checkpoint)
+            continue
+        try:
+            snapshot, rows = _gone_back(setup, folder, checkpoint)
+        except StateError as error:  # silos may still have the round before
+            problems.append(f"round {checkpoint.round} cannot be gone on from: {error}")
+            continue
+        for line in problems:
+            LOG.warning("%s; going on from round %d", line, checkpoint.round)
+        return snapshot, rows
+    if problems:
+        raise folder.checkpoints.none_usable(problems)
+    if folder.is_complete:
+        raise ConfigError(
+            f"expected a run to go on with in {folder.path}, got a complete one without "
+            "checkpoints: its result is in result.json"
+        )
+    folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+    if setup.simulated is None:  # silos may remember more
+        setup.federation.restore(BLANK, (), ())
+    return first_snapshot(setup), []
+
+
+def _gone_back(
+    setup: Setup, folder: ResultFolder, checkpoint: Checkpoint
+) -> tuple[Snapshot, list[Row]]:
+    """Bring federation and folder back to a checkpoint, the folder last.
+
+    Raises:
+        StateError: a silo has not its state of that round; nothing was cut.
+    """
     facts = checkpoint.facts
     apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
     snapshot, states = from_checkpoint(setup, checkpoint, apart)
-    rows, records = folder.cut_back(facts["sizes"])
-    setup.federation.restore(snapshot.round, states, records)
-    return snapshot, rows
+    sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
+    setup.federation.restore(snapshot.round, states, folder.records(sizes[LEDGER]))
+    return snapshot, folder.cut_back(sizes)
 
 
 class CompileTime(Protocol):

@@ -15,8 +15,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError
 from silograph.core.payload import State, below, named
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.parts import own_code
-from silograph.experiment.resolve.user_code import digest
+from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
@@ -79,24 +78,7 @@ def identity(setup: Setup) -> dict[str, str]:
 
 def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
     """Return hashes of the files or packages of users' parts, by kind; of models see below."""
-    return {kind: digest(spec) for kind, spec in own_code(config).items() if kind != "model"}
-
-
-def check_code(theirs: Mapping[str, str], config: RunConfig) -> None:
-    """Raise `CheckpointError` where a user's method has changed since a run began.
-
-    The rest of the run's identity may not be known yet; see `check_identity`.
-    """
-    for name, ours in code_of(config).items():
-        if theirs.get(name) != ours:
-            raise _differs(name, ours, theirs.get(name))
-
-
-def _differs(name: str, ours: object, theirs: object) -> CheckpointError:
-    return CheckpointError(
-        f"expected a run with {name} {ours}, got one with {theirs}: going on would not give the "
-        "numbers of an uninterrupted run; start a new run"
-    )
+    return {kind: found for kind, found in code_digests(config).items() if kind != "model"}
 
 
 def source_of_module(model: AnyModel) -> dict[str, str]:
@@ -126,11 +108,11 @@ def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: R
     later |= {name for name in options if name.removeprefix("option ") not in config.options}
     for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
         if theirs.get(name) != ours.get(name):
-            raise _differs(name, ours.get(name), theirs.get(name))
+            raise differs(name, ours.get(name), theirs.get(name))
 
 
 def to_checkpoint(
-    setup: Setup, snapshot: Snapshot, run: str, sizes: Mapping[str, int]
+    setup: Setup, snapshot: Snapshot, run: str, prefixes: Mapping[str, tuple[int, str]]
 ) -> Checkpoint:
     """Return the checkpoint of a snapshot.
 
@@ -138,7 +120,8 @@ def to_checkpoint(
         setup: the run.
         snapshot: where it is.
         run: digest of the run's identity.
-        sizes: bytes of the folder's growing files that belong to this snapshot.
+        prefixes: bytes and digest of what the folder's growing files begin with, and belongs to
+            this snapshot.
     """
     state, best = snapshot.state, snapshot.best
     groups: dict[str, Mapping[str, Tensor] | None] = {
@@ -162,7 +145,7 @@ def to_checkpoint(
         tensors |= named(f"client/{number}", state_tensors(block))
     facts: dict[str, Any] = {
         "run": run,
-        "sizes": dict(sizes),
+        "prefixes": dict(prefixes),
         "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
         "best_apart": best_apart(snapshot) is not None,

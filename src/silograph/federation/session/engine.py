@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, StateError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, State, take_all
@@ -165,7 +165,8 @@ class Session:
         self._seen = dict.fromkeys(self._ids, number)
         self._called = dict(self._seen)
         for name, error in self._tell(Type.LOAD, self._seen).items():
-            raise ProtocolError(f"expected {name} to go on, got: {error}")
+            kind = StateError if error.cause is Cause.REFUSED else ProtocolError
+            raise kind(f"expected {name} to go on, got: {error}")
 
     def rejoin(self, away: AwayError) -> None:
         """Wait for silos that the round lacks, and bring all back to where it began.

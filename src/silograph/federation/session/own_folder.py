@@ -1,12 +1,12 @@
 """A silo's own folder: for its owner only, and for one process at a time."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from silograph.core.errors import ConfigError
+from silograph.core.files import hold_folder
 
 
 def make_private(folder: Path) -> None:
@@ -23,17 +23,15 @@ def held(folder: Path) -> Iterator[None]:
     """
     try:
         make_private(folder)
-        file = os.open(folder, os.O_RDONLY)
+        lock = hold_folder(folder)
     except OSError as error:
         raise ConfigError(f"expected to write {folder}, got: {error.strerror}") from None
+    if lock is None:
+        raise ConfigError(
+            f"expected one process for the state in {folder}, got another that holds it: stop "
+            "it first"
+        )
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"expected one process for the state in {folder}, got another that holds it: stop "
-                "it first"
-            ) from None
         yield
     finally:
-        os.close(file)
+        os.close(lock)

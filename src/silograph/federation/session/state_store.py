@@ -18,7 +18,7 @@ from silograph.federation.checkpoint import (
     Checkpoint,
     CheckpointFolder,
     file_name,
-    from_bytes,
+    read_checkpoint,
     state_from,
     state_tensors,
 )
@@ -45,7 +45,7 @@ class StateStore:
 
     def __init__(self, folder: Path | None = None, data: str = "") -> None:
         self._data = data
-        self._folder = None if folder is None else CheckpointFolder(folder)
+        self._folder = None if folder is None else CheckpointFolder(folder, synced=True)
         self._recent: dict[int, State] = {}
         self._kept: dict[int, State] = {}
 
@@ -114,9 +114,7 @@ class StateStore:
         if self._folder is not None:
             path = self._folder.path / file_name("round", number)
             if path.exists():
-                found = from_bytes(path.read_bytes())
-                if found.round != number:
-                    raise CheckpointError(f"expected the state of round {number}, got another")
+                found = read_checkpoint(path, number)
                 if found.facts.get("data") != self._data:
                     raise CheckpointError("expected the silo's data as they were, got others")
                 return state_from(found.tensors)

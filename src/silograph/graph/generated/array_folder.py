@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from silograph.core.errors import DataError
+from silograph.core.files import hold_folder
 
 MANIFEST = "manifest.json"
 COLUMN_BITS = 32  # of a 64-bit entry; the bits above hold the row
@@ -131,13 +132,12 @@ def alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
     What killed processes left behind is cleared away.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = hold_folder(folder)
+    if handle is None:
+        wait()
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            wait()
-            fcntl.flock(handle, fcntl.LOCK_EX)
         for partial in folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(partial)
         yield
@@ -149,7 +149,7 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
     """Write what the arrays in `folder` are of; adds the dtype and shape of each."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")):
-        array = np.load(path, mmap_mode="r")
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
         arrays[path.stem] = [array.dtype.str, list(array.shape)]
     text = json.dumps({**about, "arrays": arrays}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")

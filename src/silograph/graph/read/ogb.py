@@ -29,6 +29,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.labels import numbered_labels
+from silograph.graph.read.tables import check_unpacked
 
 FOLDERS = {
     "ogbn-arxiv": "ogbn_arxiv",
@@ -190,7 +191,11 @@ def _array(path: Path, key: str, kinds: str, ndim: int) -> np.ndarray:
         raise DataError(f"{path}: expected an .npz file, got no such file")
     try:
         with path.open("rb") as file:
-            array: np.ndarray = np.load(file, allow_pickle=False)[key]
+            archive = np.load(file, allow_pickle=False)
+            check_unpacked(path, [key])
+            array: np.ndarray = archive[key]
+    except DataError:
+        raise
     except Exception as error:  # foreign bytes surface as errors of numpy, zipfile, zlib and more
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(f"{path}: expected an array {key!r}, got {reason}") from None

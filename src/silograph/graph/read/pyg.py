@@ -17,6 +17,7 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
+from silograph.graph.read.checked_pickle import check_arrays, check_kept
 from silograph.graph.read.pyg_data import from_pyg
 
 # Class of torch_geometric.datasets and the name it knows the graph by, where it has several.
@@ -65,10 +66,24 @@ def _data(name: str, root: Path) -> Any:
     from torch_geometric import datasets
 
     kind, known_as = LOADERS[name]
-    loader: Callable[..., Any] = getattr(datasets, kind)
+    loader = _checked(getattr(datasets, kind))
+    for kept in sorted((root / (known_as or kind) / "processed").glob("*.pt")):
+        check_kept(kept)
     if known_as is None:  # such a loader takes the whole of `root` for its own
         return loader(root=str(root / kind))[0]
     return loader(root=str(root), name=known_as)[0]
+
+
+def _checked(loader: type[Any]) -> Callable[..., Any]:
+    """Return a loader that looks at raw files before it reads them."""
+
+    def process(self: Any) -> None:
+        for path in sorted(Path(self.raw_dir).glob("ind.*")):  # of Planetoid
+            if not path.name.endswith(".test.index"):  # which is text
+                check_arrays(path)
+        loader.process(self)
+
+    return type(loader.__name__, (loader,), {"process": process})
 
 
 def _graph(name: str, data: Any) -> Graph:

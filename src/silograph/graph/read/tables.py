@@ -3,7 +3,9 @@
 import csv
 import io
 import math
+import os
 import threading
+import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +194,35 @@ def read_arrays(path: Path, expected: str, choose: Callable[[set[str]], Collecti
                 f"{path}: expected an .npz file with {expected}, got none that can be read: "
                 "empty, cut short, or another format"
             ) from None
-        return {key: _array(path, archive, key) for key in sorted(choose(keys))}
+        chosen = sorted(choose(keys))
+        check_unpacked(path, chosen)
+        return {key: _array(path, archive, key) for key in chosen}
+
+
+def check_unpacked(path: Path, keys: Collection[str]) -> None:
+    """Raise `DataError` where arrays of an archive say that they do not fit into memory.
+
+    A few megabytes can hold gigabytes of zeros. The sizes that an archive declares are looked at
+    before anything is unpacked; no more than that is read.
+    """
+    names = {name for key in keys for name in (key, f"{key}.npy")}
+    with zipfile.ZipFile(path) as archive:
+        size = sum(part.file_size for part in archive.infolist() if part.filename in names)
+    if size > (most := memory_left()):
+        raise DataError(
+            f"{path}: expected arrays of at most {most:,} bytes, the memory that is free, got "
+            f"{size:,} once unpacked: use a machine with more memory, or smaller data"
+        )
+
+
+def memory_left() -> int:
+    """Return the bytes of memory that are free, or all where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next(line.split() for line in lines if line.startswith("MemAvailable:"))
+        return int(found[1]) << 10
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _array(path: Path, archive: Any, key: str) -> np.ndarray:

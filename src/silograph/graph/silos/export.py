@@ -54,6 +54,8 @@ def write_silos(
 ) -> tuple[Path, ...]:
     """Write one folder for each client of a cut; see `silograph.graph.silos.read` for the format.
 
+    Only their owner may read them: they hold features, labels and keys.
+
     Args:
         path: folder to make; an empty one may be there. It is there whole or not at all.
         graph: the uncut graph.
@@ -75,10 +77,11 @@ def write_silos(
     whole = Path(os.path.abspath(target))
     making = whole.with_name(f".{whole.name}.{os.getpid()}")
     try:
-        making.mkdir(parents=True)
+        making.parent.mkdir(parents=True, exist_ok=True)
+        making.mkdir(mode=0o700)
         try:
             for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
-                (making / name).mkdir()
+                (making / name).mkdir(mode=0o700)
                 _write(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
                 _text(making / name / SPEC, _spec(graph, silo))
@@ -263,7 +266,8 @@ def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequ
         file = folder / f"{stem}.{format}"
         if format == "npz":
             kept = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
-            np.savez(file, allow_pickle=False, **kept)
+            with open(file, "xb", opener=opens_private) as opened:
+                np.savez(opened, allow_pickle=False, **kept)
             continue
         table = _as_table(columns, names) if stem == FEATURES else columns
         if format == "csv":
@@ -271,7 +275,8 @@ def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequ
         else:
             arrow, parquet = pyarrow(file)
             made = arrow.table({name: arrow.array(column) for name, column in table.items()})
-            parquet.write_table(made, file)
+            with open(file, "xb", opener=opens_private) as opened:
+                parquet.write_table(made, opened)
 
 
 def _csv(columns: Columns) -> str:
@@ -298,4 +303,5 @@ def _cells(name: str, column: np.ndarray) -> list[str]:
 
 
 def _text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="")
+    with open(path, "x", encoding="utf-8", newline="", opener=opens_private) as file:
+        file.write(text)

@@ -19,7 +19,15 @@ from silograph.core.text import shown
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
-from silograph.experiment.resolve.parts import check_some_have, find_method, fitting, without_method
+from silograph.experiment.resolve.parts import (
+    TABLES,
+    check_some_have,
+    find_method,
+    fitting,
+    own_code,
+    without_method,
+)
+from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
@@ -350,20 +358,39 @@ def is_comparison(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / PLAN).is_file()
 
 
+def _code_in(plan: Mapping[str, Any], config: RunConfig) -> dict[str, str]:
+    """Return the code that a plan names: of its config, its methods and what it varies."""
+    varied = {kind: values for kind, values in plan["over"].items() if kind in TABLES}
+    found = own_code(config)
+    for kind, values in {"method": plan["methods"], **varied}.items():
+        for number, value in enumerate(values):
+            named = own_code(replace(config, **{kind: value}))
+            found |= {f"{kind} {number + 1}": named[kind]} if kind in named else {}
+    return found
+
+
 def resume_comparison(
-    folder: str | os.PathLike[str], *, processes: int | None = None, progress: str = "none"
+    folder: str | os.PathLike[str],
+    *,
+    trust: Trust = False,
+    processes: int | None = None,
+    progress: str = "none",
 ) -> Comparison:
-    """Go on with a comparison that was interrupted.
+    """Go on with a comparison that was interrupted; `trust` as in `silograph.resume`.
 
     Raises:
-        ConfigError: its plan is unreadable, or its graph was in memory.
+        ConfigError: its plan is unreadable or names code that is not trusted, or its graph was in
+            memory.
     """
     path = Path(folder) / PLAN
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         in_memory, config = plan.pop("in_memory"), plan.pop("config")
         values = plan.pop("values", [])
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        check_trusted(_code_in(plan, make_config(config, source=str(path))), trust, folder)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"expected the plan of a comparison in {path}, got: {error}") from None
     if in_memory:
         raise ConfigError(

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from silograph.core.errors import ConfigError, lookup
+from silograph.experiment.resolve.trusted_code import check_trusted
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.study.reproduce.recipe import Recipe
 
@@ -30,13 +31,21 @@ def recipes_in(folder: Path) -> dict[str, str]:
     }
 
 
-def find_recipe(name: str, folder: Path) -> Recipe:
+def find_recipe(name: str, folder: Path, *, trust: bool) -> Recipe:
     """Return a recipe by its name in a folder, or by `FILE.py:NAME` or `package.module:NAME`.
 
+    Args:
+        name: of the recipe.
+        folder: of recipes by name.
+        trust: whether a recipe by name may be run: its file is what the folder has.
+
     Raises:
-        ConfigError: there is none (names the nearest), or its name is not like folder/name.
+        ConfigError: there is none (names the nearest), its name is not like folder/name, or it is
+            not trusted.
     """
     spec = name if is_spec(name) else lookup(recipes_in(folder), name, "recipe")
+    if not is_spec(name):
+        check_trusted({"recipe": spec}, trust, folder)
     recipe = imported(spec, Recipe)
     if not re.fullmatch(rf"{_PART}(/{_PART})*", recipe.name):
         raise ConfigError(f"expected a recipe's name like folder/name, got {recipe.name!r}")

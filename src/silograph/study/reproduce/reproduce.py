@@ -14,6 +14,7 @@ from pathlib import Path
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.experiment.markdown import markdown_table
+from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.run.run import check_mode
 from silograph.study.cells import Cell, Line, lasts
 from silograph.study.datasets import fetch
@@ -191,9 +192,10 @@ def filled(text: str, name: str, section: str) -> str:
 
 def again(name: str) -> str:
     """Return how to make the page again."""
+    trust = "" if is_spec(name) else " --trust"
     return (
-        f"Run again: `silograph reproduce {shlex.quote(name)} --data-dir DIR`; it goes on where it "
-        "stopped, `--max-minutes 0` only writes this page."
+        f"Run again: `silograph reproduce {shlex.quote(name)}{trust} --data-dir DIR`; it goes on "
+        "where it stopped, `--max-minutes 0` only writes this page."
     )
 
 

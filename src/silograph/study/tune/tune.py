@@ -18,8 +18,10 @@ from silograph.core.run_file import write_toml
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
-from silograph.experiment.resolve.parts import left_open
+from silograph.experiment.resolve.parts import TABLES, left_open, own_code
 from silograph.experiment.resolve.resolve import choose, spelled_out
+from silograph.experiment.resolve.trusted_code import Trust, check_trusted
+from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
@@ -292,7 +294,7 @@ def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> lis
     if best is None:
         return []
     cells = [replace(c, labels={"seed": c.labels["seed"]}) for c in space.cells(0, best.params)]
-    with StudyFile(None if out is None else out / WINNER) as file:
+    with StudyFile(None if out is None else out / WINNER, held=True) as file:
         run_missing(cells, file, replace(how, test=True, until=None), len(cells))
         lines = [file.found(cell.digest) for cell in cells]
     return [line for line in lines if line is not None]
@@ -364,12 +366,19 @@ def is_search(folder: str | os.PathLike[str]) -> bool:
 
 
 def resume_search(
-    folder: str | os.PathLike[str], *, processes: int | None = None, progress: str = "none"
+    folder: str | os.PathLike[str],
+    *,
+    trust: Trust = False,
+    processes: int | None = None,
+    progress: str = "none",
 ) -> Tuned:
     """Go on with a search that was interrupted, up to the trials that it was asked for.
 
+    `trust` as in `silograph.resume`.
+
     Raises:
-        ConfigError: its plan is unreadable, or its graph was in memory.
+        ConfigError: its plan is unreadable or names code that is not trusted, or its graph was in
+            memory.
     """
     plan = read_plan(Path(folder))
     if plan["in_memory"]:
@@ -382,8 +391,12 @@ def resume_search(
             f"expected {', '.join(plan['values'])} of the search in {folder}, got none: it was "
             "given as a value; call sg.tune with it and the same out again"
         )
+    config = make_config(plan["config"], source=str(Path(folder) / PLAN))
+    choices = {kind: str(plan["ranges"].get(kind, "")).split(",") for kind in TABLES}
+    named = {f"{kind} {word}": word for kind, ws in choices.items() for word in ws if is_spec(word)}
+    check_trusted(own_code(config) | named, trust, folder)
     return tune(
-        config=make_config(plan["config"], source=str(Path(folder) / PLAN)),
+        config=config,
         trials=plan["trials"],
         keys=list(plan["ranges"]),
         ranges=plan["ranges"],

@@ -1,0 +1,202 @@
+"""Whatever happens to a byte of a stopped run's folder: it goes on bit for bit, or says why not."""
+
+import itertools
+import json
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import silograph as sg
+from runs import FAST, files_of, run_until
+from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.core.files import hold_folder
+from silograph.experiment.run.result_folder import ResultFolder
+from silograph.graph.graph import Graph
+
+MakeGraph = Callable[..., Graph]
+Stopped = tuple[Path, Graph, dict[str, Any]]
+EARLY = ("checksums.json", "clients.csv", "run.json", "simulation.json")
+
+
+@pytest.fixture(scope="module")
+def original(make_graph: MakeGraph, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """A run that died in round 4, its graph, and what it should have left."""
+    folder, graph = tmp_path_factory.mktemp("original"), make_graph()
+    sg.run(graph, **FAST, out=str(folder / "whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        run_until(patch, graph, 4, folder / "cut", **FAST)
+    return folder / "cut", graph, files_of(folder / "whole")
+
+
+@pytest.fixture
+def stopped(original: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stopped:
+    monkeypatch.setattr("silograph.experiment.run.loop.add_report", lambda _: None)  # takes long
+    folder, graph, expected = original
+    shutil.copytree(folder, tmp_path / "cut")
+    return tmp_path / "cut", graph, expected
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def flip(data: bytearray, draw: random.Random) -> None:
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+
+
+def digit(data: bytearray, draw: random.Random) -> None:
+    """Change a digit to another, which every reader takes; where there is none, any byte."""
+    places = [i for i, byte in enumerate(data) if chr(byte).isdigit()]
+    place = draw.choice(places or [0])
+    data[place] = ord("1") if data[place] == ord("7") else ord("7")
+
+
+def delete(data: bytearray, draw: random.Random) -> None:
+    del data[draw.randrange(len(data))]
+
+
+def zeros(data: bytearray, draw: random.Random) -> None:
+    start = draw.randrange(len(data))
+    data[start : start + 40] = bytes(len(data[start : start + 40]))
+
+
+DAMAGES = (flip, digit, delete, zeros)
+
+
+def goes_on_or_says_why(
+    folder: Path, graph: Graph, expected: dict[str, Any], tries: int, seed: int
+) -> None:
+    """Damage each file in turn, restore it, and see what a resumed run makes of it.
+
+    Damages take turns: with two tries each file has two of them.
+    """
+    draw, lines = random.Random(seed), list[str]()
+    turns = itertools.cycle(DAMAGES)
+    for name in files_in(folder):
+        for damage in itertools.islice(turns, min(tries, len(DAMAGES))):
+            for number in range(-(-tries // len(DAMAGES))):
+                copy = folder.with_name("copy")
+                shutil.copytree(folder, copy)
+                data = bytearray((copy / name).read_bytes())
+                damage(data, draw)
+                (copy / name).write_bytes(data)
+                try:
+                    sg.resume(copy, graph=graph)
+                except SilographError as error:
+                    lines.append(str(error))
+                else:
+                    assert files_of(copy) == expected, (name, damage.__name__, number)
+                shutil.rmtree(copy)
+    assert lines
+    assert not [line for line in lines if "\n" in line]
+
+
+def test_any_damage_is_found(stopped: Stopped) -> None:
+    goes_on_or_says_why(*stopped, tries=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_any_damage_is_found_at_many_places(stopped: Stopped, seed: int) -> None:
+    goes_on_or_says_why(*stopped, tries=60, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "ledger.jsonl"])
+@pytest.mark.parametrize("byte", [b"7", b"\0"])
+def test_damage_of_unchanged_length_is_named(stopped: Stopped, name: str, byte: bytes) -> None:
+    """A digit is changed where every checkpoint knows it: no other numbers, and no traceback."""
+    folder, graph, _ = stopped
+    data = (folder / name).read_bytes()
+    place = next(i for i in range(len(data) // 3, len(data)) if data[i : i + 1] in b"0123456")
+    (folder / name).write_bytes(data[:place] + byte + data[place + 1 :])
+    with pytest.raises(
+        CheckpointError, match=rf"{name} is damaged within the \d+ bytes .*restore these files"
+    ):
+        sg.resume(folder, graph=graph)
+    assert (folder / name).stat().st_size == len(data)  # nothing was cut
+
+
+def test_damage_of_the_last_round_goes_back_one(
+    stopped: Stopped, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, graph, expected = stopped
+    data = bytearray((folder / "ledger.jsonl").read_bytes())
+    data[-5] ^= 1
+    (folder / "ledger.jsonl").write_bytes(data)
+    with caplog.at_level(logging.WARNING, logger="silograph"):
+        sg.resume(folder, graph=graph)
+    assert "ledger.jsonl is damaged within the" in caplog.text
+    assert "going on from round 2" in caplog.text
+    assert files_of(folder) == expected
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_files_that_no_round_writes_are_named(stopped: Stopped, name: str) -> None:
+    folder, graph, _ = stopped
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name}.*: restore the file from a copy, or begin"):
+        sg.resume(folder, graph=graph)
+
+
+def test_a_kill_while_the_result_is_written(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """clients.csv is there in its last form then, and nothing after it."""
+    folder, graph, expected = stopped
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.run.trained_model.TrainedModel.save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sg.resume(folder, graph=graph)
+    assert not (folder / "result.json").exists()
+    assert "flops" in (folder / "clients.csv").read_text()
+    sg.resume(folder, graph=graph)
+    assert files_of(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("same", 5), ("same", {"a": 1}), ("source", []), ("source", "x"), ("code", 3), ("code", [1])],
+)
+def test_fields_of_other_types_in_run_json(stopped: Stopped, name: str, value: object) -> None:
+    folder, graph, _ = stopped
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {name: value}))
+    with pytest.raises(CheckpointError, match=r"expected what the run was in .*run.json, got") as e:
+        sg.resume(folder, graph=graph)
+    assert "\n" not in str(e.value)
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def test_a_replaced_config_frees_no_folder(stopped: Stopped) -> None:
+    folder, graph, _ = stopped
+    holder = ResultFolder(folder)
+    text = (folder / "config.toml").read_text()
+    (folder / "new").write_text(text)
+    (folder / "new").replace(folder / "config.toml")  # as an editor saves
+    with pytest.raises(ConfigError, match="expected a run that nobody is writing, got"):
+        sg.resume(folder, graph=graph)
+    holder.close()
+
+
+def test_a_folder_is_held_until_it_is_closed(tmp_path: Path) -> None:
+    lock = hold_folder(tmp_path)
+    assert lock is not None
+    assert hold_folder(tmp_path) is None
+    os.close(lock)
+    again = hold_folder(tmp_path)
+    assert again is not None
+    os.close(again)
+    with pytest.raises(NotADirectoryError):
+        hold_folder(Path(__file__))
