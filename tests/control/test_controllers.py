@@ -14,8 +14,17 @@ import silograph as sg
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, of, rows_of, run_until, same_bits, weights_of
 from sessions import TOKEN, table, worker_of
-from silograph.control import CONTROLLERS, Controller, Knob, RunStanding, knob_specs, knobs_of
+from silograph.control import (
+    BOUND_INTERVAL,
+    CONTROLLERS,
+    Controller,
+    Knob,
+    RunStanding,
+    knob_specs,
+    knobs_of,
+)
 from silograph.control.base import ControllerState, Knobs
+from silograph.control.bound_interval import NUMBERS
 from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -227,6 +236,52 @@ def test_laws_of_every_controller(found: Controller) -> None:
 
 def test_fixed_knobs_are_the_options() -> None:
     assert play(CONTROLLERS["fixed"], {}, 1, 4) == [[4, 1, 0.5, 0.5, 0.5]] * 3
+
+
+def test_the_interval_of_the_least_bound_by_hand() -> None:
+    """Eq. 10 of FedAIS: J = 2, 10 rounds of 100 bytes with exchanges of 10, eta = 100."""
+    (knob,) = KNOBS[:1]
+
+    def at(t: int, loss: float, *w: float) -> RunStanding:
+        bytes = 100 + 100 * t
+        return RunStanding(t, 3, bytes, None, t, loss, 0.5, None, {"w": torch.tensor(w)}, 10 - t)
+
+    facts = {"batches": 2.0, "row_bytes": 50.0, "exchanges": 5.0, "rate": 100.0}
+    state = BOUND_INTERVAL.init(None, [knob], at(0, 2.0, 0.0, 0.0))
+    taus = []
+    # Moves (3, 4), (0, 5) and (0, 5): spreads 1, 2 and 3; curvatures sqrt(10) / 10 and 0.
+    rounds = [((3.0, 4.0), 27.0, 1.8), ((3.0, 9.0), 29.0, 1.8), ((3.0, 14.0), 31.0, 0.25)]
+    for t, (w, moved, loss) in enumerate(rounds, start=1):
+        assert BOUND_INTERVAL.observe is not None
+        known = facts | {"moved": moved}
+        state = BOUND_INTERVAL.observe(None, [knob], state, at(t, loss, *w), known, {})
+        for found in (loss, loss / 3, 0.0):
+            now = at(t, found, *w)
+            taus.append(int(BOUND_INTERVAL.propose(None, [knob], state, now, Key.of(0))["a"]))
+    # sqrt(2 F / (curved^2 spread)): after two rounds sqrt(F / .075), after three sqrt(F / .025).
+    assert taus == [4, 4, 4, 5, 3, 1, 4, 2, 1]
+
+
+@pytest.mark.parametrize("bad", [1e308, float("inf"), float("nan")])
+def test_a_client_that_reports_a_wild_move_leaves_estimates_that_are_numbers(bad: float) -> None:
+    (knob,) = KNOBS[:1]
+    state = BOUND_INTERVAL.init(None, [knob], standing_at(0))
+    for t in range(1, 4):
+        assert BOUND_INTERVAL.observe is not None
+        facts = {"batches": 2.0, "rate": 1.0, "moved": bad}
+        state = BOUND_INTERVAL.observe(None, [knob], state, standing_at(t), facts, {})
+        knobs = BOUND_INTERVAL.propose(None, [knob], state, standing_at(t), Key.of(0))
+        assert 1 <= int(knobs["a"]) <= 9
+    assert all(bool(t.isfinite().all()) for t in state.values())
+
+
+@pytest.mark.parametrize("bad", [1e200, float("inf"), float("nan")])
+def test_a_loss_of_any_size_leaves_the_interval_in_its_range(bad: float) -> None:
+    (knob,) = KNOBS[:1]
+    state = dict(BOUND_INTERVAL.init(None, [knob], standing_at(0)))
+    state |= {name: torch.tensor(1e-200, dtype=torch.float64) for name in NUMBERS}
+    now = replace(standing_at(1), val_loss=bad)
+    assert 1 <= int(BOUND_INTERVAL.propose(None, [knob], state, now, Key.of(0))["a"]) <= 9
 
 
 def test_the_interval_follows_the_loss() -> None:

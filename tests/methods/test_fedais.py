@@ -2,21 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from remote_runs import setup_of
-from silograph.control import LOSS_INTERVAL, RunStanding, knobs_of
+from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import offsets
+from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
 from silograph.evaluation.scoring import HaloSums
-from silograph.exchange.history import OWN, PASSES, SEEN, blank_history, stored_in
+from silograph.exchange.history import (
+    HALO,
+    LARGEST,
+    OWN,
+    PASSES,
+    SEEN,
+    as_bytes,
+    blank_history,
+    rows_form,
+    stored_in,
+)
+from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
@@ -30,6 +43,7 @@ from silograph.methods.fedais import FEDAIS, PRESETS, init, told_of
 from silograph.methods.fedais_clients import advance, close_round, open_round
 from silograph.methods.fedais_options import FedAISOptions
 from silograph.methods.local_training import shared
+from silograph.nn.backends import COMPILED, TORCH, Backend
 from silograph.nn.conv import internal_messages
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import Pass, Staged, forward_pass
@@ -335,12 +349,15 @@ def head(name: str, dims: int) -> int:
     return FIELD.size + len(name) + dims * DIMENSION.size
 
 
-def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None:
+@pytest.mark.parametrize("sent", ["exact", "int8"])
+def test_bytes_of_exchanges_are_their_closed_form(
+    make_graph: MakeGraph, sent: Literal["exact", "int8"]
+) -> None:
     """Every slot asks once; every owner sends a wanted row once."""
     from silograph.federation.frame import HEADER
 
     block, route, _ = cut_of(make_graph(40), 4, "random")
-    options = replace(EVERYTHING, share_features=False, batches=4, tau=2)
+    options = replace(EVERYTHING, share_features=False, batches=4, tau=2, sent=sent)
     cfg = config("sage", options=options, shape={"layers": 3})
     fed, _ = play(cfg, block, route, rounds=1)
     slots, rows, clients, times = len(block.halo.key), len(block.halo.boundary), 4, 2
@@ -350,6 +367,9 @@ def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None
     fields = [f"rows/{n}" for n in stored_stages(model_in(cfg))]
     width = 8 * sum(model_in(cfg).stages[n].inputs for n in stored_stages(model_in(cfg)))
     heads = head("answered", 1) + sum(head(name, 2) for name in fields)
+    if sent == "int8":
+        width = width // 8 + 4 * len(fields)
+        heads += sum(head(name.replace("rows", "scale"), 1) for name in fields)
     ask = 2 * HEADER.size + 2 * len("ask") + told + head("slot", 1)
     serve = 2 * HEADER.size + 2 * len("serve") + told + head("row", 1) + heads
     store = 2 * HEADER.size + 2 * len("store") + told + heads
@@ -358,6 +378,59 @@ def test_bytes_of_exchanges_are_their_closed_form(make_graph: MakeGraph) -> None
     assert by_kind["embeddings"] == times * (
         clients * (serve + store) + (4 + 1 + width) * rows + (1 + width) * slots
     )
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1e-300, 1e-30, 1.0, 1e30, 1e300]))
+def test_rows_as_bytes_are_within_half_a_scale(seed: int, size: float) -> None:
+    x = (Key.of(seed).matrix(4, 5) - 0.5) * size
+    x[1] = 0
+    levels, scale = as_bytes(x)
+    assert levels.dtype is torch.int8
+    back = levels.double() * scale.double()[:, None]
+    whole = (scale < LARGEST) & (scale > torch.finfo(torch.float32).tiny)
+    error = (back - x).abs().amax(1)
+    assert bool((error[whole] <= 0.5001 * scale[whole]).all())
+    assert bool((back.abs() <= x.abs().amax() * (1 + 1e-6)).all())  # never beyond what it was
+    assert not back[1].any()
+
+
+def test_rows_as_bytes_are_nearly_those_that_are_sent_whole(make_graph: MakeGraph) -> None:
+    block, route, _ = cut_of(make_graph(40), 4, "random")
+    found, whole = [], replace(EVERYTHING, share_features=False)
+    for options in (whole, replace(whole, sent="int8")):
+        fed, _ = play(config("gcn", options=options), block, route, rounds=2)
+        found.append(fed.states()[0])
+    assert torch.equal(found[0][SEEN].t, found[1][SEEN].t)
+    for number in stored_stages(model_in(config("gcn"))):
+        rows, small = (state[f"{HALO}{number}"].t for state in found)
+        off = (rows - small).abs().amax(1) / rows.abs().amax(1).clamp(min=1e-30)
+        assert 0 < float(off.max()) < 0.02 * number
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (2.0**121, "expected values up to 1.32923e\\+36, got"),
+        (-1.0, "expected values from 0, got -1"),
+        (float("nan"), "expected finite numbers, got NaN"),
+    ],
+)
+def test_no_owner_can_send_bytes_that_are_no_finite_row(
+    make_graph: MakeGraph, scale: float, message: str
+) -> None:
+    """What a silo takes in is checked; the largest row that passes is finite in float32."""
+    block, _, _ = cut_of(make_graph(40), 4, "random")
+    model = model_in(config("sage", shape={"layers": 2}))
+    specs = rows_form(model, small=True).fields
+    off = torch.tensor([0, 1, 1, 1, 1])
+    width = model.stages[1].inputs
+    levels = Ragged(torch.full((1, width), 127, dtype=torch.int8), off)
+    fields = {"rows/1": levels, "scale/1": Ragged(torch.tensor([LARGEST]), off)}
+    check_against(fields, specs, extent_of(block), "inbox of store", finite=True)
+    assert bool((levels.t * fields["scale/1"].t[:, None]).isfinite().all())
+    fields["scale/1"] = Ragged(torch.tensor([scale]), off)
+    with pytest.raises(ProtocolError, match=message):
+        check_against(fields, specs, extent_of(block), "inbox of store", finite=True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -411,6 +484,30 @@ def test_intervals_grow_where_the_bytes_left_do_not_suffice() -> None:
     assert found == [1, 1, 2, 2, 10, 100, 100]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("backend", [TORCH, COMPILED])
+def test_clients_tell_how_far_they_have_moved_where_the_interval_needs_it(
+    make_graph: MakeGraph, backend: Backend, *, sparse: bool
+) -> None:
+    """The server's model of one client has moved as far as that; its unused rows stay."""
+    block, route, _ = cut_of(make_graph(40, sparse=sparse), 1, "random")
+    options = FedAISOptions(interval="bound", batches=3, tau=2)
+    shape = {"residual": False}
+    cfg = config("sage", options=options, optimizer=Adam(0.05), backend=backend, shape=shape)
+    fed = InProcess(cfg, block, route, 1)
+    before = FEDAIS.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
+    fed.start_round(1)
+    after, report = FEDAIS.round(fed, cfg, before, 1, KEY)
+    assert before.weights is not None
+    assert after.weights is not None
+    pairs = [(after.weights[name], w) for name, w in before.weights.items()]
+    total = sum(float((a - b).square().sum()) for a, b in pairs)
+    assert report.facts["moved"] == pytest.approx(total, rel=1e-12)
+    assert report.facts["rate"] == 0.05
+    assert FEDAIS.needs.controller(options) is BOUND_INTERVAL
+    assert FEDAIS.needs.controller(replace(options, halo="none")) is FIXED
+
+
 # Bad input.
 
 
@@ -425,9 +522,9 @@ def test_bad_input_is_refused_in_one_line(make_graph: MakeGraph) -> None:
         with pytest.raises(ConfigError, match=message):
             play(config(**changes), block, route, rounds=0)
     bad: list[dict[str, Any]] = [{"ratio": 0}, {"ratio": 1.2}, {"tau": 0}, {"floor": 2}]
-    for given in [*bad, {"batches": 0}]:
-        with pytest.raises(ValueError, match=next(iter(given))):
-            FedAISOptions(**given)
+    for wrong in [*bad, {"batches": 0}]:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            FedAISOptions(**wrong)
     with pytest.raises(ConfigError, match="expected validation nodes for an interval that follows"):
         LOSS_INTERVAL.init(None, (), standing(None))
 

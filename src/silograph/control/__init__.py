@@ -1,15 +1,19 @@
 """Knobs that change during a run, and what changes them, by the name users give."""
 
 from silograph.control.base import Controller, ControllerState, Knob, RunStanding, knobs_of
+from silograph.control.bound_interval import BOUND_INTERVAL
 from silograph.control.ddpg import DDPG, AgentOptions
 from silograph.control.drawn import DRAWN
 from silograph.control.fixed import FIXED
 from silograph.control.knob_messages import knob_fields, knob_specs
 from silograph.control.loss_interval import LOSS_INTERVAL
 
-CONTROLLERS: dict[str, Controller] = {c.name: c for c in (FIXED, DRAWN, DDPG, LOSS_INTERVAL)}
+CONTROLLERS: dict[str, Controller] = {
+    c.name: c for c in (FIXED, DRAWN, DDPG, LOSS_INTERVAL, BOUND_INTERVAL)
+}
 
 __all__ = [
+    "BOUND_INTERVAL",
     "CONTROLLERS",
     "DDPG",
     "DRAWN",

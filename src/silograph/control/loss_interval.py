@@ -25,7 +25,7 @@ ROW_BYTES, EXCHANGES, BATCHES = "row_bytes", "exchanges", "batches"  # facts of 
 def remember_first(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
     """Keep the loss of the first weights; no round has cost anything yet."""
     del options, knobs
-    loss = _loss_of(standing)
+    loss = loss_of(standing)
     costs = {"bytes": standing.bytes, "fixed": 0.0, "exchange": 0.0, "batches": 0.0}
     return {
         "first": torch.tensor(loss, dtype=torch.float64),
@@ -39,7 +39,7 @@ def propose(
     """Follow eq. 11, and the bytes that are left."""
     del options, key
     # Silos report losses, so that a ratio of any size may come.
-    loss, first = max(_loss_of(standing), 0.0), float(state["first"])
+    loss, first = max(loss_of(standing), 0.0), float(state["first"])
     share = math.sqrt(loss / first) if first > 0 else 1.0
     return {
         knob.name: knob.constant(
@@ -87,7 +87,12 @@ def _affordable(tau: int, most: int, state: ControllerState, standing: RunStandi
     return max(tau, math.ceil(batches / math.floor(times))) if times >= 1 else most
 
 
-def _loss_of(standing: RunStanding) -> float:
+def loss_of(standing: RunStanding) -> float:
+    """Return the validation loss of the last scored round.
+
+    Raises:
+        ConfigError: there are no validation nodes.
+    """
     if standing.val_loss is None:
         raise ConfigError(
             "expected validation nodes for an interval that follows their loss, got none: give "

@@ -37,6 +37,8 @@ from silograph.nn.stored_rows import StoredRows, stored_stages, to_send
 
 OWN, HALO, SEEN, PASSES = "history/own/", "history/halo/", "history/seen", "history/passes"
 NEVER = -1
+LEVELS = 127  # of a row that is sent as bytes, on either side of 0
+LARGEST = 2.0**120  # scale: times its levels it is finite
 ASKED = "round/asked"  # slots that a client has asked for, (k,) int32
 
 
@@ -92,12 +94,17 @@ def with_own(
     return new
 
 
-def rows_form(model: Staged) -> PullForm:
-    """Return what the pull of stored rows carries: those of every stage, of slots asked for."""
-    fields = {
-        f"rows/{number}": FieldSpec(Ragged, (model.stages[number].inputs,))
-        for number in stored_stages(model)
-    }
+def rows_form(model: Staged, *, small: bool = False) -> PullForm:
+    """Return what the pull of stored rows carries: those of every stage, of slots asked for.
+
+    `small`: as whole numbers of a byte, with a scale for each row.
+    """
+    fields: dict[str, FieldSpec] = {}
+    for number in stored_stages(model):
+        shape = (model.stages[number].inputs,)
+        if small:
+            fields[f"scale/{number}"] = FieldSpec(Ragged, (), torch.float32, low=0, high=LARGEST)
+        fields[f"rows/{number}"] = FieldSpec(Ragged, shape, torch.int8 if small else None)
     return PullForm(fields, missing="keep", some=True, asked=ASKED)
 
 
@@ -107,11 +114,11 @@ def wanted_rows(block: ClientBlock, row: Ragged) -> Tensor:
 
 
 def answer(
-    model: Staged, block: ClientBlock, state: State, row: Ragged
+    model: Staged, block: ClientBlock, state: State, row: Ragged, *, small: bool
 ) -> dict[str, Stacked | Ragged]:
     """Return stored rows of boundary rows (k,), of clients that have any.
 
-    Out: `answered` (k,) bool, `rows/I` (r, D) of those that are.
+    Out: `answered` (k,) bool, `rows/I` (r, D) of those that are; `small`: and `scale/I` (r,).
     """
     member = owners(row.off)
     has = (state[PASSES].t > 0)[member]
@@ -121,12 +128,26 @@ def answer(
     reply: dict[str, Stacked | Ragged] = {"answered": Ragged(has, row.off)}
     for number in stored_stages(model):
         x = state[f"{OWN}{number}"].t[rows]
-        reply[f"rows/{number}"] = Ragged(to_send(model, number, around, rows, x, off), off)
+        sent = to_send(model, number, around, rows, x, off)
+        if small:
+            sent, scale = as_bytes(sent)
+            reply[f"scale/{number}"] = Ragged(scale, off)
+        reply[f"rows/{number}"] = Ragged(sent, off)
     return reply
 
 
+def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows (k, D) as whole numbers from -127 to 127, int8, and scales (k,) float32.
+
+    A row is its numbers times its scale, to within half a scale in each entry.
+    """
+    scale = (x.abs().amax(1).double() / LEVELS).clamp(max=LARGEST).float()
+    levels = x.double() / scale.double().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    return levels.round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
+
+
 def with_arrived(
-    model: Staged, block: ClientBlock, state: State, inbox: Payload, now: int
+    model: Staged, block: ClientBlock, state: State, inbox: Payload, now: int, *, small: bool
 ) -> dict[str, Stacked | Ragged]:
     """Return a state with the rows that came for the slots in `ASKED`, seen `now`."""
     asked = state[ASKED]
@@ -135,7 +156,10 @@ def with_arrived(
     new = dict(state)
     for number in stored_stages(model):
         name = f"{HALO}{number}"
-        t = state[name].t.index_copy(0, place, inbox[f"rows/{number}"].t)
+        rows = inbox[f"rows/{number}"].t
+        if small:
+            rows = rows.to(state[name].t.dtype) * inbox[f"scale/{number}"].t[:, None]
+        t = state[name].t.index_copy(0, place, rows.to(state[name].t.dtype))
         new[name] = Ragged(t, block.halo.off)
     seen = state[SEEN].t.index_fill(0, place, now)
     return new | {SEEN: Ragged(seen, block.halo.off)}

@@ -29,11 +29,13 @@ What clients do is in `silograph.methods.fedais_clients`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from silograph.control import FIXED, LOSS_INTERVAL, Controller, knob_specs
+from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, Controller, knob_specs
+from silograph.control.bound_interval import MOVED, RATE
 from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
@@ -64,8 +66,10 @@ from silograph.methods.fedais_clients import (
     begin_stored,
     close_round,
     open_round,
+    sends_bytes,
     serve,
     store,
+    tells_moves,
 )
 from silograph.methods.fedais_options import Config, FedAISOptions, Plan, plan_of
 from silograph.methods.local_training import (
@@ -75,6 +79,7 @@ from silograph.methods.local_training import (
 from silograph.methods.preset import preset
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import Full
+from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.selection.uniform import select_uniform
 
 # What the server does.
@@ -119,7 +124,7 @@ def fit_round(
     reduce = WeightedMean("share", untouched(cfg, state.weights, plan.batches))
     reply = fed.call(close_round, {}, what=Kind.WEIGHTS, key=own, to=chosen, reduce=reduce)
     facts = facts_of(fed, cfg, chosen, plan, state.weights) | {ROW_BYTES: float(row_bytes)}
-    names = "row_age", "rows_trained"
+    names = ("row_age", "rows_trained", *((MOVED,) if tells_moves(cfg) else ()))
     if "loss" not in reply:  # no selected client has a training node
         return state, RoundReport(chosen, None, facts | dict.fromkeys(names, 0.0))
     facts |= {name: float(reply[name].t) for name in names}
@@ -134,7 +139,8 @@ def exchange(
     """Fetch rows for the clients `chosen`, from all; return the bytes that it took."""
     if cfg.options.halo == "none":
         return 0
-    before, form = fed.ledger.bytes, rows_form(divisible(cfg.model))
+    before = fed.ledger.bytes
+    form = rows_form(divisible(cfg.model), small=sends_bytes(cfg))
     pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=told, to=chosen, form=form)
     return fed.ledger.bytes - before
 
@@ -166,8 +172,14 @@ def facts_of(
     return {
         EXCHANGES: float(len(plan.starts) * halo),
         BATCHES: float(plan.batches),
+        **({RATE: rate_of(cfg.optimizer)} if tells_moves(cfg) else {}),
         "paper_row_bytes": float(slots * size * plan.batches * halo),
     }
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    """Return an optimizer's learning rate; 0, which sets no interval, of one that has none."""
+    return optimizer.lr if isinstance(optimizer, SGD | Adam) else 0.0
 
 
 # What silos hold the server to.
@@ -192,13 +204,14 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     gives = dict(weight_specs(cfg.model, Stacked))
     share = replace(TRAINED, high=1) if cfg.options.average == "clients" else TRAINED
     gives |= {"share": share, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
+    gives |= {MOVED: FieldSpec(Stacked, low=0)} if tells_moves(cfg) else {}
     opens = Call(open_round, Kind.WEIGHTS, own, weight_specs(cfg.model, Shared))
     steps = Call(advance, Kind.CONTROL, own, told)
     closes = Call(close_round, Kind.WEIGHTS, own, {}, gives)
     if cfg.options.halo == "none":
         trains: Steps = (opens, steps, closes)
         return trains if cfg.everyone_trains else Maybe(trains)
-    what, form = Kind.EMBEDDINGS, rows_form(divisible(cfg.model))
+    what, form = Kind.EMBEDDINGS, rows_form(divisible(cfg.model), small=sends_bytes(cfg))
     pulled = pull_steps(ask, serve, store, what=what, key=own, inbox=told, form=form)
     assert isinstance(pulled, Either)  # clients that do not ask may answer
     most = plan_of(cfg).batches
@@ -215,7 +228,8 @@ def kept_specs(cfg: Config) -> FieldSpecs:
 
 def controller_of(options: FedAISOptions) -> Controller:
     """Return what sets tau."""
-    return LOSS_INTERVAL if options.interval == "adaptive" and options.halo != "none" else FIXED
+    rules = {"adaptive": LOSS_INTERVAL, "bound": BOUND_INTERVAL}
+    return FIXED if options.halo == "none" else rules.get(options.interval, FIXED)
 
 
 FEDAIS: Method[FedAISOptions] = Method(

@@ -42,7 +42,7 @@ from silograph.exchange.history import (
     with_own,
 )
 from silograph.exchange.passes import divisible
-from silograph.graph.block.block import ClientBlock, Rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.methods.fedais_options import Config, plan_of
 from silograph.methods.local_training import (
     begin,
@@ -108,6 +108,64 @@ def fields_under(prefix: str, state: State) -> Held:
     return {k.removeprefix(prefix): f for k, f in state.items() if k.startswith(prefix)}
 
 
+def is_compiled(cfg: Config) -> bool:
+    """Return whether batches are trained by the compiled kernels.
+
+    They read slots' rows from the second stage on; with shared features torch trains.
+    """
+    # Kernels of stored rows do not drop features of a batch's senders.
+    drops = cfg.backend.compiled and divisible(cfg.model).stages[0].drop > 0
+    return cfg.backend.compiled and not cfg.options.share_features and not drops
+
+
+def trained_of(cfg: Config, state: State) -> Held:
+    """Return the clients in training, weights by name; empty between rounds."""
+    held = fields_under(TRAINED, state)
+    if not held or not is_compiled(cfg):
+        return held
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    return stored_compiled.unpacked(divisible(cfg.model), held)
+
+
+def as_trained(cfg: Config, held: Held) -> Held:
+    """Return clients before their first step in the form in which they are trained."""
+    if not is_compiled(cfg):
+        return held
+    from silograph.nn import stored_compiled
+
+    return stored_compiled.packed(divisible(cfg.model), held)
+
+
+def sends_bytes(cfg: Config) -> bool:
+    """Return whether rows of others come as bytes with a scale for each row."""
+    return cfg.options.sent == "int8"
+
+
+def tells_moves(cfg: Config) -> bool:
+    """Return whether clients tell how far their models have moved, which sets the interval."""
+    return cfg.options.interval == "bound" and cfg.options.halo != "none"
+
+
+def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) -> Tensor:
+    """Return the squared length of each client's move from shared weights, (C,) float64.
+
+    Rows of features that a client does not have are left out: they only decay.
+    """
+    total = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+    for name, field in ((k.removeprefix("weights/"), f) for k, f in held.items()):
+        if name not in start:  # moments
+            continue
+        if isinstance(field, Ragged):
+            assert isinstance(block.x, SparseRows)  # only then are there used rows
+            change = field.t - start[name][block.x.used.feature]
+            total += segment_sum(change.double().square().sum(1), field.off)
+        else:
+            change = (field.t - start[name]).double().flatten(1)
+            total += change.square().sum(1)
+    return total
+
+
 def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
     """Return the graph that the clients sum over."""
     return surroundings(block, halo=cfg.options.halo != "none")
@@ -138,9 +196,9 @@ def open_round(
     drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"))
     new = with_own(state, block, None, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
-    new |= {f"{TRAINED}{name}": f for name, f in held.items()}
-    if is_compact(held):  # what the other rows of the first weights were
-        for name in model.first_maps:
+    new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
+    if is_compact(held) or tells_moves(cfg):  # what the other rows of the first weights were
+        for name in weights if tells_moves(cfg) else model.first_maps:
             w = weights[name]
             new[f"{BASE}{name}"] = Stacked(w.expand(block.num_clients, *w.shape))
     zeros = torch.zeros(block.num_clients, 4, dtype=torch.float64, device=block.off.device)
@@ -249,7 +307,7 @@ def serve(
     del key
     row, model = inbox["row"], divisible(cfg.model)
     assert isinstance(row, Ragged)  # from `pull`
-    held = fields_under(TRAINED, state)
+    held = trained_of(cfg, state)
     if held and cfg.options.owners == "recompute":
         rows, stored = wanted_rows(block, row), stored_of(cfg, state)
         batch = batch_of_edges(block, around_of(cfg, block), stored, rows, row.off)
@@ -257,7 +315,7 @@ def serve(
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)
         state = with_own(state, block, rows, entered)
-    return state, answer(model, block, state, row)
+    return state, answer(model, block, state, row, small=sends_bytes(cfg))
 
 
 def store(
@@ -265,7 +323,8 @@ def store(
 ) -> tuple[State, Payload]:
     """Keep the rows that came. In: see `history.with_arrived`. Out: nothing."""
     del key
-    return with_arrived(divisible(cfg.model), block, state, inbox, number_of(cfg, inbox)), {}
+    model, now = divisible(cfg.model), number_of(cfg, inbox)
+    return with_arrived(model, block, state, inbox, now, small=sends_bytes(cfg)), {}
 
 
 def number_of(cfg: Config, inbox: Payload) -> int:
@@ -292,6 +351,9 @@ def advance(
     live = copied({name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))})
     fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
     now = number_of(cfg, inbox) - start
+    if is_compiled(cfg):
+        train_batches_(cfg, block, fixed, live, range(start, end), now, key)
+        return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
     for number in range(start, end):
         own = key.fold("batch", number)
         active = batch_rows(cfg, block, state, number)[1].diff() > 0
@@ -319,6 +381,68 @@ def check_next(state: State, number: int) -> None:
         )
 
 
+def train_batches_(
+    cfg: Config,
+    block: ClientBlock,
+    fixed: State,
+    live: Held,
+    numbers: range,
+    first: int,
+    key: Key,
+) -> None:
+    """Do what `train_batch_` does for all batches and clients, by one call of the kernels.
+
+    Args:
+        cfg: of the method.
+        block: clients, with or without rows in each batch.
+        fixed: see `train_batch_`.
+        live: likewise.
+        numbers: of the batches in the round.
+        first: number of the round's first batch among those of all rounds.
+        key: of the round.
+    """
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    stored, keys = readable(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
+    pairs = zip(numbers, keys, strict=True)
+    chosen = [chosen_rows(cfg, block, fixed, stored, number, own) for number, own in pairs]
+    model, held = divisible(cfg.model), fields_under(TRAINED, live)
+    losses = stored_compiled.train_(model, cfg.training, block, held, chosen, stored, keys)
+    for number, rows, loss in zip(numbers, chosen, losses, strict=True):
+        tally_(fixed, live, rows, loss, first + number)
+
+
+def readable(cfg: Config, block: ClientBlock, fixed: State, live: Held) -> StoredRows:
+    """Return the stored rows that batches may read up to the next exchange."""
+    stored = stored_of(cfg, {**fixed, **live})
+    if cfg.options.halo != "held":
+        return stored
+    asked = fixed[ASKED]
+    assert isinstance(asked, Ragged)  # as `ask` left it
+    mine = torch.zeros_like(stored.known)
+    mine[check_places(asked, block.halo.off, "halo slots")] = True
+    return replace(stored, known=stored.known & mine)
+
+
+def chosen_rows(
+    cfg: Config, block: ClientBlock, fixed: State, stored: StoredRows, number: int, key: Key
+) -> TrainingRows:
+    """Return what batch `number` of a round trains on, with neighbors drawn by key."""
+    rows, off, places = batch_rows(cfg, block, fixed, number)
+    around = around_of(cfg, block)
+    batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
+    return TrainingRows(batch, fixed[SHARE].t[places] if SHARE in fixed else None)
+
+
+def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:
+    """Add a batch, its rows' losses (b,) and its number among those of all rounds to the tally."""
+    batch = chosen.batch
+    ages = (now - fixed[SEEN].t[batch.later.slots]).double()
+    sums = segment_sum(losses.double(), batch.off), batch.off.diff()
+    aged = segment_sum(ages, batch.later.slot_off), batch.later.slot_off.diff()
+    live[TALLY].t.add_(torch.stack([t.double() for t in (*sums, *aged)], dim=1))
+
+
 def train_batch_(
     cfg: Config,
     block: ClientBlock,
@@ -339,26 +463,13 @@ def train_batch_(
         now: of the batch among those of all rounds.
         key: of the batch.
     """
-    stored = stored_of(cfg, {**fixed, **live})
-    if cfg.options.halo == "held":
-        asked = fixed[ASKED]
-        assert isinstance(asked, Ragged)  # as `ask` left it
-        mine = torch.zeros_like(stored.known)
-        mine[check_places(asked, block.halo.off, "halo slots")] = True
-        stored = replace(stored, known=stored.known & mine)
-    rows, off, places = batch_rows(cfg, block, fixed, number)
-    around = around_of(cfg, block)
-    batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
-    share = fixed[SHARE].t[places] if SHARE in fixed else None
+    stored = readable(cfg, block, fixed, live)
+    chosen, model = chosen_rows(cfg, block, fixed, stored, number, key), divisible(cfg.model)
     held = fields_under(TRAINED, live)
-    model, chosen = divisible(cfg.model), TrainingRows(batch, share)
     losses, entered = step_(model, cfg.training, block, held, chosen, stored, key)
     for stage, x in entered.items():
-        live[f"{OWN}{stage}"].t.index_copy_(0, rows, x)
-    slots, slot_off = batch.later.slots, batch.later.slot_off
-    ages = (now - fixed[SEEN].t[slots]).double()
-    sums = segment_sum(losses.double(), off), off.diff(), segment_sum(ages, slot_off)
-    live[TALLY].t.add_(torch.stack([*(t.double() for t in sums), slot_off.diff().double()], dim=1))
+        live[f"{OWN}{stage}"].t.index_copy_(0, chosen.batch.rows, x)
+    tally_(fixed, live, chosen, losses, now)
 
 
 def close_round(
@@ -367,22 +478,25 @@ def close_round(
     """Send the trained model, and end the round.
 
     In: nothing. Out: `weights/*` (C, ...), `share` (C,) weight of the model, `loss`, `row_age` in
-    batches and `rows_trained` (C,).
+    batches, `rows_trained` (C,), and `moved` (C,) where the interval needs it.
 
     Raises:
         ProtocolError: batches are left.
     """
     del inbox, key
     check_next(state, plan_of(cfg).batches)
-    held = fields_under(TRAINED, state)
+    held = trained_of(cfg, state)
     with work_for(Kind.EVALUATION):
         x = features_for(block, is_compact(held))
         logits, _ = whole_pass(cfg, block, state, weights_of(held), x)
     base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
+    moved = {"moved": squared_move(block, held, base)} if tells_moves(cfg) else {}
     reply = dict(named_fields("weights", finished(cfg.training, block, held, base)))
     loss, count, age, aged = state[TALLY].t.unbind(1)
     told = {"loss": loss / count.clamp(min=1), "row_age": age / aged.clamp(min=1)}
-    told = {name: t.to(dtype_of(block)) for name, t in (told | {"rows_trained": count}).items()}
+    told = {
+        name: t.to(dtype_of(block)) for name, t in (told | {"rows_trained": count} | moved).items()
+    }
     alike_all = cfg.options.average == "clients"
     told["share"] = (count > 0) * (
         torch.ones_like(block.num_train) if alike_all else block.num_train

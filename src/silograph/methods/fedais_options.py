@@ -22,9 +22,12 @@ class FedAISOptions:
         default="importance",
         metadata={"help": "training nodes of a round: all, a random share, or by importance"},
     )
-    interval: Literal["fixed", "adaptive"] = field(
+    interval: Literal["fixed", "adaptive", "bound"] = field(
         default="adaptive",
-        metadata={"help": "batches between two exchanges: always tau, or fewer as the loss falls"},
+        metadata={
+            "help": "batches between two exchanges: always tau, fewer as the loss falls, or of the "
+            "least error bound by estimated constants"
+        },
     )
     halo: Literal["none", "drawn", "held", "all"] = field(
         default="drawn",
@@ -60,6 +63,10 @@ class FedAISOptions:
     owners: Literal["recompute", "stored"] = field(
         default="recompute",
         metadata={"help": "rows that are asked for: worked out anew, or as they were stored"},
+    )
+    sent: Literal["exact", "int8"] = field(
+        default="exact",
+        metadata={"help": "rows that are sent: as they are, or as bytes with a scale for each row"},
     )
     share_features: bool = field(
         default=False, metadata={"help": "features leave, too: the first layer sees the halo"}

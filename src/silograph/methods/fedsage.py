@@ -44,7 +44,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, under
 from silograph.core.ranges import lin, log
-from silograph.core.work import report_each
+from silograph.core.work import report_steps
 from silograph.evaluation.scoring import OwnGraph
 from silograph.evaluation.views import MENDED
 from silograph.exchange.generated import COUNTS, GENERATED, generated_specs
@@ -161,7 +161,7 @@ def _stepped(
     kept = {name: t.clone() for name, t in memory.items()}
     adam = Adam(cfg.options.generator_lr)
     adam.step_(new, dict(zip(new, found, strict=True)), kept)
-    report_each(adam.flops * sum(w[:1].numel() for w in new.values()))
+    report_steps(float(sum(adam.flops_of(n) * w[:1].numel() for n, w in new.items())))
     return new, kept
 
 

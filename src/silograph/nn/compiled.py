@@ -50,7 +50,7 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
             first, end, data.called, data.rows, data.inputs, shape, rule, params, seed, filled
         )
 
-    _share_out(block, train)
+    share_out(block, train)
     report_training(model, training, block, filled.work)
     weights = weights_of(model, training, block, fields, params, before if compact else None)
     kept = {} if memory is None else memory_of(model, training, block, params)
@@ -83,7 +83,7 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
             start, end, data.called, data.rows, data.inputs, data.features, shape, w, logits
         )
 
-    _share_out(block, run)
+    share_out(block, run)
     report_pass(model, block)
     return torch.from_numpy(logits)
 
@@ -95,7 +95,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
+def share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
     """Run ranges of clients, with about as many rows each, on torch's number of threads."""
     threads = min(torch.get_num_threads(), block.num_clients)
     with _blas().limit(limits=1, user_api="blas"):

@@ -74,7 +74,7 @@ def started(
     for name, m in given.items():
         if name != STEPS:
             own = off.get(name.rpartition("/")[2])
-            t = own_copy(m)
+            t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
             found[f"memory/{name}"] = Stacked(t) if own is None else Ragged(t, own)
     steps = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     if memory is not None and STEPS in memory:

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "defaults"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedacs"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedais"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedgrains"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedgraph"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "local_bias"))
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "selection"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
+import fedais_cells as fedais
 import personal_cells as personal
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
@@ -244,6 +246,8 @@ def selection_of(cut: str, name: str, seed: int, clock: str) -> Cell:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "adam" in labels:
+        return fedais.cell_again(labels)
     if "base" in labels:
         return strong.cell_of(
             *(labels[p] for p in ("dataset", "clients", "base", "sampler", "seed"))

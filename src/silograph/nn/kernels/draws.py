@@ -37,10 +37,8 @@ def fold(key: Any, number: Any) -> Any:
 
 
 @compiled
-def drop(
-    h: Array, i: int, row_key: Any, key: Any, threshold: int, scale: float, s: Scratch
-) -> None:
-    """Drop entries of row i of h (m, D) by `Key.keep`, and scale the others."""
+def drop(h: Array, i: int, row_key: Any, key: Any, threshold: int, scale: float, s: Any) -> None:
+    """Drop entries of row i of h (m, D) by `Key.keep`, and scale the others; words are in s."""
     factor, zero = h.dtype.type(scale), h.dtype.type(0)
     base = mix(row_key ^ key)
     for j in range((h.shape[1] + 3) // 4):

@@ -1,0 +1,83 @@
+"""FedAIS' figure 6: 100 to 1,000 clients, on PubMed."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from silograph.experiment.markdown import markdown_table
+from silograph.study.cells import Cell
+from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fedais_cells import KEPT, REBUILT, Place, cell_of, line_of, rows_bytes, scores, total_bytes
+
+CLIENTS = (100, 300, 500, 700, 1000)
+METHODS = ("fedais", "fedall", "fedavg", "fedlocal")
+OPTIMIZERS = (REBUILT, KEPT)
+FOLDS = (1, 2, 3)
+
+
+def cells(found: Found) -> Sequence[Cell]:
+    """Return all cells."""
+    del found
+    return [
+        cell_of(Place("pubmed", optimizer=how, clients=clients), method, fold)
+        for fold in FOLDS
+        for how in OPTIMIZERS
+        for clients in CLIENTS
+        for method in METHODS
+    ]
+
+
+def table_of(found: Found, how: str) -> str:
+    """Return accuracy, bytes, work and memory by number of clients."""
+    texts = []
+    for clients in CLIENTS:
+        for method in METHODS:
+            place = Place("pubmed", optimizer=how, clients=clients)
+            lines = [line_of(found, place, method, fold) for fold in FOLDS]
+            have = [line for line in lines if line]
+            if not have:
+                continue
+            values = [v for x in have if (v := scores(x, x["judge"], "accuracy")) is not None]
+            each = [rows_bytes(have[0])[-1], total_bytes(have[0])[-1], have[0]["flops"]]
+            texts.append(
+                [str(clients), method, str(len(have)), spread(values)]
+                + [f"{value / 1e9:,.1f}" for value in each]
+                + [f"{(have[0]['peak_memory_bytes'] or 0) / 1e9:.1f}"]
+            )
+    heads = ["clients", "method", "folds", "accuracy", "rows, GB", "all, GB", "GFLOP", "peak GB"]
+    return markdown_table(heads, texts) if texts else "No cell has run."
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    return Page({how: table_of(found, how) for how in OPTIMIZERS})
+
+
+RECIPE = Recipe(
+    name="fedais/clients",
+    title="FedAIS with 100 to 1,000 clients (PubMed)",
+    cells=cells,
+    page=page,
+    text=f"""\
+# FedAIS with 100 to 1,000 clients
+
+PubMed, random partition, the setting of [table 2](table2.md); bytes and work are those of 100
+rounds. The paper's figure is on Reddit, which is not at hand.
+
+<!-- again -->
+<!-- again -->
+
+## {REBUILT}
+
+<!-- {REBUILT} -->
+<!-- {REBUILT} -->
+
+## {KEPT}
+
+<!-- {KEPT} -->
+<!-- {KEPT} -->
+""",
+)

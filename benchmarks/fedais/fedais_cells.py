@@ -1,0 +1,224 @@
+"""Cells of FedAIS' tables and figures, and what is read from their lines."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from silograph.core.config import Scalar
+from silograph.study.cells import Cell, Line
+from silograph.study.reproduce.recipe import Found, cell
+
+CUTS: dict[str, dict[str, Any]] = {
+    "iid": {"partition": "random"},
+    "Dirichlet .5": {"partition": "dirichlet", "alpha": 0.5},
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "Adam rebuilt": {"optimizer": "adam", "lr": 1e-3},
+    "Adam kept": {"optimizer": "adam", "lr": 1e-3, "keep_optimizer": True},
+    **{f"SGD {lr}": {"optimizer": "sgd", "lr": lr, "momentum": 0.0} for lr in (0.1, 0.3, 1.0)},
+}
+REBUILT, KEPT = "Adam rebuilt", "Adam kept"
+FOLDS = 5
+BATCHES = 10
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "largest_component": False,
+    "normalize": "none",
+    "drop_edges": 0.5,
+    "selector": "all",
+    "model": "sage",
+    "layers": 3,
+    "hidden": "256,128",
+    "head": "linear",
+    "dropout": 0.0,
+    "local_epochs": 1,
+    "weight_decay": 1e-3,
+    "keep_optimizer": False,
+    "rounds": 100,
+    "eval_every": 5,
+    "speeds": "equal",  # a clock writes work and bytes of every scored round down
+    "links": "10:0.05",
+}
+PRESETS = ("fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale")
+STORED = ("fedais", *PRESETS)
+OPTIONS: dict[str, Scalar] = {
+    "batches": BATCHES,
+    "drawn": 10,
+    "ratio": 0.7,
+    "warmup": 1,
+    "floor": 0.1,
+    "unbiased": False,
+    "owners": "recompute",
+    "share_features": False,
+    "average": "clients",
+}
+NODES = {  # of 100 clients' data, for batches of other methods
+    "pubmed": 19717,
+    "amazon_photo": 7650,
+    "amazon_computers": 13752,
+    "coauthor_cs": 18333,
+}
+SERVER: dict[str, Scalar] = {
+    "server_optimizer": "adam",
+    "server_lr": 0.01,
+    "server_beta1": 0.9,
+    "server_beta2": 0.99,
+    "server_relative_tau": 0.1,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell stands, apart from its method.
+
+    Attributes:
+        dataset: its name.
+        cut: of `CUTS`.
+        optimizer: of `OPTIMIZERS`.
+        clients: how many.
+        alpha: of a Dirichlet cut, in place of the cut's own; 0: that.
+    """
+
+    dataset: str
+    cut: str = "iid"
+    optimizer: str = REBUILT
+    clients: int = 100
+    alpha: float = 0.0
+
+
+@cache
+def cell_of(place: Place, method: str, fold: int, changes: str = "") -> Cell:
+    """Return the cell of a method; `changes`: options that differ, as `a=1 b=2`."""
+    labels: dict[str, Scalar] = {
+        "dataset": place.dataset,
+        "method": method,
+        "cut": place.cut,
+        "adam": place.optimizer,
+        "clients": place.clients,
+        "alpha": place.alpha,
+        "changes": changes,
+        "fold": fold,
+    }
+    cut = CUTS[place.cut] | ({"alpha": place.alpha} if place.alpha else {})
+    own = PROTOCOL | cut | OPTIMIZERS[place.optimizer] | options_of(place, method)
+    given = dict(change.split("=") for change in changes.split())
+    options = {**own.pop("options", {}), **{name: plain(text) for name, text in given.items()}}
+    split = f"fold={fold}/{FOLDS}"
+    numbers = {"clients": place.clients, "seed": fold - 1, "split_seed": 0, "partition_seed": 0}
+    return cell(
+        labels, dataset=place.dataset, method=method, split=split, options=options, **numbers, **own
+    )
+
+
+def options_of(place: Place, method: str) -> dict[str, Any]:
+    """Return what a method is given beside the protocol: batches and neighbors like FedAIS'."""
+    if method in STORED:
+        return {"options": dict(OPTIONS)}
+    if method in ("centralized", "local"):
+        return {"local_epochs": BATCHES}  # as many steps, with all nodes
+    rows = 0.8 * NODES[place.dataset] / place.clients  # a mean client's training nodes
+    drawn: dict[str, Any] = {"batch_size": max(1, -(-round(rows) // BATCHES)), "fanout": "10,10"}
+    return drawn | ({"options": dict(SERVER)} if method == "fedopt" else {})
+
+
+def plain(text: str) -> Scalar:
+    """Return the value that a text is."""
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and "." not in text else number
+
+
+def cell_again(labels: Mapping[str, Any]) -> Cell:
+    """Return the cell of a line's labels."""
+    place = Place(*(labels[n] for n in ("dataset", "cut", "adam", "clients", "alpha")))
+    return cell_of(place, labels["method"], labels["fold"], labels["changes"])
+
+
+# What lines say.
+
+
+def line_of(found: Found, place: Place, method: str, fold: int, changes: str = "") -> Line | None:
+    """Return the line of a cell with scores, or None."""
+    line = found.any(cell_of(place, method, fold, changes))
+    return None if line is None or "error" in line else line
+
+
+def scores(line: Line, view: str, metric: str) -> float | None:
+    """Return a test score of the best round by validation."""
+    got = line["test"].get(view)
+    return None if got is None else got[metric]
+
+
+def rows_bytes(line: Line) -> list[float]:
+    """Return bytes of training so far without weights, at each scored round."""
+    each = line["bytes"]["by_kind"].get("weights", 0) / line["rounds"]
+    pairs = zip(total_bytes(line), line["curve"]["round"], strict=True)
+    return [total - each * number for total, number in pairs]
+
+
+def total_bytes(line: Line) -> list[float]:
+    """Return bytes of training so far, at each scored round; evaluation is not of it."""
+    curve = line["curve"]
+    return [a - b for a, b in zip(curve["bytes"], curve["bytes_evaluation"], strict=True)]
+
+
+def work(line: Line) -> list[float]:
+    """Return floating-point operations at all clients so far, at each scored round."""
+    return list(line["curve"]["flops"])
+
+
+COSTS = {"rows' bytes": rows_bytes, "all bytes": total_bytes, "work": work}
+
+
+def goal_of(found: Found, place: Place, fold: int) -> float | None:
+    """Return FedAll's test accuracy in the end less half a point."""
+    line = line_of(found, place, "fedall", fold)
+    return None if line is None else line["curve"]["test"][-1] - 0.005
+
+
+def cost_to(line: Line, goal: float, cost: str) -> float | None:
+    """Return what a run has cost when its test accuracy first is the goal; None: never is."""
+    for value, spent in zip(line["curve"]["test"], COSTS[cost](line), strict=True):
+        if value >= goal:
+            return spent
+    return None
+
+
+def savings(found: Found, place: Place, method: str, changes: str = "") -> dict[str, list[float]]:
+    """Return what is saved beside FedAll to `goal_of`, in percent, one for each fold that has both.
+
+    A fold in which the goal is not met counts as what the whole run has cost, which is too little.
+    """
+    found_by: dict[str, list[float]] = {name: [] for name in COSTS}
+    for fold in range(1, FOLDS + 1):
+        goal, line = goal_of(found, place, fold), line_of(found, place, method, fold, changes)
+        base = line_of(found, place, "fedall", fold)
+        if goal is None or line is None or base is None:
+            continue
+        for name, cost in COSTS.items():
+            spent, usual = cost_to(line, goal, name), cost_to(base, goal, name)
+            if usual:
+                found_by[name].append(
+                    100 * (1 - (cost(line)[-1] if spent is None else spent) / usual)
+                )
+    return found_by
+
+
+def met(found: Found, place: Place, method: str, changes: str = "") -> list[bool]:
+    """Return for each fold that has both whether a method gets to `goal_of`."""
+    pairs = (
+        (line_of(found, place, method, fold, changes), goal_of(found, place, fold))
+        for fold in range(1, FOLDS + 1)
+    )
+    return [cost_to(line, goal, "work") is not None for line, goal in pairs if line and goal]
+
+
+def percent(values: Sequence[float]) -> str:
+    """Return a mean of percentages."""
+    return f"{statistics.mean(values):.1f}" if values else "-"

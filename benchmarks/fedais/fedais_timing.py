@@ -1,0 +1,84 @@
+"""CPU of a round and peak memory of FedAIS beside FedAvg's, with the same model and batches.
+
+    python benchmarks/fedais/fedais_timing.py --data-dir DIR [--dataset pubmed] [--clients 100,1000]
+
+Every case is a process of its own, on one thread. Runs of one and of four rounds, without scores in
+between, differ by three rounds: a third of the difference in CPU seconds is a round. FedAvg trains
+on as many batches a round, with 10 neighbors drawn for each node in both hops.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SHORT, LONG = 1, 4
+CASES = (("fedavg", "auto"), ("fedais", "auto"), ("fedall", "auto"), ("fedais", "torch"))
+
+
+def seconds_of(
+    dataset: str, data_dir: str, clients: int, method: str, kernels: str, rounds: int
+) -> float:
+    """Return CPU seconds of a run of so many rounds."""
+    from fedais_cells import Place, cell_of
+
+    import silograph as sg
+    from silograph.core.config import make_config
+
+    asked = cell_of(Place(dataset, clients=clients), method, 1).config
+    given = {"rounds": rounds, "eval_every": LONG, "kernels": kernels, "data_dir": data_dir}
+    asked = make_config({**vars(asked), **given})
+    begun = time.process_time()
+    sg.run(config=asked)
+    return time.process_time() - begun
+
+
+def one(dataset: str, data_dir: str, clients: int, method: str, kernels: str) -> dict[str, float]:
+    """Return CPU seconds of a round, and peak memory in GB."""
+    case = dataset, data_dir, clients, method, kernels
+    seconds_of(*case, SHORT)  # compiles and loads
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # of a run by itself
+    short, long = seconds_of(*case, SHORT), seconds_of(*case, LONG)
+    return {"round": (long - short) / (LONG - SHORT), "peak": peak}
+
+
+def main() -> None:
+    """Run all cases and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--dataset", default="pubmed")
+    parser.add_argument("--clients", default="100,1000")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        case = asked.dataset, asked.data_dir, int(asked.clients), *asked.one
+        print(json.dumps(one(*case)))
+        return
+    print("| clients | method | kernels | CPU s of a round | over FedAvg | peak GB |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for clients in map(int, asked.clients.split(",")):
+        usual = 0.0
+        for method, kernels in CASES:
+            command = [sys.executable, __file__, "--data-dir", asked.data_dir]
+            command += ["--dataset", asked.dataset, "--clients", str(clients)]
+            command += ["--one", method, kernels]
+            done = subprocess.run(
+                command,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                check=True,
+            )
+            got = json.loads(done.stdout.splitlines()[-1])
+            usual = usual or got["round"]
+            row = [clients, method, kernels, f"{got['round']:.2f}", f"{got['round'] / usual:.1f}"]
+            print("|", " | ".join(map(str, [*row, f"{got['peak']:.2f}"])), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What FedAIS' rules and what was added to them save, on PubMed with 100 clients."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from silograph.experiment.markdown import markdown_table
+from silograph.study.cells import Cell
+from silograph.study.reproduce.plots import Curves
+from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fedais_cells import (
+    COSTS,
+    KEPT,
+    REBUILT,
+    Place,
+    cell_of,
+    line_of,
+    met,
+    percent,
+    savings,
+    scores,
+    total_bytes,
+)
+
+PLACES = (Place("pubmed"), Place("pubmed", optimizer=KEPT))
+FOLDS = (1, 2, 3)
+# What differs from FedAll: the paper's rules one by one, then what was added, one at a time.
+ROWS: list[tuple[str, str, str]] = [
+    ("every batch exchanges, all nodes", "fedall", ""),
+    ("random nodes", "fedrandom", ""),
+    ("importance", "fedais1", ""),
+    ("adaptive interval", "fedais2", ""),
+    ("FedAIS: both", "fedais", ""),
+    ("no halo", "fedlocal", ""),
+    ("all slots, every second batch", "stale", ""),
+    ("rows as bytes", "fedais", "sent=int8"),
+    ("interval of eq. 10", "fedais", "interval=bound"),
+    ("interval of the mean number of batches", "fedais", "tau=10"),
+    ("unbiased draws", "fedais", "unbiased=true"),
+    ("random nodes, adaptive interval", "fedais", "nodes=random"),
+    ("owners send what is stored", "fedais", "owners=stored"),
+    ("features shared, too", "fedais", "share_features=true"),
+]
+
+
+def cells(found: Found) -> Sequence[Cell]:
+    """Return all cells."""
+    del found
+    return [
+        cell_of(place, method, fold, changes)
+        for fold in FOLDS
+        for place in PLACES
+        for _, method, changes in ROWS
+    ]
+
+
+def table_of(found: Found, place: Place) -> str:
+    """Return accuracy, bytes by kind, and savings up to FedAll's accuracy."""
+    texts = []
+    for name, method, changes in ROWS:
+        lines = [line_of(found, place, method, fold, changes) for fold in FOLDS]
+        have = [line for line in lines if line]
+        if not have:
+            continue
+        kinds = [line["bytes"]["by_kind"] for line in have]
+        rows = sum(k.get("embeddings", 0) + k.get("halo_keys", 0) for k in kinds) / len(kinds)
+        weights = sum(k["weights"] for k in kinds) / len(kinds)
+        values = [v for line in have if (v := scores(line, line["judge"], "accuracy")) is not None]
+        saved, reached = savings(found, place, method, changes), met(found, place, method, changes)
+        got = f"{sum(reached)} of {len(reached)}" if reached else "-"
+        cost = [percent(saved[cost]) for cost in COSTS]
+        sizes = [f"{rows / 1e9:.2f}", f"{weights / 1e9:.2f}"]
+        texts.append([name, str(len(have)), spread(values), *sizes, got, *cost])
+    heads = ["what", "folds", "accuracy", "rows, GB", "weights, GB", "reach the goal"]
+    heads += [f"{name} saved, %" for name in COSTS]
+    return markdown_table(heads, texts) if texts else "No cell has run."
+
+
+def verdict(found: Found) -> str:
+    """Return the bound that weights set on what can be saved in all."""
+    base = line_of(found, PLACES[0], "fedall", 1)
+    if base is None:
+        return "What weights leave to save is not known yet: FedAll has not run."
+    share = base["bytes"]["by_kind"]["weights"] / total_bytes(base)[-1]
+    return (
+        f"Weights are {100 * share:.1f} % of FedAll's bytes of training, so a method that takes as "
+        f"many rounds and sends no row at all would save {100 * (1 - share):.1f} %."
+    )
+
+
+def curves(found: Found, place: Place) -> Curves:
+    """Return accuracy against bytes of training."""
+    lines = {}
+    for name, method, changes in ROWS:
+        line = line_of(found, place, method, 1, changes)
+        if line is not None:
+            sizes = [size / 1e9 for size in total_bytes(line)]
+            lines[name] = (sizes, [100 * value for value in line["curve"]["test"]])
+    return Curves(f"PubMed, 100 clients, {place.optimizer}, fold 1", "GB", "accuracy, %", lines)
+
+
+def page(found: Found) -> Page:
+    """Return the page."""
+    tables = {place.optimizer: table_of(found, place) for place in PLACES}
+    plots = {f"bytes_{n}.svg": curves(found, place) for n, place in enumerate(PLACES)}
+    return Page({"verdict": verdict(found), **tables}, plots)
+
+
+RECIPE = Recipe(
+    name="fedais/bytes",
+    title="what FedAIS' rules save, and what was added to them (PubMed, 100 clients)",
+    cells=cells,
+    page=page,
+    text=f"""\
+# What FedAIS' rules save
+
+<!-- verdict -->
+<!-- verdict -->
+
+PubMed, 100 clients, random partition; the setting, the goal and what counts are those of
+[table 2](table2.md). Rows are embeddings with the numbers of slots.
+
+<!-- again -->
+<!-- again -->
+
+## {REBUILT}
+
+<!-- {REBUILT} -->
+<!-- {REBUILT} -->
+
+![Accuracy by bytes.](bytes_0.svg)
+
+## {KEPT}
+
+<!-- {KEPT} -->
+<!-- {KEPT} -->
+
+![Accuracy by bytes.](bytes_1.svg)
+""",
+)

@@ -1,0 +1,121 @@
+"""How many batches pass between two exchanges of rows: the least bound on the gradient's norm.
+
+Li, Chen, Ren, Wang, Hu, Li, Yu and Chen, "Federated graph learning with adaptive importance-based
+sampling", AAAI 2025, eq. 10: tau = sqrt(2 (F - F_inf) o / (eta^3 c lambda^2 zeta^2)).
+
+The paper says that the constants are hard to estimate, and not how. Here the server estimates them
+from what it has, as means over the rounds so far. With J batches in a round, m the move of its
+model in it, and s the mean squared length of the clients' own moves:
+
+    eta lambda       |m_t - m_(t-1)| / (J |m_(t-1)|): how fast gradients change as the model moves
+    eta^2 zeta^2     (s - |m|^2) / J: the spread of clients' models, which is noise and
+                     heterogeneity alike
+    o / c            bytes of an exchange over the bytes of all rounds of the run: delays are
+                     counted in bytes
+    F_inf            0; F is the validation loss of the last scored round
+
+Moves under Adam are not eta times a gradient, so there the estimates are of Adam's own steps.
+Before two rounds are over the interval is the knob's own value.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
+from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES, loss_of
+from silograph.core.key import Key
+
+MOVED, RATE = "moved", "rate"  # facts of a round: mean squared move of clients' models, eta
+CURVED, SPREAD, DELAY = "curved", "spread", "delay"  # eta lambda, eta^2 zeta^2, o / c
+
+
+def remember_weights(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
+    """Keep the first weights; nothing is estimated yet."""
+    del options, knobs
+    loss_of(standing)
+    at, names = joined(standing.weights), ("bytes", "rounds", "rate", CURVED, SPREAD, DELAY)
+    numbers = {name: torch.zeros((), dtype=torch.float64) for name in names}
+    numbers["bytes"] += standing.bytes
+    return {"at": at, "move": torch.zeros_like(at), **numbers}
+
+
+def joined(weights: Mapping[str, Tensor]) -> Tensor:
+    """Return all weights as one vector, float64."""
+    parts = [t.detach().cpu().double().flatten() for t in weights.values()]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
+
+
+def propose(
+    options: Any, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
+) -> Mapping[str, Tensor]:
+    """Follow eq. 10 where all constants are known."""
+    del options, key
+    value = bound(max(loss_of(standing), 0.0), {name: float(state[name]) for name in NUMBERS})
+    return {
+        knob.name: knob.constant(
+            knob.start if value is None else math.ceil(min(value, knob.high)), standing.clients
+        )
+        for knob in knobs
+    }
+
+
+NUMBERS = (CURVED, SPREAD, DELAY, "rate")
+
+
+def bound(loss: float, known: Mapping[str, float]) -> float | None:
+    """Return eq. 10's interval, None where a constant is not known or the result is no number."""
+    # eta^3 lambda^2 zeta^2 = (eta lambda)^2 (eta^2 zeta^2) / eta
+    below = known[CURVED] * known[CURVED] * known[SPREAD]
+    if not (below > 0 and known[DELAY] > 0 and known["rate"] > 0):
+        return None
+    value = math.sqrt(2 * loss * known[DELAY] * known["rate"] / below)
+    return value if math.isfinite(value) else None
+
+
+def observe(
+    options: Any,
+    knobs: Knobs,
+    state: ControllerState,
+    standing: RunStanding,
+    facts: Mapping[str, float],
+    values: Mapping[str, Tensor],
+) -> ControllerState:
+    """Estimate the constants once more."""
+    del options, knobs, values
+    at, last = joined(standing.weights), state["move"]
+    move, steps = at - state["at"], max(facts.get(BATCHES, 0.0), 1.0)
+    number, length = float(state["rounds"]) + 1, float(last.norm())
+    curved = float((move - last).norm()) / (steps * length) if length > 0 else 0.0
+    spread = max(facts.get(MOVED, 0.0) - float(move.square().sum()), 0.0) / steps
+    each = facts.get(ROW_BYTES, 0.0) / max(facts.get(EXCHANGES, 0.0), 1.0)
+    spent = (standing.bytes - float(state["bytes"])) * (standing.round + standing.rounds_left)
+    seen = {CURVED: curved, SPREAD: spread, DELAY: each / spent if spent > 0 else 0.0}
+    # Moves can be compared from the second round on.
+    samples = {CURVED: max(number - 1, 1), SPREAD: number, DELAY: number}
+    means = {
+        name: float(state[name]) + (now - float(state[name])) / samples[name]
+        if math.isfinite(now)  # clients report moves
+        else float(state[name])
+        for name, now in seen.items()
+    }
+    numbers = {**means, "bytes": float(standing.bytes), "rounds": number}
+    numbers["rate"] = facts.get(RATE, 0.0)
+    return {
+        "at": at,
+        "move": move,
+        **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
+    }
+
+
+BOUND_INTERVAL = Controller(
+    name="bound_interval",
+    title="intervals of the least error bound, with estimated constants (FedAIS, eq. 10)",
+    propose=propose,
+    init=remember_weights,
+    observe=observe,
+    needs_scores=True,
+)

@@ -1,0 +1,395 @@
+"""Steps on stored rows: each client through all of its batches between two exchanges.
+
+What `silograph.nn.stored_training.step_` does with torch: a batch's rows are worked out, all other
+senders are read as they are stored, and no gradient flows into them. Batches are drawn before; what
+they store of their rows is read by the client's later ones.
+
+J: batches. C: clients. b: rows of batches, batch after batch, each by client. o: own rows that only
+send. h: slots that send. W: widths of all stored stages together.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from silograph.core.key import hash_text
+from silograph.nn.kernels.arrays import (
+    LINEAR,
+    ROOTED,
+    SUM,
+    Array,
+    CalledArrays,
+    InputArrays,
+    ModelShape,
+    RowArrays,
+    StepRule,
+    TrainedWeights,
+    Weights,
+    compiled,
+    kernel,
+)
+from silograph.nn.kernels.draws import drop, fold
+from silograph.nn.kernels.layers import add_back, add_columns, add_sum, rectify, step_later, table
+from silograph.nn.kernels.loss import bits_gradient, softmax_gradient
+from silograph.nn.kernels.optim import step
+
+_DROPOUT = np.uint64(hash_text("dropout"))
+
+
+class SenderArrays(NamedTuple):
+    """Who sends in a stage besides the batch's rows. Batch j of client k is number j C + k."""
+
+    rows: Array  # (o,) row of the client
+    off: Array  # (J C + 1,)
+    slot: Array  # (h, W) what is stored of slots
+    slot_key: Array  # (h,) uint64
+    slot_off: Array  # (J C + 1,)
+    ptr: Array  # (b + 1,) edges of every row
+    col: Array  # sender: the batch's rows first, then `rows`, then slots
+    value: Array  # both scales, times how many edges it stands for
+    own: Array  # (b,) weight of the row's own z (GCN)
+
+
+class BatchArrays(NamedTuple):
+    """Batches of all clients."""
+
+    key: Array  # (J,) uint64
+    clients: int  # C
+    rows: Array  # (b,) row of the client
+    off: Array  # (J C + 1,)
+    share: Array  # (b,) weight of the row's loss
+    first: SenderArrays
+    later: SenderArrays
+    own: Array  # (n, W) stored rows, changed in place
+    place: Array  # (L,) where in them is what enters a layer; -1: it is not stored
+    loss: Array  # (b,) float64, filled
+
+
+class Trained(NamedTuple):
+    """Weights, or moments of them, of all clients: U used rows, or C F."""
+
+    first: Array  # (U, D)
+    second: Array  # (U, D), the first again where there is only one
+    flat: Array  # (C, P)
+
+
+class TrainingArrays(NamedTuple):
+    """Clients in training, changed in place."""
+
+    weights: Trained
+    first: Trained  # moments, which Adam does not read before its first step; or velocities
+    second: Trained
+    steps: Array  # (C,) taken so far
+
+
+class Memory(NamedTuple):
+    """Memory of one thread, for its largest batch (m rows that send)."""
+
+    h: Array  # what enters each layer, layer after layer
+    z: Array  # (m * widest,)
+    root: Array  # (m * widest,)
+    out: Array  # (m, K)
+    grad: Array  # (2, m * widest)
+    flat: Array  # (P,)
+    rows: Array  # (u, D)
+    start: Array  # (m,) entries of sparse features
+    end: Array
+    words: Array  # random words of dropout
+    levels: Array
+
+
+@compiled
+def senders_of(batch: BatchArrays, shape: ModelShape, layer: int, i: int) -> tuple[int, int]:
+    """Return how many own rows and slots send in a layer of a batch besides its own rows."""
+    if shape.form[layer] == LINEAR:
+        return 0, 0
+    side = batch.later if layer > 0 else batch.first
+    return side.off[i + 1] - side.off[i], side.slot_off[i + 1] - side.slot_off[i]
+
+
+@compiled
+def memory(
+    batch: BatchArrays, x: InputArrays, shape: ModelShape, k0: int, k1: int, used: int, w: Trained
+) -> Memory:
+    """Return memory for the batches of clients k0 to k1."""
+    m = 1
+    for i in range(batch.off.shape[0] - 1):
+        if k0 <= i % batch.clients < k1:
+            for layer in range(min(shape.layers, 2)):
+                others, slots = senders_of(batch, shape, layer, i)
+                m = max(m, batch.off[i + 1] - batch.off[i] + others + slots)
+    inputs = shape.act[shape.layers - 1] + (shape.width[0] if x.dense.shape[0] > 0 else 0)
+    dtype, widest = w.flat.dtype, shape.widest
+    words = np.empty((max(widest, shape.width[0]) + 3) // 4, np.uint64)
+    return Memory(
+        h=np.empty(m * inputs, dtype),
+        z=np.empty(m * widest, dtype),
+        root=np.empty(m * widest, dtype),
+        out=np.empty((m, shape.outputs), dtype),
+        grad=np.empty((2, m * widest), dtype),
+        flat=np.empty(w.flat.shape[1], dtype),
+        rows=np.empty((used, w.first.shape[1]), dtype),
+        start=np.empty(m, np.int64),
+        end=np.empty(m, np.int64),
+        words=words,
+        levels=words.view(np.uint16),
+    )
+
+
+@compiled
+def entering(shape: ModelShape, layer: int, m: int, most: int, s: Memory) -> Array:
+    """Return the memory of what enters a layer, (m, I); of features, where they are dense."""
+    start = shape.act[layer - 1] * most if layer > 0 else shape.act[shape.layers - 1] * most
+    return table(s.h, start, m, shape.width[layer])
+
+
+@compiled
+def gather_features(
+    x: InputArrays,
+    shape: ModelShape,
+    a: int,
+    batch: BatchArrays,
+    i: int,
+    s: Memory,
+) -> None:
+    """Look up the features of the batch's rows and of those that send to them."""
+    lo, size = batch.off[i], batch.off[i + 1] - batch.off[i]
+    others, _ = senders_of(batch, shape, 0, i)
+    at = batch.first.off[i]
+    for j in range(size + others):
+        row = a + (batch.rows[lo + j] if j < size else batch.first.rows[at + j - size])
+        if x.dense.shape[0] == 0:
+            s.start[j], s.end[j] = x.ptr[row], x.ptr[row + 1]
+        else:
+            h = entering(shape, 0, size + others, s.out.shape[0], s)
+            h[j] = x.dense[row]
+
+
+@compiled
+def gather_stored(
+    rows: RowArrays,
+    shape: ModelShape,
+    a: int,
+    first_row: int,
+    layer: int,
+    batch: BatchArrays,
+    i: int,
+    key: Any,
+    s: Memory,
+) -> None:
+    """Store what enters a layer of the batch's rows, add what is stored of senders; drop."""
+    lo, size = batch.off[i], batch.off[i + 1] - batch.off[i]
+    others, slots = senders_of(batch, shape, layer, i)
+    width, at = shape.width[layer], batch.place[layer]
+    h = entering(shape, layer, size + others + slots, s.out.shape[0], s)
+    side, layer_key = batch.later, fold(fold(key, _DROPOUT), layer)
+    dropping = shape.threshold > 0
+    for j in range(size + others + slots):
+        if j < size:
+            row = batch.rows[lo + j]
+            row_key = rows.row_key[a + row]
+            if at >= 0:
+                batch.own[first_row + row, at : at + width] = h[j]
+        elif j < size + others:
+            row = side.rows[side.off[i] + j - size]
+            row_key = rows.row_key[a + row]
+            h[j] = batch.own[first_row + row, at : at + width]
+        else:
+            slot = side.slot_off[i] + j - size - others
+            row_key = side.slot_key[slot]
+            h[j] = side.slot[slot, at : at + width]
+        if dropping:
+            drop(h, j, row_key, layer_key, shape.threshold, shape.scale, s)
+
+
+@compiled
+def forward(
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    g: int,
+    first_row: int,
+    batch: BatchArrays,
+    i: int,
+    w: Weights,
+    key: Any,
+    s: Memory,
+) -> None:
+    """Fill `s.out` with the logits of a batch, and `s.h` with what led to them."""
+    a, lo, hi = rows.off[g], batch.off[i], batch.off[i + 1]
+    size, most, last = hi - lo, s.out.shape[0], shape.layers - 1
+    gather_features(x, shape, a, batch, i, s)
+    for layer in range(shape.layers):
+        form, inputs, width = shape.form[layer], shape.width[layer], shape.width[layer + 1]
+        others, slots = senders_of(batch, shape, layer, i)
+        m = size + others + slots
+        if layer > 0:
+            gather_stored(rows, shape, a, first_row, layer, batch, i, key, s)
+        z, root = table(s.z, 0, m, width), table(s.root, 0, size, width)
+        h = entering(shape, layer, m, most, s) if layer > 0 or x.dense.shape[0] > 0 else s.out
+        if layer > 0:
+            np.dot(h, table(w.flat, shape.place[layer, 0], inputs, width), z)
+            if form == ROOTED:
+                np.dot(h[:size], table(w.flat, shape.place[layer, 1], inputs, width), root)
+        elif x.dense.shape[0] > 0:
+            np.dot(h, w.first, z)
+            if form == ROOTED:
+                np.dot(h[:size], w.second, root)
+        else:
+            z[:] = 0
+            add_sum(s.start[:m], s.end[:m], x.col, x.value, w.first, z)
+            if form == ROOTED:
+                root[:] = 0
+                add_sum(s.start[:size], s.end[:size], x.col, x.value, w.second, root)
+        out = s.out[:size] if layer == last else entering(shape, layer + 1, size, most, s)
+        side = batch.later if layer > 0 else batch.first
+        bias = w.flat[shape.place[layer, 2] : shape.place[layer, 2] + width]
+        own = root if form == ROOTED else z
+        for j in range(size):
+            weight = side.own[lo + j] if form == SUM else z.dtype.type(1)
+            for c in range(width):
+                out[j, c] = bias[c] + weight * own[j, c]
+        if form != LINEAR:
+            add_sum(side.ptr[lo:hi], side.ptr[lo + 1 : hi + 1], side.col, side.value, z, out)
+        if layer < last:
+            rectify(out)
+
+
+@compiled
+def loss_gradient(
+    rows: RowArrays, shape: ModelShape, a: int, batch: BatchArrays, i: int, s: Memory
+) -> None:
+    """Replace logits by the gradient of the weighted losses of the batch; note the losses."""
+    lo = batch.off[i]
+    for j in range(batch.off[i + 1] - lo):
+        y, weight = rows.y[a + batch.rows[lo + j]], batch.share[lo + j]
+        if shape.multilabel:
+            batch.loss[lo + j] = bits_gradient(s.out, j, y, weight)
+        else:
+            batch.loss[lo + j] = softmax_gradient(s.out, j, y[0], weight)
+
+
+@compiled
+def step_first(
+    x: InputArrays,
+    shape: ModelShape,
+    gz: Array,
+    p: Array,
+    m1: Array,
+    m2: Array,
+    steps: StepRule,
+    t: int,
+    s: Memory,
+) -> None:
+    """Step a first matrix (u, D) along its gradient, the transposed features times gz."""
+    grad, m = s.rows[: p.shape[0]], gz.shape[0]
+    if x.dense.shape[0] > 0:
+        np.dot(entering(shape, 0, m, s.out.shape[0], s).T, gz, grad)
+    else:
+        grad[:] = 0
+        add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
+    flat = p.reshape(-1)
+    step(flat, grad.reshape(-1), flat, m1.reshape(-1), m2.reshape(-1), steps, t)
+
+
+@compiled
+def backward_step(
+    x: InputArrays,
+    shape: ModelShape,
+    batch: BatchArrays,
+    i: int,
+    w: Weights,
+    m1: Weights,
+    m2: Weights,
+    steps: StepRule,
+    t: int,
+    s: Memory,
+) -> None:
+    """Walk from the gradient of the logits in `s.out` to all weights, and step them."""
+    lo, hi = batch.off[i], batch.off[i + 1]
+    size, most, turn = hi - lo, s.out.shape[0], 0
+    for layer in range(shape.layers - 1, -1, -1):
+        form, inputs, width = shape.form[layer], shape.width[layer], shape.width[layer + 1]
+        at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
+        others, slots = senders_of(batch, shape, layer, i)
+        m = size + others + slots
+        g = s.out[:size] if layer == shape.layers - 1 else table(s.grad[turn], 0, size, width)
+        gz = table(s.z, 0, m, width)
+        add_columns(g, s.flat[at_bias : at_bias + width])
+        gz[:] = 0
+        side = batch.later if layer > 0 else batch.first
+        if form != ROOTED:
+            for j in range(size):
+                weight = side.own[lo + j] if form == SUM else g.dtype.type(1)
+                for c in range(width):
+                    gz[j, c] = weight * g[j, c]
+        if form != LINEAR:
+            add_back(side.ptr[lo:hi], side.ptr[lo + 1 : hi + 1], side.col, side.value, g, gz)
+        if layer == 0:
+            step_first(x, shape, gz, w.first, m1.first, m2.first, steps, t, s)
+            if form == ROOTED:
+                step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, s)
+            continue
+        h, below = entering(shape, layer, m, most, s), table(s.grad[1 - turn], 0, size, inputs)
+        np.dot(h.T, gz, table(s.flat, at, inputs, width))
+        np.dot(gz[:size], table(w.flat, at, inputs, width).T, below)
+        if form == ROOTED:
+            np.dot(h[:size].T, g, table(s.flat, at_self, inputs, width))
+            below += np.dot(g, table(w.flat, at_self, inputs, width).T)
+        zero, factor = h.dtype.type(0), h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
+        for j in range(size):
+            for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it
+                below[j, c] = below[j, c] * factor if h[j, c] > 0 else zero
+        turn = 1 - turn
+    step_later(TrainedWeights(w, w, m1, m2), s.flat, steps, t)
+
+
+@compiled
+def part(of: Trained, k: int, lo: int, hi: int) -> Weights:
+    """Return the weights of client k, which has used rows lo to hi."""
+    return Weights(of.first[lo:hi], of.second[lo:hi], of.flat[k])
+
+
+@kernel
+def train_stored(
+    k0: int,
+    k1: int,
+    called: CalledArrays,
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    steps: StepRule,
+    batch: BatchArrays,
+    clients: TrainingArrays,
+) -> None:
+    """Train the called clients k0 to k1 on their batches, in order.
+
+    Args:
+        k0: first of the called clients.
+        k1: end.
+        called: where `rows` and `x` have them, which may have more.
+        rows: rows of a block.
+        x: its features.
+        shape: the model.
+        steps: optimizer.
+        batch: the batches.
+        clients: weights, moments and steps.
+    """
+    used, w, taken = 1, clients.weights, clients.steps
+    for k in range(k0, k1):
+        used = max(used, called.used_off[k + 1] - called.used_off[k])
+    s = memory(batch, x, shape, k0, k1, used, w)
+    for k in range(k0, k1):
+        g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
+        own, first = part(w, k, lo, hi), part(clients.first, k, lo, hi)
+        second = part(clients.second, k, lo, hi)
+        for j in range(batch.key.shape[0]):
+            i, key = j * batch.clients + k, batch.key[j]
+            if batch.off[i + 1] == batch.off[i]:
+                continue
+            forward(rows, x, shape, g, called.off[k], batch, i, own, key, s)
+            loss_gradient(rows, shape, rows.off[g], batch, i, s)
+            taken[k] += 1
+            # Velocities go on from what they are; Adam's moments begin with the first step.
+            t = taken[k] if steps.adam else taken[k] + 1
+            backward_step(x, shape, batch, i, own, first, second, steps, t, s)

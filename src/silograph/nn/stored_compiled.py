@@ -1,0 +1,253 @@
+"""Steps on stored rows by the compiled kernels: all batches between two exchanges in one call.
+
+Results are those of `silograph.nn.stored_training`, from the same batches and draws. While a client
+trains, its weights after the first matrices wait side by side as one field `flat`, and so do their
+moments, so that a call copies nothing but what it changes.
+
+J: batches. C: clients. b: rows of a batch. e: edges. S: halo slots. W: widths of all stored stages
+together.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.payload import Ragged, Stacked, offsets, owners
+from silograph.core.work import report_clients, report_steps
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.nn.compiled import share_out
+from silograph.nn.conv import Conv
+from silograph.nn.forward import Staged
+from silograph.nn.kernel_block import contiguous, prepared
+from silograph.nn.kernel_model import flattened, later_names, model_shape, step_rule, unflattened
+from silograph.nn.kernels import stored as kernels
+from silograph.nn.schedule import Schedule, Training
+from silograph.nn.segment import segment_sum
+from silograph.nn.stage_halves import scales_of
+from silograph.nn.steps import LOSS_FLOPS, Held
+from silograph.nn.stored_rows import Batch, Senders, StoredRows, stored_stages
+from silograph.nn.stored_training import STEPS, TrainingRows
+
+FLAT = "flat"
+KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
+
+
+def packed(model: Staged, held: Held) -> Held:
+    """Return clients in training with the weights after the first matrices side by side."""
+    names, new = tuple(later_names(model)), dict(held)
+    for kind in KINDS:
+        if f"{kind}/{names[0]}" in held:
+            parts = {name: new.pop(f"{kind}/{name}").t for name in names}
+            new[f"{kind}/{FLAT}"] = Stacked(torch.from_numpy(flattened(model, parts)))
+    return new
+
+
+def unpacked(model: Staged, held: Held) -> Held:
+    """Return clients in training with all weights by name; views of what they were."""
+    new = dict(held)
+    for kind in KINDS:
+        field = new.pop(f"{kind}/{FLAT}", None)
+        if field is not None:
+            parts = unflattened(model, field.t.numpy())
+            new |= {f"{kind}/{name}": Stacked(t) for name, t in parts.items()}
+    return new
+
+
+def train_(
+    model: Staged,
+    training: Training,
+    block: ClientBlock,
+    held: Held,
+    batches: Sequence[TrainingRows],
+    stored: StoredRows,
+    keys: Sequence[Key],
+) -> tuple[Tensor, ...]:
+    """Take a step with every client that has rows in a batch, batch after batch, in place.
+
+    Args:
+        model: a shape that is compiled.
+        training: how they train.
+        block: C clients.
+        held: they, `packed`.
+        batches: J of them, of clients that have rows in them or not.
+        stored: rows of others; `own` becomes what entered the stages of the batches' rows.
+        keys: of the batches.
+
+    Returns:
+        The loss of each row of each batch, (b,) float64.
+    """
+    compact = isinstance(held[f"weights/{model.first_maps[0]}"], Ragged)
+    data, wanted = prepared(model, block, compact=compact), stored_stages(model)
+    like = held[f"weights/{FLAT}"].t
+    own = torch.cat([like.new_empty(len(block.row_key), 0), *(stored.own[n] for n in wanted)], 1)
+    arranged = _arranged(model, block, batches, stored, own, keys)
+    w, m1, m2 = (_trained(model, held, kind) for kind in _kinds(held))
+    clients = kernels.TrainingArrays(w, m1, m2, held[STEPS].t.numpy())
+    rule, shape = step_rule(training), model_shape(model, Schedule(1))
+
+    def train(first: int, end: int) -> None:
+        kernels.train_stored(
+            first, end, data.called, data.rows, data.inputs, shape, rule, arranged, clients
+        )
+
+    share_out(block, train)
+    for number, part in zip(wanted, own.split([*_widths(model)], dim=1), strict=True):
+        stored.own[number].copy_(part)
+    for chosen in batches:
+        report_clients(_work(model, block, chosen))
+        report_steps((chosen.batch.off.diff() > 0).double() * training.step_flops)
+    losses: tuple[Tensor, ...] = torch.from_numpy(arranged.loss).split(
+        [len(chosen.batch.rows) for chosen in batches]
+    )
+    return losses
+
+
+def _widths(model: Staged) -> list[int]:
+    """Return the width of what enters each stored stage."""
+    return [model.stages[number].inputs for number in stored_stages(model)]
+
+
+def _kinds(held: Held) -> tuple[str, str, str]:
+    """Return the names of weights and of two moments; weights, where there is no such moment."""
+    one = next((kind for kind in ("memory/first", "memory/momentum") if _has(held, kind)), KINDS[0])
+    return KINDS[0], one, "memory/second" if _has(held, "memory/second") else KINDS[0]
+
+
+def _has(held: Held, kind: str) -> bool:
+    return f"{kind}/{FLAT}" in held
+
+
+def _trained(model: Staged, held: Held, kind: str) -> kernels.Trained:
+    first = [held[f"{kind}/{name}"].t.flatten(0, -2).numpy() for name in model.first_maps]
+    return kernels.Trained(first[0], first[-1], held[f"{kind}/{FLAT}"].t.numpy())
+
+
+def _arranged(
+    model: Staged,
+    block: ClientBlock,
+    batches: Sequence[TrainingRows],
+    stored: StoredRows,
+    own: Tensor,
+    keys: Sequence[Key],
+) -> kernels.BatchArrays:
+    """Return the batches side by side, as kernels read them."""
+    wanted, rows = stored_stages(model), torch.cat([chosen.batch.rows for chosen in batches])
+    starts = dict(zip(wanted, offsets(torch.tensor([*_widths(model), 0])).tolist(), strict=False))
+    later = model.stages[-1 if not wanted else wanted[0]].conv
+    halo = [stored.halo[number] for number in wanted if number in stored.halo]
+    none = own.new_empty(len(block.halo.key), 0)
+    pairs = [(c.batch, c.batch.first) for c in batches], [(c.batch, c.batch.later) for c in batches]
+    return kernels.BatchArrays(
+        key=np.array([key.value for key in keys], np.uint64),
+        clients=block.num_clients,
+        rows=contiguous(rows - block.off[block.client[rows]], np.int64),
+        off=_joined_off([chosen.batch.off for chosen in batches]),
+        share=contiguous(torch.cat([share_of(chosen, own.dtype) for chosen in batches])),
+        first=_senders(model.stages[0].conv, block, pairs[0], none),
+        later=_senders(later, block, pairs[1], torch.cat([none, *halo], dim=1)),
+        own=own.numpy(),
+        place=np.array([starts.get(number, -1) for number in range(len(model.stages))], np.int64),
+        loss=np.zeros(len(rows)),
+    )
+
+
+def _joined_off(offs: Sequence[Tensor]) -> np.ndarray:
+    """Return the ends of J C runs, which lie batch after batch, from offsets (C + 1,) in each."""
+    return contiguous(offsets(torch.cat([off.diff() for off in offs])), np.int64)
+
+
+def _senders(
+    conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Tensor
+) -> kernels.SenderArrays:
+    """Return who sends in a stage of each batch; `halo` (S, W) is what is stored of slots."""
+    rows = torch.cat([senders.rows for _, senders in pairs])
+    slots = torch.cat([senders.slots for _, senders in pairs])
+    edges = [_edges(conv, batch, senders) for batch, senders in pairs]
+    own = [_own_weight(conv, senders) for _, senders in pairs]
+    return kernels.SenderArrays(
+        rows=contiguous(rows - block.off[block.client[rows]], np.int64),
+        off=_joined_off([senders.off for _, senders in pairs]),
+        slot=contiguous(halo[slots]),
+        slot_key=contiguous(block.halo.key[slots], np.int64).view(np.uint64),
+        slot_off=_joined_off([senders.slot_off for _, senders in pairs]),
+        ptr=contiguous(offsets(torch.cat([s.adj.indptr.diff() for _, s in pairs])), np.int64),
+        col=contiguous(torch.cat([col for col, _ in edges]), np.int32),
+        value=contiguous(torch.cat([value for _, value in edges])),
+        own=contiguous(torch.cat(own)),
+    )
+
+
+def _own_weight(conv: Conv, senders: Senders) -> Tensor:
+    """Return the weight of a row's own z, (b,); 0 where the sum has none."""
+    degree = senders.messages.receiver
+    weight = scales_of(conv).itself(degree)
+    return (torch.zeros_like(degree) if weight is None else weight)[:, 0]
+
+
+def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
+    """Return the sender of each edge (e,) as its client numbers them, and both scales times it."""
+    adj, scales = senders.adj, scales_of(conv)
+    assert adj.values is not None  # how many edges each stands for
+    size, others = len(batch.rows), len(senders.rows)
+    col, client = adj.indices.long(), owners(batch.off)[adj.row]
+    counts, mine = batch.off.diff(), senders.off.diff()
+    value = adj.values
+    before = scales.before(torch.cat([senders.messages.sender, senders.degree]))
+    if before is not None:  # slots come scaled by their owners
+        one = before.new_ones(len(senders.slots))
+        value = value * torch.cat([before[:, 0], one])[col]
+    after = scales.after(senders.messages.receiver)
+    if after is not None:
+        value = value * after[adj.row, 0]
+    local = torch.where(
+        col < size,
+        col - batch.off[client],
+        torch.where(
+            col < size + others,
+            col - size - senders.off[client] + counts[client],
+            col - size - others - senders.slot_off[client] + (counts + mine)[client],
+        ),
+    )
+    return local, value
+
+
+def share_of(chosen: TrainingRows, dtype: torch.dtype) -> Tensor:
+    """Return the weight of each row's loss, (b,)."""
+    if chosen.share is not None:
+        return chosen.share
+    counts = chosen.batch.off.diff()
+    return torch.repeat_interleave(1 / counts.to(dtype), counts)
+
+
+def _work(model: Staged, block: ClientBlock, chosen: TrainingRows) -> Tensor:
+    """Return operations of a step on a batch, (C,) float64: what the torch layers report."""
+    rows = chosen.batch.off.diff().double()
+    total = LOSS_FLOPS * model.outputs * rows
+    for number, stage in enumerate(model.stages):
+        conv, inner, out = stage.conv, 2.0 * stage.inputs * stage.outputs, stage.outputs
+        senders = chosen.batch.later if number else chosen.batch.first
+        others, slots, edges = (torch.zeros_like(rows) for _ in range(3))
+        if conv.sums:
+            others, slots = senders.off.diff().double(), senders.slot_off.diff().double()
+            edges = senders.adj.indptr[chosen.batch.off].diff().double()
+            slots = slots * (number > 0)
+        if number == 0 and isinstance(block.x, SparseRows):
+            held = block.x.csr.degree.double()
+            mine = segment_sum(held[chosen.batch.rows], chosen.batch.off)
+            theirs = segment_sum(held[senders.rows], senders.off) * conv.sums
+            total += 4 * out * (mine * (1 + conv.rooted) + theirs)
+        else:
+            fresh = 3 if number else 2
+            total += inner * (fresh * rows * (1 + conv.rooted) + 2 * (others + slots))
+        if conv.sums:
+            scales = scales_of(conv)
+            total += 2 * out * (scales.pre is not None) * (rows + others)
+            total += 2 * out * (2 * edges + (scales.post is not None) * rows)
+            total += 4 * out * (scales.own is not None) * rows
+        total += out * rows * (conv.rooted + 2 + 2 * stage.relu)
+        if stage.drop > 0 and number:
+            total += 2 * stage.inputs * (2 * rows + others + slots)
+    return total

@@ -1,0 +1,95 @@
+"""Laws of FedAIS' compiled steps: the results of the torch form, from the same draws."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.federation.in_process import InProcess
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
+from silograph.graph.graph import Graph
+from silograph.methods.base import MethodConfig, ServerState
+from silograph.methods.fedais import FEDAIS
+from silograph.methods.fedais_options import FedAISOptions
+from silograph.nn.backends import COMPILED, TORCH
+from silograph.nn.fit import Schedule
+from silograph.nn.optim import SGD, Adam
+from together import cut_of, model_of
+
+pytest.importorskip("numba")
+MakeGraph = Callable[..., Graph]
+KEY = Key.of(5)
+OPTIONS = FedAISOptions(batches=5, drawn=3, tau=2, interval="fixed")
+
+
+def config(conv: str = "sage", **changes: Any) -> MethodConfig[FedAISOptions]:
+    shape = changes.pop("shape", {})
+    cfg = MethodConfig(
+        model=model_of(conv, residual=False, **shape),
+        optimizer=Adam(0.01, 5e-4),
+        schedule=Schedule(1),
+        keep_optimizer=False,
+        participation=1.0,
+        options=OPTIONS,
+    )
+    return replace(cfg, **changes)
+
+
+def play(
+    cfg: MethodConfig[FedAISOptions], block: ClientBlock, route: Route, rounds: int, size: int
+) -> tuple[InProcess, ServerState]:
+    fed = InProcess(cfg, block, route, size)
+    state = FEDAIS.init(fed, cfg, cfg.model.init_weights(Key.of(2), torch.float64), KEY)
+    for t in range(1, rounds + 1):
+        fed.start_round(t)
+        state, _ = FEDAIS.round(fed, cfg, state, t, KEY)
+    return fed, state
+
+
+def fields_of(fed: InProcess, state: ServerState) -> dict[str, Tensor]:
+    assert state.weights is not None
+    parts = [{name: field.t for name, field in part.items()} for part in fed.states()]
+    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return found | {f"server/{name}": w for name, w in state.weights.items()}
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("sage", {"shape": {"layers": 2, "dropout": 0.0}}),
+    ("sage", {"shape": {"layers": 3, "dropout": 0.4}}),
+    ("gcn", {"shape": {"layers": 3, "dropout": 0.0}, "sparse": False}),
+    ("gcn", {"shape": {"layers": 4, "dropout": 0.4}}),
+    ("graphconv", {"shape": {"layers": 2, "dropout": 0.4}}),
+    ("sage", {"shape": {"layers": 3, "dropout": 0.4, "head": "linear"}}),
+    ("sage", {"optimizer": SGD(0.2, 5e-4, 0.9), "sparse": False}),
+    ("sage", {"optimizer": SGD(0.2, 5e-4, 0.9), "keep_optimizer": True}),
+    ("gcn", {"keep_optimizer": True}),
+    ("sage", {"options": replace(OPTIONS, unbiased=True, halo="held", drawn=0)}),
+    ("gcn", {"options": replace(OPTIONS, halo="none")}),
+    ("sage", {"participation": 0.5, "options": replace(OPTIONS, owners="stored", halo="all")}),
+]
+
+
+@pytest.mark.parametrize(("conv", "changes"), CASES)
+def test_both_backends_do_the_same(
+    make_graph: MakeGraph, conv: str, changes: dict[str, Any]
+) -> None:
+    """Weights, histories, scores, ledger and counted work, over rounds with exchanges."""
+    given = dict(changes)
+    graph = make_graph(60, sparse=given.pop("sparse", True))
+    block, route, _ = cut_of(graph, 5, "random")
+    found, ledgers = [], []
+    for backend, size in ((TORCH, 5), (COMPILED, 2)):
+        cfg = config(conv, backend=backend, **given)
+        fed, state = play(cfg, block, route, rounds=3, size=size)
+        assert backend.why_not(cfg.training, torch.device("cpu")) is None
+        found.append(fields_of(fed, state))
+        ledgers.append((fed.ledger.bytes_by_kind, fed.ledger.flops))
+    assert found[0].keys() == found[1].keys()
+    for name, ours in found[0].items():
+        torch.testing.assert_close(found[1][name], ours, rtol=0, atol=1e-10, msg=name)
+    assert ledgers[0] == ledgers[1]
