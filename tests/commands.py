@@ -37,6 +37,8 @@ RESULT_KEYS = [
         "advice",
         "bytes",
         "flops",
+        "flops_by_part",
+        "flops_executed",
         "seconds",
         "compile_seconds",
         "peak_memory_bytes",

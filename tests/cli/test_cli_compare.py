@@ -123,7 +123,7 @@ def test_the_set_of_flags() -> None:
     own = {"--trials", "--max-minutes", "--seeds", "--keys", "--range", "--view", "--search-seed"}
     assert flags_of("tune") == (flags_of("run") - {"--seed"}) | own | {"--processes"}
     own = {"--datasets", "--only", "--out", "--data-dir", "--processes", "--max-minutes"}
-    assert flags_of("reproduce") == own | {"--recipes", "--quiet", "--help"}
+    assert flags_of("reproduce") == own | {"--recipes", "--quiet", "--trust", "--help"}
 
 
 # --- as a program ---------------------------------------------------------------------------------

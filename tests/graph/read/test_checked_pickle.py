@@ -45,7 +45,9 @@ def planetoid(raw: Path) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # no cora.npz is near here
+    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
     planetoid(tmp_path / "Cora" / "raw")
     return tmp_path
 
@@ -135,8 +137,12 @@ def test_a_damaged_kept_file_is_refused(tmp_path: Path) -> None:
         check_kept(tmp_path / "data.pt")
 
 
-def test_an_archive_with_objects_is_refused(tmp_path: Path) -> None:
+def test_an_archive_with_objects_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So is one of a loader of torch_geometric: numpy reads objects only where told to."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SILOGRAPH_DATA", raising=False)
     raw = tmp_path / "Photo" / "raw"
     raw.mkdir(parents=True)
     objects = np.empty(1, dtype=object)

@@ -391,7 +391,7 @@ class Slow:
 
 def test_threads_read_arrays_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else Python 3.11.7 and older fail now and then, and a good file is called damaged."""
-    (path := tmp_path / "a.npz").touch()
+    np.savez(path := tmp_path / "a.npz", a=np.arange(3), b=np.arange(3))
     slow, together = Slow(), Barrier(3)
     monkeypatch.setattr("numpy.load", lambda *_, **__: slow)
 

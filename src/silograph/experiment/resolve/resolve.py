@@ -127,8 +127,7 @@ def resolve(
     losses = parts.method.part.needs.losses(parts.method.options)
     training = Training(model, optimizer, schedule, corrections, losses)
     backend = choose_backend(asked, training, where)
-    clients = clients_in(asked, data)
-    check_silos_behind(asked, clients)
+    check_silos_behind(asked, clients := clients_in(asked, data))
     config = ResolvedConfig(
         **known
         | {

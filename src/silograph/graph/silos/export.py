@@ -77,8 +77,7 @@ def write_silos(
     whole = Path(os.path.abspath(target))
     making = whole.with_name(f".{whole.name}.{os.getpid()}")
     try:
-        making.parent.mkdir(parents=True, exist_ok=True)
-        making.mkdir(mode=0o700)
+        making.mkdir(mode=0o700, parents=True)
         try:
             for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
                 (making / name).mkdir(mode=0o700)

@@ -214,8 +214,7 @@ def forward(
     x_col: Array,
     w: Weights,
     key: Any,
-    dropping: bool,
-    ready: bool,
+    training: bool,
     s: Scratch,
 ) -> None:
     """Fill `s.out` with logits of the last layer's rows, and `s.act` with what led to them.
@@ -229,11 +228,11 @@ def forward(
         x_col: row of the first matrices of every sparse entry.
         w: the client's weights.
         key: key of the step.
-        dropping: whether hidden activations are dropped.
-        ready: whether features are after dropout already, dense ones in `s.x`.
+        training: whether hidden activations are dropped; then dense features that are after
+            dropout are in `s.x`.
         s: the thread's memory.
     """
-    last = shape.layers - 1
+    last, ready = shape.layers - 1, training and shape.x_threshold > 0
     gather(rows, x, k, drawn and not ready, s)
     for layer in range(shape.layers):
         left = s.m[layer + 1]
@@ -242,7 +241,7 @@ def forward(
         sum_rows(rows, shape, layer, k, drawn, w.flat, out, s)
         if layer < last:
             rectify(out)
-            if dropping:
+            if training and shape.threshold > 0:
                 layer_key = fold(fold(key, _DROPOUT), layer + 1)
                 for i in range(left):
                     row_key = rows.row_key[rows.off[k] + s.nodes[i]]

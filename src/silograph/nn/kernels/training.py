@@ -145,8 +145,7 @@ def train_client(
                 whole(rows, k, s)
             if ready:
                 drop_features(rows, x, shape, k, drawn, step_key, s)
-            dropping = shape.threshold > 0
-            forward(rows, seen, shape, k, drawn, x.col, own.weights, step_key, dropping, ready, s)
+            forward(rows, seen, shape, k, drawn, x.col, own.weights, step_key, True, s)
             loss += seeds.shape[0] / size * loss_gradient(rows, shape, k, drawn, seeds, s)
             count(rows, x, shape, k, drawn, s, work)
             taken += 1
@@ -244,7 +243,7 @@ def train(
                 rows, x, shape, g, own, params.steps[k], steps, key, s, filled.work[k]
             )
         whole(rows, g, s)
-        forward(rows, x, shape, g, False, x.col, own.weights, key, False, False, s)
+        forward(rows, x, shape, g, False, x.col, own.weights, key, False, s)
         lo, hi = called.off[k], called.off[k + 1]
         filled.logits[lo:hi] = s.out[: hi - lo]
 
@@ -269,6 +268,6 @@ def predict(
     for k in range(k0, k1):
         g = called.position[k]
         whole(rows, g, s)
-        forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, False, s)
+        forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, s)
         lo, hi = called.off[k], called.off[k + 1]
         logits[lo:hi] = s.out[: hi - lo]
