@@ -291,7 +291,7 @@ def test_what_a_server_cannot_go_on_with(
     def again(*_: Any, **named: Any) -> Result:
         return serve_again(tmp_path / "out", PLAIN, **named)
 
-    with pytest.raises(ProtocolError, match="expected client_00 to go on, got: "):
+    with pytest.raises(CheckpointError, match="expected client_00 to go on, got: "):
         federate(silos, config, PLAIN, run=again, said=said)
     (silos[0] / "key.pem").unlink()
     with pytest.raises(ConfigError, match="expected 2 silos within 3 s, got 1"):

@@ -53,12 +53,14 @@ def frame_of(message: Message) -> tuple[Envelope, Payload] | None:
         case Type.JOINED:
             return decode(message.body)
         case Type.HELLO:
-            assert message.facts().keys() == {"versions", "name", "key", "protocol"}
+            assert message.facts().keys() == {"versions", "name", "key", "protocol", "process"}
         case Type.PROOF:
             assert message.facts().keys() == {"signature"}
         case _:
             assert message.type is Type.DONE
-            assert message.body == b"{}"
+            told = message.facts()  # how many nodes train, validate and test, after START
+            assert told.keys() <= {"nodes"}
+            assert told.get("nodes", {}).keys() <= {"train", "val", "test"}
     return None
 
 

@@ -264,7 +264,7 @@ def test_no_secret_is_in_a_log_or_a_figure(
         own = (path / "log").read_text() + (path / "said").read_text()
         assert leaked(own, hidden, OWN) == []  # nothing was wrong that it would have to explain
         lines = [json.loads(line) for line in (path / "log").read_text().splitlines()]
-        assert {"agreed", "attached", "asked", "answered", "kept", "ended"} == {
+        assert {"note", "agreed", "attached", "asked", "answered", "kept", "ended"} == {
             line["event"] for line in lines
         }
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

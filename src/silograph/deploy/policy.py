@@ -295,7 +295,8 @@ STRICT_POLICY = """\
 # Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
 # and counts. A method that sends rows of single nodes (label_guided, bns, collect, ...) may do so
 # where it is listed here, or where this start has --allow METHOD.
-methods = ["fedavg", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus", "local"]
+methods = ["fedavg", "fedacs", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus",
+    "fedsage_local", "local"]
 
 # Kinds of what may leave in calls, as the ledger names them (docs/ledger.md).
 kinds = ["control", "evaluation", "weights"]

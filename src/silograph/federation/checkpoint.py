@@ -245,5 +245,5 @@ class CheckpointFolder:
         """Return the error for a folder none of whose checkpoints can be used, and why."""
         return CheckpointError(
             f"expected a usable checkpoint in {self.path}, got none: {'; '.join(problems)}: "
-            "restore these files from a copy, or begin a new run"
+            "restore what is missing from a copy, or begin a new run"
         )

@@ -110,7 +110,7 @@ def test_a_source_that_changed_is_another_cell(make_graph: MakeGraph) -> None:
     method, net = parts()
     sg.compare("g.npz", methods=[method], seeds=1, model=net, out="d", **SMALL)
     with pytest.raises(ConfigError, match=r"expected own, .*own\.py::Net of the comparison in d"):
-        resume_comparison("d")
+        resume_comparison("d", trust=True)
 
 
 def test_what_a_source_does_not_say_has_no_hash() -> None:

@@ -91,7 +91,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"model.residul": True}},
             "unknown option of the chosen parts (model gcn) 'model.residul': did you mean "
-            "'residual'? Choices: head, residual",
+            "'residual'? Choices: head, input_dropout, residual",
         ),
         (
             {"options": {"neighbors.x": 1}},
@@ -251,7 +251,7 @@ def test_older_folders_are_refused_in_one_line(make_graph: MakeGraph, tmp_path: 
     about = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps(about | {"format": 2}))
     for read in (read_run, lambda path: sg.resume(path, graph=graph)):
-        with pytest.raises(CheckpointError, match="expected a result folder of format 3 in"):
+        with pytest.raises(CheckpointError, match="expected a result folder of format 4 in"):
             read(path)
 
 

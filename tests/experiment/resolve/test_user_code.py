@@ -71,8 +71,10 @@ def test_a_module_of_the_working_folder(part: Path, monkeypatch: pytest.MonkeyPa
         digest("gone:X")
     (part.parent / "part_fails").mkdir()
     (part.parent / "part_fails" / "__init__.py").write_text("1 / 0")
+    with pytest.raises(ConfigError, match=r"expected to import part_fails\.x, got ModuleNotFoundE"):
+        digest("part_fails.x:X")  # which imports no package
     with pytest.raises(ConfigError, match=r"expected to import part_fails\.x, got ZeroDivisionEr"):
-        digest("part_fails.x:X")
+        imported("part_fails.x:X", int)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_damage_of_unchanged_length_is_named(stopped: Stopped, name: str, byte: 
     place = next(i for i in range(len(data) // 3, len(data)) if data[i : i + 1] in b"0123456")
     (folder / name).write_bytes(data[:place] + byte + data[place + 1 :])
     with pytest.raises(
-        CheckpointError, match=rf"{name} is damaged within the \d+ bytes .*restore these files"
+        CheckpointError, match=rf"{name} is damaged within the \d+ bytes .*restore what is missing"
     ):
         sg.resume(folder, graph=graph)
     assert (folder / name).stat().st_size == len(data)  # nothing was cut
