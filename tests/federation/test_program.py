@@ -225,7 +225,11 @@ def changed(body: bytes, rng: random.Random, others: list[bytes]) -> bytes:
     return call_body(CallBody(call.op, call.key, call.rows, frame))
 
 
-@pytest.mark.parametrize("case", CASES[:8], ids=str)
+# Where a selector decides, a client may be passed over: what comes next is not one call alone.
+EVERYBODY = [case for case in CASES if case["method"] != "fedacs"][:8]
+
+
+@pytest.mark.parametrize("case", EVERYBODY, ids=str)
 def test_a_call_that_is_not_the_next_one_is_refused(
     make_graph: Callable[..., Graph], case: dict[str, Any]
 ) -> None:

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
+from silograph.core.payload import Stacked
+from silograph.exchange.passes import divisible
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
@@ -17,8 +20,10 @@ from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais_options import FedAISOptions
 from silograph.nn.backends import COMPILED, TORCH
-from silograph.nn.fit import Schedule
 from silograph.nn.optim import SGD, Adam
+from silograph.nn.schedule import Schedule, Training
+from silograph.nn.steps import Held
+from silograph.nn.stored_compiled import check_held
 from together import cut_of, model_of
 
 pytest.importorskip("numba")
@@ -93,3 +98,35 @@ def test_both_backends_do_the_same(
     for name, ours in found[0].items():
         torch.testing.assert_close(found[1][name], ours, rtol=0, atol=1e-10, msg=name)
     assert ledgers[0] == ledgers[1]
+
+
+def held_by(clients: int, used: int, wrong: str = "") -> Held:
+    """What clients in training of a model 7-6-3 hold for Adam, one field of another shape."""
+    shapes = {"0.weight": (used, 6), "flat": (clients, 6 + 18 + 3)}
+    kinds = ("weights", "memory/first", "memory/second")
+    held: Held = {
+        f"{kind}/{name}": Stacked(torch.zeros(shape))
+        for kind in kinds
+        for name, shape in shapes.items()
+    }
+    held["steps"] = Stacked(torch.zeros(clients, dtype=torch.int64))
+    if wrong:
+        held[wrong] = Stacked(held[wrong].t[..., :-1])
+    return held
+
+
+def test_kernels_are_given_what_they_read_alone() -> None:
+    shape = model_of("gcn", residual=False, layers=2)
+    model, training = divisible(shape), Training(shape, Adam(0.01), Schedule(1))
+    check_held(model, training, held_by(2, 9), 2, 9)
+    for wrong in held_by(2, 9):
+        with pytest.raises(ProtocolError, match=rf"clients in training whose {wrong} has shape"):
+            check_held(model, training, held_by(2, 9, wrong), 2, 9)
+    short = held_by(2, 9)
+    short.pop("memory/second/flat")
+    with pytest.raises(ProtocolError, match=r"memory/second/flat has shape .*, got None"):
+        check_held(model, training, short, 2, 9)
+    mixed = held_by(2, 9)
+    mixed["weights/flat"] = Stacked(mixed["weights/flat"].t.double())
+    with pytest.raises(ProtocolError, match="and the run's dtype"):
+        check_held(model, training, mixed, 2, 9)

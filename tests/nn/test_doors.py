@@ -280,7 +280,7 @@ def test_what_rests_are_rows_of_weights(kernels: str) -> None:
 def test_compiled_kernels_have_one_door() -> None:
     """Only `tiers`, which checks what they read, imports what hands blocks to them."""
     root = Path(silograph.__file__).parent
-    found = set()
+    found, stored = set(), set()
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
@@ -291,7 +291,10 @@ def test_compiled_kernels_have_one_door() -> None:
                 continue
             if "silograph.nn.compiled" in names:
                 found.add(str(path.relative_to(root)))
+            if "silograph.nn.stored_compiled" in names:
+                stored.add(str(path.relative_to(root)))
     assert found == {"nn/backends.py"}
+    assert stored == {"methods/fedais_clients.py"}  # it checks what it reads itself
 
 
 @pytest.mark.parametrize("optimizer", [Adam(0.1), SGD(0.1, momentum=0.9)])

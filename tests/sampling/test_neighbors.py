@@ -20,6 +20,7 @@ from runs import FAST, go, of, run_until, same_bits
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, State, take
 from silograph.core.ranges import lin
 from silograph.core.work import metered
@@ -262,7 +263,7 @@ def trained(
     keep: bool = False,
     state: State | None = None,
 ) -> tuple[Fitted, Tensor]:
-    """What training leaves, and the counted operations of each client."""
+    """What training leaves, and the counted operations of each client with its steps."""
     start = training.model.init_weights(Key.of(1), torch.float64)
     memory: Params | None = None
     if keep:
@@ -275,7 +276,8 @@ def trained(
         found = BACKENDS["torch"].fit(
             training, TrainingInputs(block, start, memory, Key.of(3), state)
         )
-    return found, meter.flops
+    steps = meter.apart.get(Kind.OPTIMIZER)  # none where nobody trains
+    return found, meter.flops if steps is None else meter.flops + steps.flops
 
 
 def weights_in(found: Fitted) -> Params:

@@ -104,7 +104,7 @@ def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def config(model: Model) -> SimpleNamespace:
-    return SimpleNamespace(model=model, backend=TORCH)
+    return SimpleNamespace(model=model, backend=TORCH, relevant=None)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]

@@ -8,20 +8,17 @@ A block as arrays is in `kernel_block`, the model in `kernel_model`, weights in 
 n: rows. K: outputs.
 """
 
-import importlib
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import prepared
 from silograph.nn.kernel_model import flattened, model_shape, step_rule
+from silograph.nn.kernel_threads import share_out
 from silograph.nn.kernel_weights import memory_of, params_of, weights_of
 from silograph.nn.kernel_weights import rest as rest
 from silograph.nn.kernel_work import report_pass, report_training
@@ -86,24 +83,3 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
     share_out(block, run)
     report_pass(model, block)
     return torch.from_numpy(logits)
-
-
-@lru_cache(maxsize=1)
-def _blas() -> ThreadpoolController:
-    # What products in kernels call: it must be loaded to be found. Looking takes milliseconds.
-    importlib.import_module("scipy.linalg.cython_blas")
-    return ThreadpoolController()
-
-
-def share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
-    """Run ranges of clients, with about as many rows each, on torch's number of threads."""
-    threads = min(torch.get_num_threads(), block.num_clients)
-    with _blas().limit(limits=1, user_api="blas"):
-        if threads == 1:
-            run(0, block.num_clients)
-            return
-        goals = torch.linspace(0, float(block.off[-1]), threads + 1, dtype=torch.float64)
-        ends = torch.searchsorted(block.off.double(), goals).tolist()
-        ends[0], ends[-1] = 0, block.num_clients
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(run, ends[:-1], ends[1:]))

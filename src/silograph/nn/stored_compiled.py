@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, offsets, owners
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.compiled import share_out
 from silograph.nn.conv import Conv
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import contiguous, prepared
 from silograph.nn.kernel_model import flattened, later_names, model_shape, step_rule, unflattened
+from silograph.nn.kernel_threads import share_out
 from silograph.nn.kernels import stored as kernels
 from silograph.nn.schedule import Schedule, Training
 from silograph.nn.segment import segment_sum
@@ -78,9 +79,14 @@ def train_(
 
     Returns:
         The loss of each row of each batch, (b,) float64.
+
+    Raises:
+        ProtocolError: weights, moments or stored rows are not those of the model and block.
     """
     compact = isinstance(held[f"weights/{model.first_maps[0]}"], Ragged)
     data, wanted = prepared(model, block, compact=compact), stored_stages(model)
+    check_held(model, training, held, block.num_clients, int(data.called.used_off[-1]))
+    check_stored(model, stored, block)
     like = held[f"weights/{FLAT}"].t
     own = torch.cat([like.new_empty(len(block.row_key), 0), *(stored.own[n] for n in wanted)], 1)
     arranged = _arranged(model, block, batches, stored, own, keys)
@@ -103,6 +109,48 @@ def train_(
         [len(chosen.batch.rows) for chosen in batches]
     )
     return losses
+
+
+def check_held(model: Staged, training: Training, held: Held, clients: int, used: int) -> None:
+    """Raise `ProtocolError` unless clients in training have what kernels read and write of them.
+
+    Args:
+        model: the shape.
+        training: how they train.
+        held: they, `packed`.
+        clients: how many.
+        used: rows of the first matrices of all of them.
+    """
+    later = [torch.Size(model.weight_shapes[name]).numel() for name in later_names(model)]
+    shapes: dict[str, tuple[int, ...]] = {
+        n: (used, model.weight_shapes[n][-1]) for n in model.first_maps
+    }
+    shapes[FLAT] = (clients, sum(later))
+    moments = {name.partition("/")[0] for name in training.optimizer.init({"": torch.zeros(1)})}
+    kinds = [KINDS[0], *(f"memory/{moment}" for moment in moments if moment != STEPS)]
+    expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
+    expected[STEPS] = (clients,)
+    found = {name: tuple(f.t.flatten(0, -2).shape) for name, f in held.items() if name != STEPS}
+    found[STEPS] = tuple(held[STEPS].t.shape) if STEPS in held else ()
+    wrong = min((n for n in found.keys() | expected if found.get(n) != expected.get(n)), default="")
+    if wrong or len({field.t.dtype for name, field in held.items() if name != STEPS}) > 1:
+        raise ProtocolError(
+            f"expected clients in training whose {wrong or 'weights'} has shape "
+            f"{expected.get(wrong)} and the run's dtype, got {found.get(wrong)}: they are of "
+            "another model, optimizer or block"
+        )
+
+
+def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
+    """Raise `ProtocolError` unless stored rows are those of a block's rows and slots."""
+    widths = dict(zip(stored_stages(model), _widths(model), strict=True))
+    for rows, held in (len(block.row_key), stored.own), (len(block.halo.key), stored.halo):
+        for number, found in held.items():
+            if found.shape != (rows, widths.get(number)):
+                raise ProtocolError(
+                    f"expected stored rows of shape {(rows, widths.get(number))} for stage "
+                    f"{number}, got {tuple(found.shape)}"
+                )
 
 
 def _widths(model: Staged) -> list[int]:

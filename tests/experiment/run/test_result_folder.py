@@ -364,7 +364,7 @@ def test_a_folder_of_another_version_says_which(
     del about["format"]
     about["versions"]["silograph"] = "0.0.9"
     (done[0] / "run.json").write_text(json.dumps(about), encoding="utf-8")
-    line = r"expected a result folder of format 3 in done, got format 1, as silograph 0\.0\.9 wrote"
+    line = r"expected a result folder of format 4 in done, got format 1, as silograph 0\.0\.9 wrote"
     with pytest.raises(CheckpointError, match=line):
         resume("done", graph=make_graph())
     with pytest.raises(CheckpointError, match=r"got format 1, as silograph 0\.0\.9"):

@@ -341,7 +341,7 @@ def test_hostile_ends_do_not_double_the_servers_memory(tmp_path: Path) -> None:
         assert after < 2 * before
     finally:
         server.kill()
-        server.wait()
+        server.communicate()  # closes its pipes, too
 
 
 def test_a_message_is_not_copied_where_it_is_read() -> None:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "baselines"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "defaults"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedacs"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "fedais"))
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
 import fedais_cells as fedais
 import personal_cells as personal
+import recipe_citations as baselines
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
 import recipe_figures as fedgraph
@@ -281,6 +283,8 @@ def again_of(line: Line) -> Cell:
         return bias_by_clients.cell_of(labels["setting"], labels["method"], labels["seed"])
     if "clients" in labels and "dataset" not in labels:
         return fedgrains.cell_of(labels["variant"], labels["clients"], labels["seed"])
+    if "model" in labels and labels.get("setting", "as above") in baselines.WITHOUT:
+        return baselines.cell_of(*labels.values())
     dataset, seed, setting = labels["dataset"], labels["seed"], sweep.BY_NAME[labels["setting"]]
     if "model" in labels:
         return sweep.robust_cell(dataset, labels["model"], setting, seed)
