@@ -19,6 +19,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import make_split
+from silograph.methods import METHODS
 from silograph.nn.own_module import Make
 
 # Presets differ in options alone: batteries take these in the slow suite.
@@ -40,6 +41,23 @@ OWN_TESTS = (
     "test_cli.py",
 )
 
+# Crossings of methods or layers with further settings: by default each of them meets one of the
+# settings, by turns, so that every setting is met; all crossings are in the slow suite.
+BY_TURNS = {
+    "test_a_block_is_its_clients_one_by_one",
+    "test_a_block_of_many_is_many_blocks_of_one",
+    "test_a_module_written_as_gcn_is_gcn",
+    "test_all_rows_are_centralized_training",
+    "test_every_method_trains_every_kind_of_layer",
+    "test_global_training_is_centralized_training",
+    "test_resumed_in_every_round",
+    "test_strict_is_not_strict_bitwise",
+    "test_the_same_config_gives_the_same_bits",
+    "test_threads_change_no_bit_of_a_compiled_run",
+    "test_tiers_give_the_same_model_and_the_same_ledger",
+    "test_what_is_asked_of_a_gpu_runs",
+}
+
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 
@@ -52,6 +70,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if any(isinstance(v, str) and v in PRESETS_APART for v in call.params.values()):
             item.add_marker(pytest.mark.slow)
+    leave_by_turns(items)
+
+
+def leave_by_turns(items: list[pytest.Item]) -> None:
+    """Mark all but one crossing of each method or layer as slow."""
+    crossings: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        call, name = getattr(item, "callspec", None), item.name.partition("[")[0]
+        if call is None or name not in BY_TURNS or item.get_closest_marker("slow"):
+            continue
+        methods = [v for v in call.params.values() if isinstance(v, str) and v in METHODS]
+        own = methods[0] if methods else call.id.partition("-")[0]
+        crossings.setdefault(f"{item.path}::{name}", {}).setdefault(own, []).append(item)
+    for by_name in crossings.values():
+        for turn, cases in enumerate(by_name.values()):
+            for place, item in enumerate(cases):
+                if place != turn % len(cases):
+                    item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
