@@ -153,7 +153,7 @@ def verdict(found: Found) -> str:
         mean = statistics.mean(points)
         holds = "holds" if mean >= -0.5 else "does not hold"
         saved = "; ".join(
-            f"{percent(found_by[name])} % less {name} (claimed {claim}), which "
+            f"{percent(found_by[name])} % less of {name} (claimed {claim}), which "
             + (
                 "holds"
                 if found_by[name] and statistics.mean(found_by[name]) >= claim - 5
@@ -166,7 +166,7 @@ def verdict(found: Found) -> str:
             f"({min(points):+.2f} to {max(points):+.2f} in {len(points)} pairs of runs). Up to "
             f"FedAll's accuracy less half a point, which it reaches in {sum(reached)} of "
             f"{len(reached)}, it takes {saved}; and {percent(found_by[ROWS])}"
-            " % less bytes of rows."
+            " % fewer bytes of rows."
         )
     return " ".join(parts)
 
