@@ -19,6 +19,8 @@ MOST_OF_PARTS = {
     "model.embedding": 4096,
     "neighbors.width": 4096,
     "method.communities": 1000,
+    "method.most": 20,  # rows that FedSage+ generates for a node, in states and checkpoints
+    "method.generator_width": 1024,
 }
 MOST_WEIGHTS = 2**28
 MOST_STEPS = 100_000  # of a silo in a round

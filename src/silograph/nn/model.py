@@ -214,8 +214,3 @@ MODELS: dict[str, Callable[[Model], tuple[Stage, ...]]] = {
     "appnp": _appnp,
     "mlp": lambda model: layers_of(model, lambda _: MLP),
 }
-
-
-def num_sums(model: Model) -> int:
-    """Return the number of stages that sum over neighbors: how far a node hears."""
-    return sum(stage.conv.sums for stage in model.stages)

@@ -12,13 +12,13 @@ from sessions import TOKEN, DirectLink, session, table, worker_of
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.core.work import Meter
 from silograph.federation.base import Sum, WeightedMean
 from silograph.federation.field_specs import TRAINED, FieldSpec, extent_at_server
 from silograph.federation.frame import decode, encode
 from silograph.federation.program import Call, Program
-from silograph.federation.session.answers import FAR, MOST_RATE, check_work
+from silograph.federation.session.answers import FAR, MOST_RATE, Answer, check_work, unusable
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.failures import Failures, how_to_go_on
@@ -101,6 +101,21 @@ def test_weights_that_all_have_are_nobodys_lie(built: Built) -> None:
     links["client_02"].change = weights_of(1e9 * FAR * 0.9)
     once(fed, 2)
     assert fed.away == ()
+
+
+def of_rows(place: int, value: float) -> Answer:
+    reply: Payload = {"x": Ragged(torch.full((2, 3), value), torch.tensor([0, 2]))}
+    return Answer(place, reply, (("x", Ragged, torch.float32, 3),), 1, Meter(1))
+
+
+def test_rows_far_beyond_those_of_others_are_of_nobody_else() -> None:
+    """Those who are handed such rows would overflow, refuse them, and be named for it."""
+    honest = [of_rows(0, 1.0), of_rows(1, 2.0)]
+    assert unusable([*honest, of_rows(2, 3e29)], None) == {2: Cause.NOT_FINITE}
+    assert unusable([*honest, of_rows(2, 1e5)], None) == {}
+    nan = float("nan")
+    assert unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
+    assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == {}  # training has diverged
 
 
 def test_sums_stay_finite(built: Built) -> None:

@@ -114,8 +114,9 @@ def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Caus
     """Return why answers cannot be used, by their places.
 
     Where most have one form, others are wrong; where two forms are as many, nobody knows who is.
-    Numbers are wrong where they are not finite or would make sums infinite; weights of which a mean
-    is taken also where they are far beyond those of most others, for one such client ends the run.
+    Numbers are wrong where they are not finite or would make sums infinite; rows, and weights of
+    which a mean is taken, also where they are far beyond those of most others, for one such client
+    ends the run or overflows at those who are handed its rows.
     """
     forms = Counter(answer.form for answer in answers)
     usual = [form for form, n in forms.items() if n == max(forms.values())]
@@ -128,13 +129,16 @@ def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Caus
         for a, (share, weights) in zip(answers, sizes, strict=True)
         if not (share <= 1 and weights <= most)
     ]
-    if len(wild) == len(answers):  # then it is training that diverged
+    # All of them: it is training that diverged. Rows of one silo alone are its own, and others
+    # would be named for refusing them.
+    alone = len(answers) == 1 and any(isinstance(f, Ragged) for f in answers[0].reply.values())
+    if len(wild) == len(answers) and not alone:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
 
 
 def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
-    """Return how large the numbers of a reply are: of all, and of weights that are averaged.
+    """Return how large the numbers of a reply are: of all, and of rows and averaged weights.
 
     The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A reply
     without weight may hold anything.
@@ -150,7 +154,7 @@ def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
         low, high = (float(t) for t in field.t.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
         share = max(share, size / _summable(field.t.dtype))
-        if averaged and name.startswith(WEIGHTS):
+        if isinstance(field, Ragged) or (averaged and name.startswith(WEIGHTS)):
             weights = max(weights, size)
     return share, weights
 

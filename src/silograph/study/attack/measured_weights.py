@@ -29,7 +29,7 @@ from silograph.study.attack.overheard import Overheard
 
 def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Compare first weights with those of a silo without data."""
-    cfg, name = setup.method_config, f"weights/{first_map(setup)}"
+    cfg, name = setup.method_config.in_round(1), f"weights/{first_map(setup)}"
     calls = [
         call for call in seen.calls if call.name == "local_training.train" and name in call.reply
     ]
@@ -69,7 +69,7 @@ def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]
 
 def crafted_rows(setup: Setup, block: ClientBlock) -> list[Finding]:
     """Send weights that make a step of SGD hold single rows."""
-    cfg, model = setup.method_config, setup.method_config.model
+    cfg, model = setup.method_config.in_round(1), setup.method_config.model
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
     fits = isinstance(model, Model) and set(model.weight_shapes) == names
     one = cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)

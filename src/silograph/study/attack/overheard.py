@@ -103,7 +103,7 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
     state = method.init(fed, cfg, first_weights(setup), key.fold("init"))
     for t in range(1, rounds + 1):
         fed.start_round(t)
-        state, _ = method.round(fed, cfg, state, t, key)
+        state, _ = method.round(fed, cfg.in_round(t), state, t, key)
     if state.weights is not None:
         judging = key.fold("judge server", rounds)
         method.evaluate.counts(fed, cfg.model, state.weights, judging)
