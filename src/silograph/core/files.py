@@ -20,7 +20,8 @@ def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> Non
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        with open(partial, "wb", opener=opens_private if private else None) as file:
+        partial.unlink(missing_ok=True)  # a link there would be written through
+        with open(partial, "xb", opener=opens_private if private else None) as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())

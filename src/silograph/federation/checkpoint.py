@@ -188,7 +188,8 @@ class CheckpointFolder:
                 sync_folder(self.path.parent)
         target = self.path / file_name(what, checkpoint.round)
         partial = target.with_suffix(".partial")
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # a link there would be written through
+        with partial.open("xb") as file:
             for part in to_bytes(checkpoint):
                 file.write(part)
             if self.synced:

@@ -15,7 +15,7 @@ import pytest
 import silograph as sg
 from runs import FAST, files_of, run_until
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
-from silograph.core.files import hold_folder
+from silograph.core.files import hold_folder, write_atomic
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.graph.graph import Graph
 
@@ -120,6 +120,20 @@ def test_damage_of_unchanged_length_is_named(stopped: Stopped, name: str, byte: 
     ):
         sg.resume(folder, graph=graph)
     assert (folder / name).stat().st_size == len(data)  # nothing was cut
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "report.html.partial", "models/x"])
+def test_links_are_not_written_through(stopped: Stopped, tmp_path: Path, name: str) -> None:
+    """A folder of somebody else could name any file of its reader."""
+    folder, graph, _ = stopped
+    (mine := tmp_path / "mine").write_text("precious")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(mine)
+    with pytest.raises(ConfigError, match=rf"without links, got one at .*{name}"):
+        sg.resume(folder, graph=graph)
+    write_atomic(folder / "report.html", "page")
+    assert mine.read_text() == "precious"
 
 
 def test_damage_of_the_last_round_goes_back_one(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from silograph.core.errors import ConfigError, PolicyError
+from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
 from silograph.federation.session.audit import WRITTEN_OUT, Audit, digest_of, open_audit
-from silograph.federation.session.audit_chain import AuditReading, read_audit
+from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
 
 ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
 REPLY = {"w": Shared(torch.zeros(3)), "n": Shared(torch.tensor(1))}
@@ -201,3 +201,73 @@ def test_without_a_file_only_counts(tmp_path: Path) -> None:
         run.shown(b"12")
         assert run.sent == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_is_of_one_run(tmp_path: Path) -> None:
+    """Else a server could have any number of runs that count as one."""
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").check_again("d1")
+        audit.of_run("r1").agreed({"config": "d1"})
+    with open_audit(path, ABOUT) as (audit, _):  # after a crash
+        run = audit.of_run("r1")
+        run.check_again("d1")
+        with pytest.raises(ProtocolError, match="agreed to in this run before, got another one"):
+            run.check_again("d2")
+        run.agreed({"config": "d1"})
+        assert audit.to_end(lambda: None) is None
+    with open_audit(path, ABOUT) as (audit, _):
+        with pytest.raises(ProtocolError, match="got one that this silo has seen the end of"):
+            audit.of_run("r1").check_again("d1")
+        audit.of_run("r2").check_again("d1")
+
+
+def test_hellos_to_runs_that_nothing_came_of_count() -> None:
+    audit = Audit()
+    for number in range(3):
+        audit.of_run(f"r{number}").shown(b"hello")
+    last = audit.of_run("r3")
+    last.shown(b"hello")
+    assert last.sent == 20
+    last.agreed({})
+    assert last.sent == 20
+    assert audit.of_run("r4").sent == 15
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"event": "answered", "round": 1, "kind": "weights", "bytes": 10**400},
+        {"event": "answered", "round": 1, "kind": "weights", "bytes": -1},
+        {"event": "answered", "round": "1", "kind": "weights", "bytes": 1},
+        {"event": "hello", "bytes": "many"},
+    ],
+    ids=str,
+)
+def test_numbers_that_nobody_writes_break_the_chain(tmp_path: Path, facts: Any) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(line_of({"run": "r1", **facts}, NO_LINE)[0])
+    broken = read(path).broken
+    assert broken is not None
+    assert "expected what silograph writes in an audit file" in str(broken)
+
+
+def test_nothing_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "audit.jsonl", os.write
+
+    def fails(*_: Any) -> None:
+        raise OSError
+
+    with open_audit(path, ABOUT) as (audit, _):
+        answer(audit, "r1")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, line: write(file, line[:9]))
+            patch.setattr(os, "ftruncate", fails)
+            with pytest.raises(PolicyError, match="No space left"):
+                answer(audit, "r1")
+        with pytest.raises(PolicyError, match="its last line could not be written"):
+            answer(audit, "r1")
+    with open_audit(path, ABOUT) as (audit, note):
+        assert "cut" in note
+        answer(audit, "r1")
+    assert read(path).broken is None

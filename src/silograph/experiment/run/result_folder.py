@@ -131,6 +131,18 @@ class Prefix:
         return self._hash.hexdigest()
 
 
+def check_no_links(folder: Path) -> None:
+    """Raise `ConfigError` for links in a folder that is written to: they lead to others' files."""
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            entry = os.path.join(where, name)
+            if os.path.islink(entry):
+                raise ConfigError(
+                    f"expected a result folder without links, got one at {entry}, and what it "
+                    "leads to would be changed: put the file itself there"
+                )
+
+
 class ResultFolder:
     """Reads and writes one run's folder, and keeps others from writing to it."""
 
@@ -138,13 +150,14 @@ class ResultFolder:
         """Take hold of a folder that `create` made.
 
         Raises:
-            ConfigError: there is no run in it, or another process is writing to it.
+            ConfigError: there is no run in it, or a link, or another process is writing to it.
         """
         self.path = path
         self.run = ""  # digest of the run's identity, once it is known
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._written = 0  # records of the ledger that are in its file
         self._grown = {name: Prefix() for name in GROWING}
+        check_no_links(path)
         try:
             (path / CONFIG).open("rb").close()
             lock = hold_folder(path)

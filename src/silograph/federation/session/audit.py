@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import ConfigError, PolicyError
+from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
 from silograph.federation.session.audit_chain import (
@@ -55,6 +55,7 @@ class Audit:
         size: int = 0,
     ) -> None:
         self._file = file
+        self._torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
         self.head = head
@@ -62,6 +63,7 @@ class Audit:
         self._seen: Counter[str] = Counter()  # by event, of what is folded
         self._told: Counter[str] = Counter()
         self._agreed: RunAudit | None = None
+        self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
         self._bytes: Counter[str] = Counter()  # of those that no line has told yet
 
     def of_run(self, run: str) -> "RunAudit":
@@ -110,6 +112,8 @@ class Audit:
         """
         told = {"time": _now(), "event": event, **facts}
         line, own = line_of(told, self.head)
+        if self._torn:
+            raise _unwritable("its last line could not be written")
         if self._file is not None:
             self._write(line)
         self.head, self._size = own, self._size + len(line)
@@ -123,10 +127,10 @@ class Audit:
         except OSError as error:
             raise _unwritable(error.strerror) from None
         if wrote < len(line):
-            with suppress(OSError):
-                os.ftruncate(
-                    self._file, self._size
-                )  # else its end is torn, which the next start says
+            try:
+                os.ftruncate(self._file, self._size)
+            except OSError:  # its end is torn, which the next start says: nothing may follow it
+                self._file, self._torn = None, True
             raise _unwritable("No space left on device")
 
     def force(self) -> None:
@@ -166,7 +170,8 @@ class RunAudit:
     def __init__(self, audit: Audit, run: str, before: AuditedRun | None = None) -> None:
         self._audit = audit
         self._run = run
-        self.sent = 0 if before is None else before.sent
+        self._before = before
+        self._sent = 0 if before is None else before.sent
         self._calls = 0
         self._bytes = 0
 
@@ -175,14 +180,47 @@ class RunAudit:
         """How many other runs the silo has agreed to: of anybody, and of this server."""
         return self._audit.agreed_before(self._run)
 
+    @property
+    def sent(self) -> int:
+        """Bytes that have left in this run, and in hellos to others that nothing came of.
+
+        Else a server could ask for hellos without end, each in a run of another name.
+        """
+        others = sum(size for run, size in self._audit.strays.items() if run != self._run)
+        return self._sent + others
+
+    def check_again(self, digest: str) -> None:
+        """Raise `ProtocolError` for a run of a name that was another one's, or of one that is over.
+
+        Else a server could have any number of runs under one name, and they would count as one.
+
+        Args:
+            digest: of the config that the silo is asked to agree to.
+        """
+        before = self._before
+        if before is None or before.agreed is None:
+            return
+        if before.agreed.facts.get("config") != digest:
+            raise ProtocolError(
+                "expected the config that this silo agreed to in this run before, got another one: "
+                "a server gives each run a name of its own"
+            )
+        if before.ended is not None and before.ended.facts.get("reason") is None:
+            raise ProtocolError(
+                "expected a run that is not over, got one that this silo has seen the end of: "
+                "begin a new run"
+            )
+
     def shown(self, frame: bytes) -> None:
         """Record a hello that is about to leave."""
         self._audit.fold("hello", {"run": self._run, "digest": digest_of(frame)}, len(frame))
+        self._audit.strays[self._run] += len(frame)
         self._count(len(frame))
 
     def agreed(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
         self._audit.take_agreement(self, {"run": self._run, **facts})
+        self._audit.strays.pop(self._run, None)
 
     def answered(self, envelope: Envelope, reply: Payload, frame: bytes) -> None:
         """Record a reply that is about to leave."""
@@ -202,7 +240,7 @@ class RunAudit:
         self._count(len(frame))
 
     def _count(self, size: int) -> None:
-        self.sent += size
+        self._sent += size
         self._bytes += size
 
     def refused(self, reason: str) -> None:

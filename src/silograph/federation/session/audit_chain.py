@@ -135,6 +135,13 @@ class AuditedRun:
         return sum(self.bytes.values())
 
 
+def _count(found: object) -> int:
+    """Return a number of bytes, rounds or entries; raise `ValueError` for anything else."""
+    if not isinstance(found, int) or not 0 <= found < 2**63:
+        raise ValueError(found)
+    return found
+
+
 class RunCounts:
     """Adds up the entries of one run."""
 
@@ -154,18 +161,18 @@ class RunCounts:
         facts = entry.facts
         match facts.get("event"):
             case "hello":
-                self.bytes["hello"] += facts["bytes"]
+                self.bytes["hello"] += _count(facts["bytes"])
             case "agreed":
                 self.agreed, self.ended = self.agreed or entry, None
                 self.agreements += 1
             case "answered":
-                number, kind = facts["round"], facts["kind"]
+                number, kind = _count(facts["round"]), str(facts["kind"])
                 self.calls[kind] += 1
-                self.bytes[kind] += facts["bytes"]
+                self.bytes[kind] += _count(facts["bytes"])
                 first, last = self.rounds or (number, number)
                 self.rounds = min(first, number), max(last, number)
             case "refused":
-                self.refused += facts["times"]
+                self.refused += _count(facts["times"])
                 self.refusals.append(entry)
             case "ended":
                 self.ended = entry

@@ -260,9 +260,10 @@ class Responder:
                 f"{difference(known, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
+            digest = digest_of(facts_body(facts))
+            self.audit.check_again(digest)
             prepared = self._holder.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
-            digest = digest_of(facts_body(facts))
             self.audit.agreed({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
             self._longest = LongestCall(prepared.course.program, prepared.extent)
