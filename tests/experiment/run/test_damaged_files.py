@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from runs import FAST, files_of, run_until
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.files import hold_folder, write_atomic
 from silograph.experiment.run.result_folder import ResultFolder
+from silograph.federation.checkpoint import read_checkpoint, to_bytes
 from silograph.graph.graph import Graph
 
 MakeGraph = Callable[..., Graph]
@@ -134,6 +136,32 @@ def test_links_are_not_written_through(stopped: Stopped, tmp_path: Path, name: s
         sg.resume(folder, graph=graph)
     write_atomic(folder / "report.html", "page")
     assert mine.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"prefixes": 3}, "its facts are not those that this version writes"),
+        ({"prefixes": {"none.csv": [1, ""]}}, "its facts are not those that this version writes"),
+        ({"best_apart": True, "best_round": "x"}, "its facts are not those that this version"),
+        ({"groups": 3}, "got facts or tensors of another form"),
+        ({"seconds": []}, "got facts or tensors of another form"),
+        ({"executed": "many"}, "got facts or tensors of another form"),
+    ],
+    ids=str,
+)
+def test_facts_of_another_form_are_one_line(
+    stopped: Stopped, facts: dict[str, Any], says: str
+) -> None:
+    """Whoever made the file made its checksum as well."""
+    folder, graph, _ = stopped
+    for path in (folder / "checkpoints").glob("round-*"):
+        found = read_checkpoint(path, int(path.stem.rpartition("-")[2]))
+        changed = replace(found, facts={**found.facts, **facts})
+        path.write_bytes(b"".join(to_bytes(changed)))
+    with pytest.raises(CheckpointError, match=says) as caught:
+        sg.resume(folder, graph=graph)
+    assert "\n" not in str(caught.value)
 
 
 def test_damage_of_the_last_round_goes_back_one(

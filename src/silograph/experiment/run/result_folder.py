@@ -272,13 +272,16 @@ class ResultFolder:
         if checkpoint.facts.get("run") != self.run:
             return "it belongs to another run"
         have = self.sizes()
-        for name, (size, digest) in checkpoint.facts["prefixes"].items():
-            if have[name] < size:
-                return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
-            if self._prefix(name, size).digest != digest:
-                return f"{name} is damaged within the {size} bytes that it had then"
-        if checkpoint.facts["best_apart"]:
-            self.checkpoints.best(checkpoint.facts["best_round"])  # raises where it is unusable
+        try:
+            for name, (size, digest) in checkpoint.facts["prefixes"].items():
+                if have[name] < size:
+                    return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
+                if self._prefix(name, size).digest != digest:
+                    return f"{name} is damaged within the {size} bytes that it had then"
+            if checkpoint.facts["best_apart"]:
+                self.checkpoints.best(int(checkpoint.facts["best_round"]))  # raises if unusable
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return "its facts are not those that this version writes"
         return None
 
     def end_early(self, reason: str) -> None:

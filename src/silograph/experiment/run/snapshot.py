@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import CheckpointError
+from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import State, below, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.trusted_code import code_digests, differs
@@ -174,6 +174,10 @@ def best_apart(snapshot: Snapshot) -> Params | None:
     return {**(best.weights or {}), **named(OWN, best.own or {})} or None
 
 
+def _number(found: Any) -> float | None:
+    return None if found is None else float(found)
+
+
 def from_checkpoint(
     setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
 ) -> tuple[Snapshot, list[State]]:
@@ -216,10 +220,17 @@ def from_checkpoint(
             own, away = below("pending", parts), tuple(facts["pending_away"])
             half = judged(setup, checkpoint.round, None, own, None, away)
             pending = Pending(half, dict(facts["pending_row"]))
-        seconds, stopped = facts["seconds"], facts["stopped"]
-        virtual, executed = facts.get("virtual_seconds"), facts.get("executed")
+        seconds, stopped = float(facts["seconds"]), facts["stopped"]
+        virtual, executed = (_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
+    except SilographError:
+        raise
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CheckpointError(
+            "expected a checkpoint as this version writes it, got facts or tensors of another form "
+            f"({type(error).__name__}): begin a new run"
+        ) from None
     blocks = range(len(setup.federation.states()))
     states = [state_from(below(f"client/{number}", parts)) for number in blocks]
     if best is not None:
