@@ -163,7 +163,8 @@ def test_the_figures_of_a_cut(capsys: Capture, make_graph: MakeGraph, work: Path
     assert list(values) == [
         *("dataset", "partition", "clients", "hash", "nodes", "nodes_held", "copies"),
         *("edges", "edges_cut", "cut_share", "label_distance", "label_divergence"),
-        *("degree_distance", "clustering", "uncut_clustering", "homophily", "by_client"),
+        *("degree_distance", "clustering", "uncut_clustering", "homophily", "test_leaks"),
+        "by_client",
     ]
     graph = make_graph()
     rows = values["by_client"]

@@ -38,7 +38,7 @@ def print_result(result: Result) -> None:
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
     cut = load_and_cut(config, generating(best_mode()))
-    statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
+    statistics = describe(cut.graph, cut.partition, copies=cut.copies_split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()
     about = {

@@ -98,7 +98,8 @@ class RunConfig:
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option(
-            "train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of "
+            "train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: "
+            "each client splits its own copies); fold=I/K of "
             "cross validation; public; full (public, all others train)",
             "Data",
         ),

@@ -165,6 +165,11 @@ class Result:
             and {"name": self.constant, "scores": reported(self.baseline)},
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "local_bias": self.local_bias,
+            **(
+                {}
+                if self.cut is None or not self.cut.test_leaks
+                else {"test_leaks": self.cut.test_leaks}
+            ),
             "judged_without": list(self.judged_without),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "best_round": self.best_round,
@@ -274,6 +279,10 @@ class Result:
             yield f"local bias: {self.local_bias:.4g}, {mean}"
         if self.held is not None:
             yield f"held by the server: features, labels and edges of {self.held:.0%} of the nodes"
+        if self.cut is not None and (leaks := self.cut.test_leaks):
+            tests = int(self.cut.copies_split.test.sum())
+            where = "test nodes train at another client, so test scores are too high"
+            yield f"leaks: {leaks:,} of {tests:,} {where}"
         yield f"stopped: {self.stopped}"
         chosen = any(getattr(self.val, view) is not None for view in VIEWS)
         how = "by validation" if chosen else "the last one: no validation nodes"

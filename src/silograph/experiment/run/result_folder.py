@@ -448,7 +448,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
     if cut is None:
         rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
     else:
-        figures = describe(cut.graph, cut.partition, cut.split)
+        figures = describe(cut.graph, cut.partition, copies=cut.copies_split)
         rows, known = figures.client_rows(), _simulated(figures, cut.graph)
         write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
