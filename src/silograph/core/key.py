@@ -10,6 +10,7 @@ torch and compiled kernels give the same bits on every device.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,11 @@ def mix_words(words: Tensor) -> Tensor:
 def hash_text(text: str) -> int:
     """Return a stable 64-bit hash of a string."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def hash_texts(texts: Iterable[str]) -> Tensor:
+    """Return `hash_text` of every string, (n,) int64 with the same bits."""
+    return torch.tensor([signed(hash_text(text)) for text in texts], dtype=torch.int64)
 
 
 @dataclass(frozen=True)
