@@ -121,9 +121,12 @@ def worker_of(
     ops: Mapping[str, Op],
     store: StateStore | None = None,
     program: Program | None = None,
+    *,
+    rows: bool = True,
 ) -> Responder:
     """Return a silo's worker; without a program it does whatever it is asked."""
-    holder = BlockHolder(Prepared(cfg, block, torch.device("cpu"), course_of(program)))
+    prepared = Prepared(cfg, block, torch.device("cpu"), course_of(program), sends_rows=rows)
+    holder = BlockHolder(prepared)
     return Responder(TOKEN, ops, holder, StateStore() if store is None else store)
 
 

@@ -1,6 +1,7 @@
 """A silo's policy: what is refused, by one line, before anything leaves."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,15 @@ def test_the_strict_policy(tmp_path: Path) -> None:
         write_policy(tmp_path)
     with pytest.raises(ConfigError, match=r"expected to write .*policy.toml, got: No such file"):
         write_policy(tmp_path / "none")
+
+
+def test_the_docs_name_all_that_sends_rows() -> None:
+    """The list in docs/federation.md is that of the methods; `collect` goes with any."""
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"With their default options these are ([^.]*)\.", page)
+    assert sorted(re.findall(r"`([a-z]\w*)`", listed)) == sorted(
+        [*(name for name in ABLE if asked_run(method=name).needs), "collect"]
+    )
 
 
 def test_which_rules_hold_is_said(tmp_path: Path) -> None:

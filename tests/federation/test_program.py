@@ -16,6 +16,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
+from silograph.experiment.resolve import run_program
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.loop import first_snapshot, train
@@ -107,7 +108,7 @@ class Recorded:
     """A run by its program: what each silo was asked, and a worker that has done nothing yet."""
 
     asked: dict[str, list[bytes]]
-    fresh: Callable[[str], Responder]
+    fresh: Callable[..., Responder]
 
 
 def record(setup: Setup) -> Recorded:
@@ -121,8 +122,8 @@ def record(setup: Setup) -> Recorded:
     started = replace(setup, federation=remote, simulated=None, held=None)
     train(started, None, Silent(), first_snapshot(started), [], Watched(()))
 
-    def fresh(name: str) -> Responder:
-        worker = worker_of(blocks[name], setup.method_config, own_ops(), program=agreed)
+    def fresh(name: str, *, rows: bool = True) -> Responder:
+        worker = worker_of(blocks[name], setup.method_config, own_ops(), program=agreed, rows=rows)
         answer(worker, pack(Message(Type.START, TOKEN, 1, b"{}")))
         return worker
 
@@ -185,6 +186,50 @@ def test_what_sends_rows_has_to_be_allowed(
 ) -> None:
     setup = setup_of(make_graph(60), **{"method": "fedavg", **options})
     assert beyond_weights(setup.config, method, setup.method_config) == names
+
+
+def late(first: int) -> Any:
+    """FedAvg whose round `first` alone is one of a method that sends rows."""
+    plain, rows = METHODS["fedavg"].calls, METHODS["bns"].calls
+    assert plain is not None
+    assert rows is not None
+
+    def steps(cfg: Any, t: int, key: Key) -> Steps:
+        return (
+            rows.round(replace(cfg, options=METHODS["bns"].options()), t, key)
+            if t == first
+            else (plain.round(cfg, t, key))
+        )
+
+    return replace(FEDAVG, calls=replace(plain, round=steps))
+
+
+@pytest.mark.parametrize(("first", "names"), [(2, ("fedavg",)), (9, ("fedavg",)), (10, ())])
+def test_rows_of_later_rounds_are_found(
+    make_graph: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch, first: int, names: Any
+) -> None:
+    """Of the first and the last round that can be looked at; the bound is 9 rounds here."""
+    setup = setup_of(make_graph(60), method="fedavg", rounds=20)
+    each = len(list(calls_of(program(setup).steps(1))))
+    monkeypatch.setattr(run_program, "MOST_LOOKED_AT", each * 11)  # set-up, the last and 9 rounds
+    assert beyond_weights(setup.config, late(first), setup.method_config) == names
+
+
+def test_rows_that_nobody_foresaw_do_not_leave(make_graph: Callable[..., Graph]) -> None:
+    """A silo that agreed to a run without rows refuses the call, before the op is run."""
+    setup = setup_of(make_graph(60), method="bns", rounds=1)
+    found = record(setup)
+    name, asked = next(iter(found.asked.items()))
+    worker = found.fresh(name, rows=False)
+    said = []
+    for number, data in enumerate(asked, start=2):
+        message = unpack(data)
+        said.append(
+            refused(answer(worker, pack(Message(message.type, TOKEN, number, message.body))))
+        )
+    first = next(line for line in said if line is not None)
+    assert first.startswith("expected no rows of single nodes in a run that this silo agreed to")
+    assert first.endswith("in round 1, whose reply has such rows")
 
 
 def calls(asked: list[bytes]) -> list[bytes]:

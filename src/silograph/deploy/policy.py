@@ -293,8 +293,8 @@ STRICT_POLICY = """\
 # limit. What the silo has sent is in audit.jsonl (silograph audit FILE). See docs/federation.md.
 
 # Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
-# and counts. A method that sends rows of single nodes (label_guided, bns, collect, ...) may do so
-# where it is listed here, or where this start has --allow METHOD.
+# and counts. A method that sends rows of single nodes (docs/federation.md has all: label_guided,
+# collect, ...) may do so where it is listed here, or where this start has --allow METHOD.
 methods = ["fedavg", "fedacs", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus",
     "fedsage_local", "local"]
 

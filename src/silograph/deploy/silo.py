@@ -220,6 +220,7 @@ class OwnData:
             keep,
             tuple(shown),
             {**agreed, "nodes": nodes},
+            written.method in needs,
         )
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:

@@ -97,6 +97,8 @@ class Prepared:
         keep: writes down what the run has come to.
         plan: what the run sends, in lines for its people.
         agreed: the same in facts for the audit file.
+        sends_rows: whether rounds may have replies with rows of single nodes. (Those of set-up are
+            all known when the silo agrees.)
     """
 
     cfg: Any
@@ -108,6 +110,7 @@ class Prepared:
     keep: Callable[[Outcome], None] = keep_nothing
     plan: tuple[str, ...] = ()
     agreed: Mapping[str, Any] = field(default_factory=dict)
+    sends_rows: bool = False
 
     @cached_property
     def extent(self) -> Extent:

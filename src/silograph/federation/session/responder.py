@@ -364,6 +364,11 @@ class Responder:
         agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
+        if agreed.rows and envelope.round > 0 and not at.sends_rows:
+            raise ProtocolError(
+                f"expected no rows of single nodes in a run that this silo agreed to without them, "
+                f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
+            )
         agreed.check_inbox(arrived, at.extent, self._state)
         return agreed, after, op, envelope, arrived
 
