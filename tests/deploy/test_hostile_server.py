@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import training_key
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
+from silograph.federation.session.audit import Audit
+from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -60,11 +63,16 @@ class Hostile:
         allow: tuple[str, ...] = (),
         state: Path | None = None,
         results: Path | None = None,
+        *,
+        audit: Audit | None = None,
+        bounds: SendingBounds = NO_BOUNDS,
     ) -> None:
         self.silo = silo
         secrets = dict.fromkeys(silo.cross.silo, bytes(32))
         holder = OwnData(silo, secrets, None, lambda _: None, allow, results=results)
-        self.worker = Responder(TOKEN, own_ops(), holder, StateStore(state), lambda _: None)
+        self.worker = Responder(
+            TOKEN, own_ops(), holder, StateStore(state), lambda _: None, None, audit, bounds
+        )
         self.sequence = 0
 
     def ask(self, kind: Type, body: bytes = b"{}") -> Message:
@@ -254,6 +262,60 @@ def test_a_server_does_not_fill_a_silos_disk(
     server.begin()
     said = server.ask(Type.KEEP, facts_body({"round": number, "committed": committed}))
     assert reason(said).startswith("expected a round")
+
+
+def test_a_state_leaves_as_much_room_as_it_takes(
+    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server chooses how large a state is, and the disk is the silo's."""
+    server = Hostile(silo, state=tmp_path / "state" / "run")
+    server.start(**LOCAL)
+    key = training_key(server.config).fold("init")
+    assert server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0).type is Type.REPLY
+    size = sum(field.t.nbytes for field in server.worker._state.values())
+    keep = facts_body({"round": 0, "committed": []})
+    free = size * 2 - 1
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    said = reason(server.ask(Type.KEEP, keep))
+    assert said.startswith("expected room for a state of ")
+    assert said.endswith(f"in run, got {free:,} bytes: make room, or leave the run")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size * 3))
+    assert server.ask(Type.KEEP, keep).type is Type.DONE
+
+
+def test_a_server_that_asks_for_other_things_only_is_left(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silograph.federation.session.responder.MOST_REFUSALS", 5)
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    for _ in range(4):
+        assert reason(server.ask(Type.KEEP, facts_body({"round": 9, "committed": []})))
+    said = reason(server.ask(Type.KEEP, facts_body({"round": 9, "committed": []})))
+    assert said == (
+        "expected what was agreed, got 5 requests that were refused or failed: the silo leaves "
+        "the run"
+    )
+    with pytest.raises(FrameError, match="expected nothing after the end of the run"):
+        server.begin()
+
+
+def test_rounds_are_done_again_as_often_as_the_policy_says(silo: Silo) -> None:
+    """Also by another process of the silo: the audit file is the counter."""
+    audit = Audit()
+    server = Hostile(silo, audit=audit, bounds=SendingBounds(most_repeats=1))
+    server.start(method="fedavg", rounds=2)
+    server.begin()
+    for again in range(3):
+        server.ask(Type.KEEP, facts_body({"round": 0, "committed": []}))
+        server.ask(Type.LOAD, facts_body({"round": 0}))
+        answer = server.train(server.weights())
+        if again < 2:
+            assert answer.type is Type.REPLY
+    assert reason(answer) == (
+        "expected at most 1 rounds to be done again in a run (most_repeats of this silo's "
+        "policy), got one more: the silo leaves the run"
+    )
 
 
 def test_a_round_is_kept_once_it_is_over(silo: Silo) -> None:

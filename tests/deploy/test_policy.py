@@ -263,7 +263,7 @@ def test_the_strict_policy(tmp_path: Path) -> None:
     for key in (*values, "min_nodes", "min_silos"):
         place = next(n for n, line in enumerate(lines) if line.startswith((f"{key} =", f"[{key}]")))
         above = lines[place - 1]
-        assert above.startswith(("#", "most_runs =", "min_nodes =", "[rows]")), key
+        assert above.startswith(("#", "most_r", "min_nodes =", "[rows]")), key
     alone = {n for n in ABLE if not asked_run(method=n).needs}
     assert set(policy.methods or ()) | {"fedpub"} == alone
     for name in policy.methods or ():
@@ -293,10 +293,11 @@ def test_which_rules_hold_is_said(tmp_path: Path) -> None:
     assert policy is not None
     first, *rules = described(policy, has_file=True, allow=())
     assert first == f"policy.toml holds, digest {policy.digest[:16]}"
-    assert rules[1:6] == [
+    assert rules[1:7] == [
         "  kinds: control, evaluation, weights",
         "  most_bytes: 100.00 MB",
         "  most_rounds: 100",
+        "  most_repeats: 20",
         "  most_runs: 20",
         "  most_runs_of_server: 10",
     ]
@@ -332,6 +333,7 @@ def strictest(name: str, sent: int, kinds: tuple[str, ...]) -> SiloPolicy:
         kinds=kinds,
         most_bytes=sent,
         most_rounds=2,
+        most_repeats=0,
         most_runs=1,
         most_runs_of_server=1,
         least_silos=3,

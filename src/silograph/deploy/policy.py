@@ -31,6 +31,7 @@ from silograph.methods import METHODS
 
 POLICY = "policy.toml"
 Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
+Repeats = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
 
 
@@ -56,6 +57,7 @@ class SiloPolicy:
         kinds: of what may leave in calls.
         most_bytes: that leave in a run.
         most_rounds: of a run.
+        most_repeats: rounds of a run that are done again, in all.
         most_runs: that the silo takes part in, ever.
         most_runs_of_server: that it takes part in of one server.
         least_silos: of a run, as the server says.
@@ -67,6 +69,7 @@ class SiloPolicy:
     kinds: tuple[str, ...] | None = None
     most_bytes: Bytes | None = None
     most_rounds: Exact | None = None
+    most_repeats: Repeats | None = None
     most_runs: Exact | None = None
     most_runs_of_server: Exact | None = None
     least_silos: Exact | None = None
@@ -81,7 +84,7 @@ class SiloPolicy:
     @property
     def bounds(self) -> SendingBounds:
         """What is looked at again before each reply leaves."""
-        return SendingBounds(self.kinds, self.most_bytes)
+        return SendingBounds(self.kinds, self.most_bytes, self.most_repeats)
 
 
 NO_POLICY = SiloPolicy()
@@ -304,8 +307,10 @@ kinds = ["control", "evaluation", "weights"]
 # Most bytes that leave in a run, all repeated rounds counted; 500, "20 MB", "1.5GB".
 most_bytes = "100 MB"
 
-# Most rounds of a run. Each round is one more look at the silo's data.
+# Most rounds of a run, and how many of them may be done again, as after lost streams: each time is
+# one more look at the silo's data. What was answered before counts, in earlier processes, too.
 most_rounds = 100
+most_repeats = 20
 
 # Most runs that this silo takes part in, in all and of one server, as audit.jsonl counts them.
 most_runs = 20

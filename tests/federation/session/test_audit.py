@@ -271,3 +271,47 @@ def test_nothing_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert "cut" in note
         answer(audit, "r1")
     assert read(path).broken is None
+
+
+def test_rounds_that_are_done_again_are_counted_over_restarts(tmp_path: Path) -> None:
+    """Rounds 0, 1, 2 once, then 2 again; a restart does 2 a third time, and goes on to 3."""
+    path, about = tmp_path / "audit.jsonl", {"server": "there:1"}
+
+    def rounds(audit: Audit, *numbers: int) -> int:
+        run = audit.of_run("r1")
+        for number in numbers:
+            for begins in (True, False):  # two calls in each round
+                envelope = Envelope("train", Kind.WEIGHTS, number, 1)
+                run.answered(envelope, REPLY, b"frame", begins=begins)
+        return run.repeats_with(numbers[-1] + 1)
+
+    with open_audit(path, about) as (audit, _):
+        assert rounds(audit, 0, 1, 2, 2) == 1
+    assert [run.repeats for run in read(path).runs] == [1]
+    with open_audit(path, about) as (audit, _):
+        assert rounds(audit, 2, 3) == 2
+    assert [run.repeats for run in read(path).runs] == [2]
+
+
+def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a server has rounds done again, the file has at most its size and a margin."""
+    path = tmp_path / "audit.jsonl"
+    monkeypatch.setattr("silograph.federation.session.audit.MOST_FILE", 2000)
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({})
+        with pytest.raises(PolicyError, match=r"expected at most 2,000 bytes in audit.jsonl, got"):
+            for _ in range(10):
+                answer(audit, "r1")
+        before = path.stat().st_size
+        assert 1500 < before <= 2000
+        audit.of_run("r1").refused("full")
+        audit.to_end(lambda: "full")
+    assert read(path).broken is None
+    assert path.stat().st_size > before
+    with (
+        pytest.raises(ConfigError, match=r"move the file away, the next start begins a new one"),
+        open_audit(path, ABOUT),
+    ):
+        pass

@@ -5,9 +5,9 @@ than its file says, never more. Lines are forced to the disk when a run is agree
 is over and at the end; a machine that loses power may lose the lines of one round, which is done
 again then.
 
-A server cannot fill the disk: calls are bounded by the agreed config, and of what can be repeated
-without end (refusals, hellos) the first 16 have a line each, then the 32nd, the 64th and so on,
-each of which says for how many it stands.
+A server cannot fill the disk: of what can be repeated without end (refusals, hellos) the first 16
+have a line each, then the 32nd, the 64th and so on, each of which says for how many it stands. And
+once the file has `MOST_FILE` bytes nothing leaves any more, until it is moved away.
 """
 
 import fcntl
@@ -23,6 +23,7 @@ from typing import Any
 from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
+from silograph.federation.program import BLANK
 from silograph.federation.session.audit_chain import (
     NO_LINE,
     AuditedRun,
@@ -32,6 +33,8 @@ from silograph.federation.session.audit_chain import (
 from silograph.federation.session.peer import one_line
 
 AUDIT = "audit.jsonl"
+MOST_FILE = 2**30  # bytes: some two million calls
+MARGIN = 2**20  # bytes for why and how a run ends, once it is full
 WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
 
 
@@ -114,6 +117,9 @@ class Audit:
         line, own = line_of(told, self.head)
         if self._torn:
             raise _unwritable("its last line could not be written")
+        most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
+        if self._file is not None and self._size + len(line) > most:
+            raise PolicyError(_full(AUDIT))
         if self._file is not None:
             self._write(line)
         self.head, self._size = own, self._size + len(line)
@@ -172,6 +178,8 @@ class RunAudit:
         self._run = run
         self._before = before
         self._sent = 0 if before is None else before.sent
+        self._repeats = 0 if before is None else before.repeats
+        self._last = BLANK if before is None or before.rounds is None else before.rounds[1]
         self._calls = 0
         self._bytes = 0
 
@@ -188,6 +196,10 @@ class RunAudit:
         """
         others = sum(size for run, size in self._audit.strays.items() if run != self._run)
         return self._sent + others
+
+    def repeats_with(self, number: int) -> int:
+        """Return how many rounds have been done again once this one has begun, also by others."""
+        return self._repeats + (number <= self._last)
 
     def check_again(self, digest: str) -> None:
         """Raise `ProtocolError` for a run of a name that was another one's, or of one that is over.
@@ -222,13 +234,16 @@ class RunAudit:
         self._audit.take_agreement(self, {"run": self._run, **facts})
         self._audit.strays.pop(self._run, None)
 
-    def answered(self, envelope: Envelope, reply: Payload, frame: bytes) -> None:
-        """Record a reply that is about to leave."""
+    def answered(
+        self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
+    ) -> None:
+        """Record a reply that is about to leave; `begins`: it is the first one of its round."""
         self._audit.add(
             "answered",
             {
                 "run": self._run,
                 "round": envelope.round,
+                **({"begins": True} if begins else {}),
                 "op": envelope.op,
                 "kind": str(envelope.kind),
                 "bytes": len(frame),
@@ -236,6 +251,9 @@ class RunAudit:
                 "digest": digest_of(frame),
             },
         )
+        if begins:
+            self._repeats = self.repeats_with(envelope.round)
+        self._last = max(self._last, envelope.round)
         self._calls += 1
         self._count(len(frame))
 
@@ -272,6 +290,13 @@ def _unwritable(reason: str | None) -> PolicyError:
     return PolicyError(
         f"expected to write down in {AUDIT} what leaves, got: {reason}: nothing more is sent; make "
         "room and start the silo again"
+    )
+
+
+def _full(name: str) -> str:
+    return (
+        f"expected at most {MOST_FILE:,} bytes in {name}, got as many: nothing more is sent; move "
+        "the file away, the next start begins a new one"
     )
 
 
@@ -317,6 +342,8 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
             "move it away, the next start begins a new one (docs/federation.md)"
         )
     torn = 0 if broken is None else size - broken.whole
+    if size - torn >= MOST_FILE:
+        raise ConfigError(_full(str(path)))
     if torn:
         os.ftruncate(file, size - torn)
     runs = {run.run: run for run in found.runs}

@@ -51,10 +51,21 @@ class SendingBounds:
     Attributes:
         kinds: of replies; None: all.
         most_bytes: of all frames of the run, also those of earlier processes; None: no bound.
+        most_repeats: rounds of the run that are done again, also in other processes; None: no
+            bound.
     """
 
     kinds: tuple[str, ...] | None = None
     most_bytes: int | None = None
+    most_repeats: int | None = None
+
+    def check_repeats(self, repeats: int) -> None:
+        """Raise `PolicyError` where a round must not be done again, which would make so many."""
+        if self.most_repeats is not None and repeats > self.most_repeats:
+            raise PolicyError(
+                f"expected at most {self.most_repeats:,} rounds to be done again in a run "
+                "(most_repeats of this silo's policy), got one more: the silo leaves the run"
+            )
 
     def check(self, kind: str, sent: int, size: int) -> None:
         """Raise `PolicyError` where a reply must not leave.

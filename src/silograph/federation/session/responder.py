@@ -63,6 +63,7 @@ from silograph.federation.session.state_store import StateStore
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
 MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
+MOST_REFUSALS = 10_000  # of a process; an honest server gets a few
 MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
 
 
@@ -102,6 +103,7 @@ class Responder:
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._joined: bytes | None = None  # nonce of the JOIN of this stream
+        self._refusals = 0
         self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
         self._longest: LongestCall | None = None
         self._explained = 0  # edges explained in this stream
@@ -171,10 +173,20 @@ class Responder:
             return self._failed(type(error.__cause__).__name__)
         except SilographError as error:
             reason = one_line(error)  # it may quote what the server has sent
-            self.audit.refused(reason)
+            self._refused(reason)
             return self._declined(reason)
         except Exception as error:
             return self._failed(type(error).__name__)
+
+    def _refused(self, reason: str) -> None:
+        """Record a refusal; a server that goes on and on asking for others would fill the log."""
+        self.audit.refused(reason)
+        self._refusals += 1
+        if self._refusals == MOST_REFUSALS:
+            raise PolicyError(
+                f"expected what was agreed, got {MOST_REFUSALS:,} requests that were refused or "
+                "failed: the silo leaves the run"
+            )
 
     def _declined(self, reason: str) -> tuple[Type, bytes]:
         self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
@@ -191,7 +203,7 @@ class Responder:
         """Log what is being handled, and return the answer: the server hears the type only."""
         about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
         self._report(about)
-        self.audit.refused(f"{self._doing} failed: {what}")
+        self._refused(f"{self._doing} failed: {what}")
         reason = f"{what} at the silo: its log says more"
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -341,9 +353,11 @@ class Responder:
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
         agreed, after, op, envelope, arrived = self._agreed(at, call)
-        at.course.go_on(envelope.round, after)
+        begins = at.course.go_on(envelope.round, after)
         try:
-            return self._run(at, call, agreed, op, envelope, arrived)
+            if begins:
+                self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
+            return self._run(at, call, agreed, op, envelope, arrived, begins=begins)
         except Exception:
             at.course.break_off()  # the server may not pass over what has failed
             raise
@@ -380,6 +394,8 @@ class Responder:
         op: Op,
         envelope: Envelope,
         arrived: dict[str, Field],
+        *,
+        begins: bool,
     ) -> bytes:
         """Run an op and return the body of the answer; the state is the new one then."""
         if envelope.round != self._round:  # the round before is over here
@@ -408,7 +424,7 @@ class Responder:
         body = reply_body(envelope.kind, meter, frame)
         check_size(body)
         self._bounds.check(envelope.kind, self.audit.sent, len(frame))
-        self.audit.answered(answer, reply, frame)
+        self.audit.answered(answer, reply, frame, begins=begins)
         self._state = new
         self._answered(op.__name__, frame, time.monotonic() - began)
         return body
