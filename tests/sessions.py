@@ -85,8 +85,8 @@ class FreeCourse(Course):
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         return FreeCall(op, what, key), ()
 
-    def go_on(self, number: int, after: Steps) -> None:
-        pass
+    def go_on(self, number: int, after: Steps) -> bool:
+        return False
 
     def break_off(self) -> None:
         pass

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from silograph.core.payload import Payload, State
-from silograph.federation.expected_bytes import most_of_frame
+from silograph.federation.expected_bytes import frame_bound
 from silograph.federation.field_specs import Extent
 from silograph.federation.frame import RESULT
 from silograph.federation.program import Call, Program, calls_of
@@ -37,7 +37,7 @@ class Limits:
 
 def longest_reply(call: Call, inbox: Payload, extent: Extent) -> int:
     """Return the most bytes that the reply to an inbox of one client can have as a message."""
-    return _around(most_of_frame(call.op.__name__, call.gives, extent, {"inbox": inbox}))
+    return _around(frame_bound(call.op.__name__, call.gives, extent, {"inbox": inbox}).most)
 
 
 class LongestCall:
@@ -51,7 +51,7 @@ class LongestCall:
     def __init__(self, program: Program, extent: Extent) -> None:
         self._program = program
         self._extent = extent
-        result = most_of_frame(RESULT, program.result, extent)
+        result = frame_bound(RESULT, program.result, extent).most
         self._most = max(MAX_FACTS, _around(result))
         self._seen: set[int] = set()
 
@@ -76,7 +76,7 @@ class LongestCall:
         yield SHORT
         others = {"state": state}
         for call in calls_of(self._program.steps(number)):
-            yield _around(most_of_frame(call.op.__name__, call.takes, self._extent, others))
+            yield _around(frame_bound(call.op.__name__, call.takes, self._extent, others).most)
 
 
 def _around(frame: int | None) -> int:
