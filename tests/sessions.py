@@ -11,6 +11,7 @@ import torch
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
+from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
@@ -141,6 +142,7 @@ def session(
     patience: float = 0.0,
     seconds: float | None = None,
     program: Program | None = None,
+    most_work: Callable[[Mapping[str, int]], float | None] = lambda _: None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
@@ -159,6 +161,10 @@ def session(
         dtype=extent_of(block).dtype,
         limits=Limits(least, seconds, patience),
         returned=returned,
+        nodes={name: nodes_of(block.take(torch.tensor([c]))) for c, name in enumerate(block.ids)}
+        if program is not None
+        else {},
+        most_work=most_work,
     )
     return fed, links
 

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
+from silograph.core.work import Meter
 from silograph.experiment.resolve import run_program
 from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent
@@ -47,6 +50,7 @@ from silograph.federation.program import (
     can_end,
     counted_calls,
 )
+from silograph.federation.session.answers import check_work
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -118,7 +122,10 @@ def record(setup: Setup) -> Recorded:
     blocks = {name: block.all for name, block in zip(fed.ids, fed._blocks, strict=True)}
     _, whole, _ = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     agreed = program(setup)
-    remote, links = session(whole, fed.route, setup.method_config, own_ops(), program=agreed)
+    work = partial(most_work, setup.config, setup.method, setup.method_config)
+    remote, links = session(
+        whole, fed.route, setup.method_config, own_ops(), program=agreed, most_work=work
+    )
     started = replace(setup, federation=remote, simulated=None, held=None)
     train(started, None, Silent(), first_snapshot(started), [], Watched(()))
 
@@ -213,6 +220,45 @@ def test_rows_of_later_rounds_are_found(
     each = len(list(calls_of(program(setup).steps(1))))
     monkeypatch.setattr(run_program, "MOST_LOOKED_AT", each * 11)  # set-up, the last and 9 rounds
     assert beyond_weights(setup.config, late(first), setup.method_config) == names
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_work_is_bounded_by_the_model_and_what_silos_reported(
+    make_graph: Callable[..., Graph], model: str
+) -> None:
+    """A silo that claims a thousand times its work is named; all honest work passes elsewhere.
+
+    The bound is the closed form, for 2 epochs and one pass more: 10 · 3 · (6 R P + 40 (R + E) D +
+    40 P), with one layer of P = F K (+ root) + K weights.
+    """
+    setup = setup_of(make_graph(60), model=model, layers=1, local_epochs=2, lr=0.1, method="fedavg")
+    sizes = {"train": 9, "val": 0, "test": 0, "rows": 100, "edges": 1000}
+    features, classes = setup.schema.num_features, setup.schema.num_classes
+    roots = 2 if model == "sage" else 1
+    weights = roots * features * classes + classes
+    widths = roots * (features + classes) + classes
+    bound = most_work(setup.config, setup.method, setup.method_config, sizes)
+    step = 6 * 100 * weights + 40 * 1100 * widths + 40 * weights
+    assert bound == 10 * 3 * step
+    meter = Meter(1)
+    meter.add_each(bound)
+    check_work(meter, 1.0, bound)
+    meter.part(Kind.OPTIMIZER).add_each(bound)
+    with pytest.raises(ProtocolError, match=r"expected work of at most .* operations, by the mod"):
+        check_work(meter, 1.0, bound)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "fedsage_local"}, {"method": "gcfl", "neighbors": "fedgrains", "batch_size": 3}],
+    ids=str,
+)
+def test_work_of_other_networks_has_no_closed_form(
+    make_graph: Callable[..., Graph], options: dict[str, Any]
+) -> None:
+    setup = setup_of(make_graph(60), **options)
+    sizes = {"train": 9, "rows": 100, "edges": 1000}
+    assert most_work(setup.config, setup.method, setup.method_config, sizes) is None
 
 
 def test_rows_that_nobody_foresaw_do_not_leave(make_graph: Callable[..., Graph]) -> None:

@@ -136,12 +136,14 @@ class Calls:
         state: what a client's state holds between rounds.
         server_model: whether the server has a model, which clients score; a function of the
             method's config where its options decide.
+        trains_others: whether ops train networks besides the model, whose work nobody bounds.
     """
 
     setup: Callable[[Any, Key], Steps]
     round: Callable[[Any, int, Key], Steps]
     state: Callable[[Any], FieldSpecs]
     server_model: bool | Callable[[Any], bool] = True
+    trains_others: bool = False
 
     def scores_server(self, cfg: Any) -> bool:
         """Return whether clients score a model of the server's."""

@@ -179,6 +179,7 @@ class RunCounts:
                 self.refused += _count(facts["times"])
                 self.refusals.append(entry)
             case "ended":
+                self.refused += _count(facts.get("refusals_without_a_line", 0))
                 self.ended = entry
 
     def summary(self) -> AuditedRun:

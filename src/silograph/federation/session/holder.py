@@ -103,7 +103,7 @@ class Prepared:
         block: the silo's own rows, where it computes.
         device: that place.
         course: what the run does, call by call.
-        nodes: how many it has, by TRAIN, VAL and TEST; the server is told once.
+        nodes: how many it has, by TRAIN, VAL, TEST, ROWS and EDGES; the server is told once.
         note: what the silo agrees to, in one line for its people.
         keep: writes down what the run has come to.
         plan: what the run sends, in lines for its people.
