@@ -29,7 +29,7 @@ def test_silos_report_their_nodes_once() -> None:
     told = json.dumps({"nodes": nodes}).encode()
     assert read_nodes(told, None) == read_nodes(told, nodes) == nodes
     with pytest.raises(
-        ConfigError, match="expected 6 training, 3 validation and 2 test nodes .*as at first"
+        ConfigError, match=r"expected 6 training, 3 validation and 2 test nodes .* as at first"
     ):
         read_nodes(told, {**nodes, "train": 6})
     for wrong in (

@@ -1,5 +1,6 @@
 """The audit file of a silo: it continues, stays small, and nothing leaves without a line."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit import WRITTEN_OUT, Audit, digest_of, open_audit
+from silograph.federation.session.audit import WRITTEN_OUT, Audit, open_audit, tag_of
 from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
 
 ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
@@ -50,7 +51,7 @@ def test_what_is_written_of_a_run(tmp_path: Path) -> None:
     assert seen.ended.facts.items() >= {"reason": "why", "calls": 1, "bytes": 10}.items()
     with path.open() as file:
         told = file.read()
-    assert digest_of(b"frame") in told
+    assert '"tag": "' in told
     assert '"fields": {"w": 12, "n": 8}' in told
 
 
@@ -271,6 +272,33 @@ def test_nothing_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert "cut" in note
         answer(audit, "r1")
     assert read(path).broken is None
+
+
+def test_every_frame_has_its_tag(tmp_path: Path) -> None:
+    """It can be checked with the key beside the file and the line before; a restart keeps both."""
+    path, frames = tmp_path / "audit.jsonl", [os.urandom(size) for size in (0, 5, 100_000)]
+    for _ in range(2):
+        with open_audit(path, ABOUT) as (audit, _):
+            for frame in frames:
+                answer(audit, "r1", frame)
+    key = path.with_suffix(".key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, frame in zip(lines, frames * 2, strict=True):
+        assert line["tag"] == tag_of(key.read_bytes(), line["former"], frame)
+        assert line["tag"] != tag_of(key.read_bytes(), line["former"], frame + b"x")
+        assert line["tag"] != tag_of(bytes(32), line["former"], frame)
+    assert len({line["tag"] for line in lines}) == 6
+    key.write_bytes(b"short")
+    with (
+        pytest.raises(ConfigError, match=r"audit.key, 32 bytes, got 5: restore it, or move it awa"),
+        open_audit(path, ABOUT),
+    ):
+        pass
+    key.unlink()
+    key.mkdir()
+    with pytest.raises(ConfigError, match="expected to keep a key in"), open_audit(path, ABOUT):
+        pass
 
 
 def test_rounds_that_are_done_again_are_counted_over_restarts(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ again then.
 A server cannot fill the disk: of what can be repeated without end (refusals, hellos) the first 16
 have a line each, then the 32nd, the 64th and so on, each of which says for how many it stands. And
 once the file has `MOST_FILE` bytes nothing leaves any more, until it is moved away.
+
+A frame's tag is a GMAC, which costs a twelfth of a SHA-256, under a key that only the silo has
+(`audit.key` beside the file): so nobody else can make another frame that fits the line.
 """
 
 import fcntl
@@ -18,9 +21,11 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 from silograph.core.errors import ConfigError, PolicyError, ProtocolError
+from silograph.core.files import opens_private
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
 from silograph.federation.program import BLANK
@@ -35,6 +40,7 @@ from silograph.federation.session.peer import one_line
 AUDIT = "audit.jsonl"
 MOST_FILE = 2**30  # bytes: some two million calls
 MARGIN = 2**20  # bytes for why and how a run ends, once it is full
+KEY_BYTES, NONCE_BYTES = 32, 12  # of AES-256 in Galois counter mode
 WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
 
 
@@ -47,6 +53,7 @@ class Audit:
         runs: that the file has already.
         head: hash of its last line.
         size: its bytes.
+        key: of the tags of frames; None makes none.
     """
 
     def __init__(
@@ -56,8 +63,10 @@ class Audit:
         runs: Mapping[str, AuditedRun] | None = None,
         head: str = NO_LINE,
         size: int = 0,
+        key: bytes | None = None,
     ) -> None:
         self._file = file
+        self._key = key
         self._torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
@@ -125,6 +134,10 @@ class Audit:
         self.head, self._size = own, self._size + len(line)
         if force:
             self.force()
+
+    def tag(self, frame: bytes) -> dict[str, str]:
+        """Return what the next line says of a frame's content, nothing without a key."""
+        return {} if self._key is None else {"tag": tag_of(self._key, self.head, frame)}
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None
@@ -248,7 +261,7 @@ class RunAudit:
                 "kind": str(envelope.kind),
                 "bytes": len(frame),
                 "fields": {name: field.t.nbytes for name, field in reply.items()},
-                "digest": digest_of(frame),
+                **self._audit.tag(frame),
             },
         )
         if begins:
@@ -278,8 +291,21 @@ class RunAudit:
 
 
 def digest_of(data: bytes) -> str:
-    """Return the SHA-256 of what leaves, in hexadecimal."""
+    """Return a SHA-256 in hexadecimal."""
     return sha256(data).hexdigest()
+
+
+def tag_of(key: bytes, former: str, frame: bytes) -> str:
+    """Return the GMAC of a frame (NIST SP 800-38D) in hexadecimal.
+
+    Args:
+        key: of the silo's audit file, `KEY_BYTES` long.
+        former: hash of the line before the frame's; no two lines have the same, as a GMAC needs.
+        frame: that left.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key).encrypt(bytes.fromhex(former)[:NONCE_BYTES], b"", frame).hex()
 
 
 def _now() -> str:
@@ -330,6 +356,25 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
         os.close(file)
 
 
+def _key_beside(path: Path) -> bytes:
+    """Return the key of an audit file's tags, made at first."""
+    beside = path.with_suffix(".key")
+    try:
+        with suppress(FileExistsError), open(beside, "xb", opener=opens_private) as file:
+            file.write(token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        key = beside.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"expected to keep a key in {beside}, got: {error.strerror}") from None
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"expected the key of {path} in {beside}, {KEY_BYTES} bytes, got {len(key)}: restore "
+            "it, or move it away and the next start makes a new one"
+        )
+    return key
+
+
 def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
     """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
     with os.fdopen(os.dup(file), "rb") as reader:
@@ -347,7 +392,7 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
     if torn:
         os.ftruncate(file, size - torn)
     runs = {run.run: run for run in found.runs}
-    audit = Audit(file, about, runs, found.head, size - torn)
+    audit = Audit(file, about, runs, found.head, size - torn, _key_beside(path))
     note = f"{path} has {found.lines:,} lines, each as it was written"
     if torn:
         audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
