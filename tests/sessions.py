@@ -142,7 +142,7 @@ def session(
     patience: float = 0.0,
     seconds: float | None = None,
     program: Program | None = None,
-    most_work: Callable[[Mapping[str, int]], float | None] = lambda _: None,
+    most_work: Callable[[Mapping[str, int]], float | None] | None = None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
@@ -153,6 +153,8 @@ def session(
     for peer in peers.values():
         peer.ask(Type.START, {}, None)
     least = len(links) if least is None else least
+    parts = {name: block.take(torch.tensor([c])) for c, name in enumerate(block.ids)}
+    reported = {} if most_work is None else {name: nodes_of(part) for name, part in parts.items()}
     fed = Session(
         peers,
         route,
@@ -161,10 +163,8 @@ def session(
         dtype=extent_of(block).dtype,
         limits=Limits(least, seconds, patience),
         returned=returned,
-        nodes={name: nodes_of(block.take(torch.tensor([c]))) for c, name in enumerate(block.ids)}
-        if program is not None
-        else {},
-        most_work=most_work,
+        nodes=reported,
+        most_work=most_work or (lambda _: None),
     )
     return fed, links
 
