@@ -21,6 +21,8 @@ from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import training_key
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
+from silograph.federation.joining.edge_tags import TAG_BYTES
+from silograph.federation.joining.matching import NONCE_BYTES
 from silograph.federation.session.audit import Audit
 from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
 from silograph.federation.session.message import (
@@ -28,6 +30,7 @@ from silograph.federation.session.message import (
     Message,
     Type,
     call_body,
+    explain_body,
     facts_body,
     pack,
     unpack,
@@ -293,11 +296,41 @@ def test_a_server_that_asks_for_other_things_only_is_left(
         assert reason(server.ask(Type.KEEP, facts_body({"round": 9, "committed": []})))
     said = reason(server.ask(Type.KEEP, facts_body({"round": 9, "committed": []})))
     assert said == (
-        "expected what was agreed, got 5 requests that were refused or failed: the silo leaves "
-        "the run"
+        "expected what was agreed, got 5 requests that were refused, failed or told of a "
+        "dismissal: the silo leaves the run"
     )
     with pytest.raises(FrameError, match="expected nothing after the end of the run"):
         server.begin()
+
+
+def test_streams_without_end_explain_no_more_edges(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a line of the silo's log, and a server can end a stream and begin another one."""
+    monkeypatch.setattr("silograph.federation.session.responder.MOST_EXPLAINED", 2)
+    server = Hostile(silo)
+    other = silo.cross.silo[0]
+    nonce = bytes(NONCE_BYTES).hex()
+    told = {"silo": silo.name, "other": other, "absent": False, "nonce": nonce}
+    body = explain_body(told, [bytes(TAG_BYTES)])
+    answers = []
+    for _ in range(3):
+        server.worker.attach()
+        server.sequence = 0
+        server.ask(Type.JOIN, facts_body({"nonce": nonce}))
+        answers.append(server.ask(Type.EXPLAIN, body).type)
+    assert answers == [Type.DONE, Type.DONE, Type.REFUSED]
+
+
+def test_dismissals_without_end_do_not_fill_the_log(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silograph.federation.session.responder.MOST_REFUSALS", 3)
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    told = facts_body({"reason": "late"})
+    assert [server.ask(Type.DISMISSED, told).type for _ in range(2)] == [Type.DONE] * 2
+    assert reason(server.ask(Type.DISMISSED, told)).endswith("the silo leaves the run")
 
 
 def test_rounds_are_done_again_as_often_as_the_policy_says(silo: Silo) -> None:

@@ -283,6 +283,14 @@ def test_the_docs_name_all_that_sends_rows() -> None:
     )
 
 
+def test_a_link_that_leads_nowhere_is_not_no_policy(tmp_path: Path) -> None:
+    """The folder that it leads to may not be mounted: without the file nothing would be limited."""
+    assert read_policy(tmp_path) is None
+    (tmp_path / "policy.toml").symlink_to(tmp_path / "elsewhere" / "policy.toml")
+    with pytest.raises(ConfigError, match=r"expected a policy behind the link .*, got none"):
+        read_policy(tmp_path)
+
+
 def test_which_rules_hold_is_said(tmp_path: Path) -> None:
     none = list(described(NO_POLICY, has_file=False, allow=("bns",)))
     assert none == [

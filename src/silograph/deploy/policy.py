@@ -245,7 +245,12 @@ def read_policy(folder: Path) -> SiloPolicy | None:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        if not path.is_symlink():
+            return None
+        raise ConfigError(
+            f"expected a policy behind the link {path}, got none: without one nothing is limited; "
+            "mend the link, or remove it"
+        ) from None
     except OSError as error:
         raise ConfigError(f"expected to read {path}, got: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

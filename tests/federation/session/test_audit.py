@@ -301,6 +301,15 @@ def test_every_frame_has_its_tag(tmp_path: Path) -> None:
         pass
 
 
+def test_a_pipe_is_no_audit_file(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "audit.jsonl")
+    with (
+        pytest.raises(ConfigError, match=r"expected a file at .*audit.jsonl, got something else"),
+        open_audit(path, ABOUT),
+    ):
+        pass
+
+
 def test_rounds_that_are_done_again_are_counted_over_restarts(tmp_path: Path) -> None:
     """Rounds 0, 1, 2 once, then 2 again; a restart does 2 a third time, and goes on to 3."""
     path, about = tmp_path / "audit.jsonl", {"server": "there:1"}

@@ -15,6 +15,7 @@ A frame's tag is a GMAC, which costs a twelfth of a SHA-256, under a key that on
 
 import fcntl
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -345,6 +346,8 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
     except OSError as error:
         raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe would never be read to its end
+            raise ConfigError(f"expected a file at {path}, got something else")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -62,7 +62,7 @@ from silograph.federation.session.requests import (
 from silograph.federation.session.state_store import StateStore
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
-MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
+MOST_EXPLAINED = 1000  # silos that one silo has edges to
 MOST_REFUSALS = 10_000  # of a process; an honest server gets a few
 MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
 
@@ -106,7 +106,7 @@ class Responder:
         self._refusals = 0
         self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
         self._longest: LongestCall | None = None
-        self._explained = 0  # edges explained in this stream
+        self._explained = 0  # edges explained, in all streams: each is a line of the log
         self._started = False  # in this stream
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
@@ -131,7 +131,7 @@ class Responder:
     def attach(self) -> None:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
-        self._joined, self._explained, self._started = None, 0, False
+        self._joined, self._started = None, False
         self.stopped, self._is_over = False, False
 
     def answer(self, data: bytes | bytearray) -> bytes:
@@ -179,13 +179,17 @@ class Responder:
             return self._failed(type(error).__name__)
 
     def _refused(self, reason: str) -> None:
-        """Record a refusal; a server that goes on and on asking for others would fill the log."""
+        """Record a refusal."""
         self.audit.refused(reason)
+        self._count_line()
+
+    def _count_line(self) -> None:
+        """Count what makes a line in the log whenever a server likes."""
         self._refusals += 1
         if self._refusals == MOST_REFUSALS:
             raise PolicyError(
-                f"expected what was agreed, got {MOST_REFUSALS:,} requests that were refused or "
-                "failed: the silo leaves the run"
+                f"expected what was agreed, got {MOST_REFUSALS:,} requests that were refused, "
+                "failed or told of a dismissal: the silo leaves the run"
             )
 
     def _declined(self, reason: str) -> tuple[Type, bytes]:
@@ -226,6 +230,7 @@ class Responder:
                 self._load(number_of(message))
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
+                self._count_line()
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
             case Type.RESULT:
                 self._finish(message.body)
