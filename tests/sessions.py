@@ -161,10 +161,9 @@ def session(
         ops,
         course_of(program),
         dtype=extent_of(block).dtype,
-        limits=Limits(least, seconds, patience),
+        limits=Limits(least, seconds, patience, most_work=most_work or (lambda _: None)),
         returned=returned,
         nodes=reported,
-        most_work=most_work or (lambda _: None),
     )
     return fed, links
 

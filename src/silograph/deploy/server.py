@@ -273,6 +273,7 @@ class Meeting:
             patience=venue.rejoin,
             failures=MOST_FAILURES,
             update_norm=venue.update_norm,
+            most_work=partial(most_work, config, method, method_config),
         )
         self._session = Session(
             peers,
@@ -285,7 +286,6 @@ class Meeting:
             returned=self._returned,
             report=both(self._report, self._register.take),
             nodes=self._nodes,
-            most_work=partial(most_work, config, method, method_config),
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)

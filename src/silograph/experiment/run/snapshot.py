@@ -24,6 +24,7 @@ from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
+OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
 COUNTED = ("best/personalized", "best/server", "scores/personalized", "scores/server", "pending")
 OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
@@ -247,14 +248,7 @@ def from_checkpoint(
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     except SilographError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-    ) as error:
+    except OTHER_FORM as error:
         raise CheckpointError(
             "expected a checkpoint as this version writes it, got facts or tensors of another form "
             f"({type(error).__name__}): begin a new run"

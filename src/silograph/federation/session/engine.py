@@ -67,7 +67,6 @@ class Session:
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
         nodes: of each silo, by TRAIN, VAL, TEST, ROWS and EDGES, as it has reported them.
-        most_work: operations that a call can be at most at a silo with such numbers.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Session:
         returned: Returned = dict,
         report: EventCallback = log_event,
         nodes: Mapping[str, Mapping[str, int]] = NO_NODES,
-        most_work: Callable[[Mapping[str, int]], float | None] = lambda _: None,
     ) -> None:
         self._ids = tuple(peers)
         self._peers = dict(peers)
@@ -92,7 +90,7 @@ class Session:
         self._course = course
         known = enumerate(nodes.get(name, {}) for name in self._ids)
         self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known]
-        self._most_work = [most_work(nodes.get(name, {})) for name in self._ids]
+        self._most_work = [limits.most_work(nodes.get(name, {})) for name in self._ids]
         self._failures = Failures(limits.failures)
         self._limits = limits
         self._compiled = compiled

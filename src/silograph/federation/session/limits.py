@@ -1,6 +1,6 @@
 """How long a session waits, for how many silos, and how long messages may be."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from silograph.core.payload import Payload, State
@@ -26,6 +26,7 @@ class Limits:
         patience: seconds for which a round that cannot go on waits for silos to attach again.
         failures: unusable answers after which a silo is left out for good; None: it never is.
         update_norm: largest Euclidean norm of the update of a silo; None is any.
+        most_work: operations of a call at a silo of so many nodes, rows and edges; None is any.
     """
 
     least: int
@@ -33,6 +34,7 @@ class Limits:
     patience: float = 0.0
     failures: int | None = None
     update_norm: float | None = None
+    most_work: Callable[[Mapping[str, int]], float | None] = lambda _: None
 
 
 def longest_reply(call: Call, inbox: Payload, extent: Extent) -> int:
