@@ -61,7 +61,7 @@ def frame_of(message: Message) -> tuple[Envelope, Payload] | None:
             told = message.facts()  # how many nodes train, validate and test, after START
             assert told.keys() <= {"nodes"}
             numbers = {"train", "val", "test", "rows", "edges"}  # docs/exchange.md
-                assert told.get("nodes", {}).keys() <= numbers
+            assert told.get("nodes", {}).keys() <= numbers
     return None
 
 
