@@ -31,6 +31,7 @@ from silograph.methods import METHODS
 
 POLICY = "policy.toml"
 Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
+Repeats = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
 
 
@@ -56,6 +57,7 @@ class SiloPolicy:
         kinds: of what may leave in calls.
         most_bytes: that leave in a run.
         most_rounds: of a run.
+        most_repeats: rounds of a run that are done again, in all.
         most_runs: that the silo takes part in, ever.
         most_runs_of_server: that it takes part in of one server.
         least_silos: of a run, as the server says.
@@ -67,6 +69,7 @@ class SiloPolicy:
     kinds: tuple[str, ...] | None = None
     most_bytes: Bytes | None = None
     most_rounds: Exact | None = None
+    most_repeats: Repeats | None = None
     most_runs: Exact | None = None
     most_runs_of_server: Exact | None = None
     least_silos: Exact | None = None
@@ -81,7 +84,7 @@ class SiloPolicy:
     @property
     def bounds(self) -> SendingBounds:
         """What is looked at again before each reply leaves."""
-        return SendingBounds(self.kinds, self.most_bytes)
+        return SendingBounds(self.kinds, self.most_bytes, self.most_repeats)
 
 
 NO_POLICY = SiloPolicy()
@@ -242,7 +245,12 @@ def read_policy(folder: Path) -> SiloPolicy | None:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        if not path.is_symlink():
+            return None
+        raise ConfigError(
+            f"expected a policy behind the link {path}, got none: without one nothing is limited; "
+            "mend the link, or remove it"
+        ) from None
     except OSError as error:
         raise ConfigError(f"expected to read {path}, got: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -293,8 +301,8 @@ STRICT_POLICY = """\
 # limit. What the silo has sent is in audit.jsonl (silograph audit FILE). See docs/federation.md.
 
 # Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
-# and counts. A method that sends rows of single nodes (label_guided, bns, collect, ...) may do so
-# where it is listed here, or where this start has --allow METHOD.
+# and counts. A method that sends rows of single nodes (docs/federation.md has all: label_guided,
+# collect, ...) may do so where it is listed here, or where this start has --allow METHOD.
 methods = ["fedavg", "fedacs", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus",
     "fedsage_local", "local"]
 
@@ -304,8 +312,10 @@ kinds = ["control", "evaluation", "weights"]
 # Most bytes that leave in a run, all repeated rounds counted; 500, "20 MB", "1.5GB".
 most_bytes = "100 MB"
 
-# Most rounds of a run. Each round is one more look at the silo's data.
+# Most rounds of a run, and how many of them may be done again, as after lost streams: each time is
+# one more look at the silo's data. What was answered before counts, in earlier processes, too.
 most_rounds = 100
+most_repeats = 20
 
 # Most runs that this silo takes part in, in all and of one server, as audit.jsonl counts them.
 most_runs = 20

@@ -304,7 +304,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     init=init,
     round=fit_round,
     evaluate=OwnGraph(through=MENDED),
-    calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs),
+    calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, trains_others=True),
 )
 
 FEDSAGE_LOCAL = preset(
