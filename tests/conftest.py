@@ -193,6 +193,16 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
 
 
 @pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that silograph starts are forked from one that has all imports behind it."""
+    from forked import popen
+    from processes import begin_forks
+
+    begin_forks()
+    monkeypatch.setattr("subprocess.Popen", popen)
+
+
+@pytest.fixture
 def hubs() -> Iterator[Any]:
     """Makes hubs of this machine, which close with the test."""
     from sessions import TOKEN
