@@ -1,7 +1,7 @@
-"""`python -m MODULE` as a process that has the imports behind it: most of a short command's time.
+"""`python -m MODULE` and `python -c CODE` as processes that have the imports behind them.
 
-The laws of a command hold for it as for one that is started anew; one test of each kind starts real
-ones.
+Imports are most of the time of a short command. The laws of a command hold for it as for one that
+is started anew; one test of each kind starts real ones.
 """
 
 import io
@@ -22,7 +22,7 @@ REAL = subprocess.Popen
 def _main(
     streams: list[Connection], folder: str, environment: dict[str, str], words: list[str]
 ) -> None:
-    """Be the module that is named first."""
+    """Be what Python makes of the words."""
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
@@ -31,8 +31,11 @@ def _main(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    module, *sys.argv[1:] = words
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    kind, what, *sys.argv[1:] = words
+    if kind == "-c":
+        exec(what, {"__name__": "__main__"})
+    else:
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 class Forked:
@@ -48,7 +51,7 @@ class Forked:
         text: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the process of `command`, which is `[sys.executable, "-m", MODULE, ...]`."""
+        """Start `command`: this Python, `-m` or `-c`, what of it, and arguments."""
         ours: list[Any] = []
         theirs: list[Connection] = []
         for number, stream in enumerate((stdin, stdout, stderr)):
@@ -67,14 +70,15 @@ class Forked:
             theirs.append(Connection(other))
             ours.append(end)
         self.stdin, self.stdout, self.stderr = ours
-        given = theirs, os.getcwd(), dict(os.environ if env is None else env), list(command[2:])
+        given = theirs, os.getcwd(), dict(os.environ if env is None else env), list(command[1:])
         self._process = FORKS.Process(target=_main, args=given)
         self._process.start()
         for connection in theirs:
             connection.close()
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
+        assert self._process.pid is not None
         return self._process.pid
 
     @property
@@ -90,12 +94,15 @@ class Forked:
             raise subprocess.TimeoutExpired(str(self._process), timeout or 0)
         return self._process.exitcode
 
-    def communicate(self) -> tuple[str | None, str]:
-        """Wait for the end; returns what was said on standard error, the only pipe."""
-        assert self.stdin is self.stdout is None
-        said = self.stderr.read()
-        self.wait()
-        return None, said
+    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """Wait for the end; returns what is said in pipes, which is little where there are two."""
+        said = []
+        for pipe in (self.stdout, self.stderr):
+            said.append(None if pipe is None else pipe.read())
+            if pipe is not None:
+                pipe.close()
+        self.wait(timeout)
+        return said[0], said[1]
 
     def terminate(self) -> None:
         self._process.terminate()

@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,28 @@ print(sum(rest.stats.cache_misses.values()))
 """
 
 
+def test_one_of_two_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
+    """Locks of one process exclude each other as those of two do."""
+    done: list[str] = []
+    both = threading.Barrier(2)
+
+    def compiles(signature: str) -> str:
+        if signature in done:
+            return "found"
+        time.sleep(0.05)  # the other one would begin in this time
+        done.append(signature)
+        return "compiled"
+
+    def ask(signature: str) -> str:
+        both.wait()
+        return one_at_a_time(compiles, tmp_path, "k")(signature)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(ask, ["float32"] * 2)) == ["compiled", "found"]
+        assert list(pool.map(ask, ["float64", "int64"])) == ["compiled"] * 2
+
+
+@pytest.mark.slow  # real processes
 def test_of_processes_that_start_together_one_compiles(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     where = {
