@@ -86,7 +86,7 @@ def test_one_of_two_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
 
     def ask(signature: str) -> str:
         both.wait()
-        return one_at_a_time(compiles, tmp_path, "k")(signature)
+        return str(one_at_a_time(compiles, tmp_path, "k")(signature))
 
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(ask, ["float32"] * 2)) == ["compiled", "found"]
