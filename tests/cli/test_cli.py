@@ -274,7 +274,9 @@ def test_the_program_and_its_pipe(work: Path) -> None:
     assert shown == [PLAN, "round 1/2", "round 2/2"]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
     """Ctrl-C, or what services are stopped with, in a run of a million rounds."""
     warm_up()
