@@ -94,18 +94,22 @@ def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def takes(cfg: Any) -> FieldSpecs:
     """Return the specs of weights on their way to clients."""
+    if cfg.sent.plain:
+        return weight_specs(cfg.model, Shared)
     return _specs(cfg, Shared, f"state/{USED}")
 
 
 def gives(cfg: Any) -> FieldSpecs:
     """Return the specs of weights on their way to the server."""
+    if cfg.sent.plain:
+        return weight_specs(cfg.model, Stacked)
     first = form_of(cfg).rows[:1]
     rows = f"inbox/{NAMES}{first[0]}" if first else ""
     return _specs(cfg, Stacked, rows)
 
 
 def _specs(cfg: Any, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
-    form, specs = form_of(cfg), dict(weight_specs(cfg.model, whole))
+    form, specs = form_of(cfg), dict[str, FieldSpec]()
     for name, shape in cfg.model.weight_shapes.items():
         dtype = form.dtype if name in form.small else None
         some = name in form.rows

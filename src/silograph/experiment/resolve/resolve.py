@@ -300,7 +300,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             "local_bias out"
         )
     check_minimum(config, method)
-    check_sent(config, method)
+    check_sent(config, parts)
     if config.eval_on_receipt:
         check_received(method)
     check_features(config)
@@ -326,8 +326,9 @@ def check_minimum(config: RunConfig, method: Method) -> None:
         )
 
 
-def check_sent(config: RunConfig, method: Method) -> None:
+def check_sent(config: RunConfig, parts: Parts) -> None:
     """Raise `ConfigError` unless weights can travel as they are asked to."""
+    method = parts.method.part
     if SentWeights(config.weights_as, config.weight_rows).plain:
         return
     asked = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
@@ -335,6 +336,11 @@ def check_sent(config: RunConfig, method: Method) -> None:
         raise ConfigError(
             f"expected weights_as=exact and weight_rows=all for method {method.name}, got {asked}: "
             "fedavg, fedopt, fedprox, fedais and its presets can send them otherwise"
+        )
+    if config.eval_on_receipt or parts.selector.part.on_receipt:
+        raise ConfigError(
+            f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
+            f"got {asked}: those that do not train would score other weights"
         )
     if config.weight_rows == "all":
         return
