@@ -42,6 +42,26 @@ class AwayError(ProtocolError):
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 
 
+def reads(*names: str) -> Callable[[Op], Op]:
+    """Say which fields of the state an op reads: those whose names begin with one of these.
+
+    It is given no others, so a call to some clients of a block copies no more than these. What it
+    does not return of the others stays as it is; without this an op gets the whole state.
+    """
+
+    def mark(op: Op) -> Op:
+        op.__dict__["reads"] = names
+        return op
+
+    return mark
+
+
+def is_read(op: Op, name: str) -> bool:
+    """Return whether an op is given a field of the state."""
+    names = op.__dict__.get("reads")
+    return names is None or name.startswith(names)
+
+
 @dataclass(frozen=True)
 class WeightedMean:
     """Mean of every field over clients, weighted by the field `by` (C,), which is summed.

@@ -44,10 +44,11 @@ from silograph.exchange.history import (
     with_arrived,
     with_own,
 )
-from silograph.exchange.moved_rows import VERSION, blank_moved, moved_only
+from silograph.exchange.moved_rows import SENT, VERSION, blank_moved, moved_only
 from silograph.exchange.passes import divisible
 from silograph.exchange.pull import PullForm
 from silograph.exchange.sent_weights import arrived, leaving
+from silograph.federation.base import reads
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.methods.fedais_options import Config, plan_of
 from silograph.methods.local_training import (
@@ -307,6 +308,7 @@ def batch_rows(
     return rows.t[places].long() + block.off[:-1][owners(off)], off, places
 
 
+@reads(ROWS, VERSION)
 def ask(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -332,6 +334,7 @@ def ask(
     return {**state, ASKED: named}, reply
 
 
+@reads("history/", SENT, f"{TRAINED}weights/")
 def serve(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -356,6 +359,7 @@ def serve(
     return moved_only(block, state, inbox, reply, bound, number_of(cfg, inbox))
 
 
+@reads(ASKED, HALO, SEEN, VERSION)
 def store(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -370,6 +374,7 @@ def number_of(cfg: Config, inbox: Payload) -> int:
     return (int(inbox["round"].t) - 1) * plan_of(cfg).batches + int(inbox["start"].t)
 
 
+@reads("history/", TRAINED, *FIXED_IN_ROUND, TALLY, DONE)
 def advance(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
