@@ -84,7 +84,7 @@ def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, ro
     given = {**options_of("fedavg"), "participation": 1.0, "rounds": 2}
     found = go(graph, **given, weights_as=numbers, weight_rows=rows)
     plain = go(graph, **given)
-    setup = setup_of(graph, FEDAVG, **given)
+    setup = setup_of(graph, FEDAVG, **{k: v for k, v in given.items() if k != "method"})
     blocks = setup.federation._blocks  # type: ignore[attr-defined]
     used = sum(int(b.all.x.used.off[-1]) for b in blocks)
     clients, both, item = 5, 2 * 2, 8
@@ -268,7 +268,7 @@ def changed_reply(field: str, value: float) -> Callable[[bytes], bytes]:
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), 2.0 * LARGEST])
 def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: float) -> None:
-    options = {**options_of("fedavg"), "weights_as": "int8", "rounds": 1, "participation": 1.0}
+    options = {**RUN, "weights_as": "int8", "rounds": 1, "participation": 1.0}
     setup = setup_of(thin_graph(make_graph), FEDAVG, **options)
     over, links = remote(setup, *OPS["fedavg"], least=1)
     name = over.federation.ids[2]

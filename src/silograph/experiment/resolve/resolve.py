@@ -124,9 +124,8 @@ def resolve(
     relevant = ranked_in(asked, parts, schema, model)
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
-    corrections = parts.method.part.needs.corrections(parts.method.options)
-    losses = parts.method.part.needs.losses(parts.method.options)
-    training = Training(model, optimizer, schedule, corrections, losses)
+    needs, own = parts.method.part.needs, parts.method.options
+    training = Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
     config = ResolvedConfig(
@@ -150,10 +149,10 @@ def resolve(
         received=received_in(asked, parts),
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
         relevant=relevant,
-        options=parts.method.options,
+        options=own,
         backend=backend,
-        corrections=corrections,
-        losses=losses,
+        corrections=training.corrections,
+        losses=training.losses,
         sent=SentWeights(config.weights_as, config.weight_rows),
         rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
     )
