@@ -275,6 +275,22 @@ class RunConfig:
         default=None,
         metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
     )
+    weights_as: Literal["exact", "float16", "int8"] = field(
+        default="exact",
+        metadata=option(
+            "how weights travel: exact, or matrices rounded to float16 or to bytes with a scale "
+            "for each row; clients send changes, with what was rounded off before",
+            "Training",
+        ),
+    )
+    weight_rows: Literal["all", "used"] = field(
+        default="all",
+        metadata=option(
+            "rows of the first weights that travel: all, or those of features that occur at the "
+            "client, which shows the server which these are",
+            "Training",
+        ),
+    )
     metric: str | None = field(
         default=None,
         metadata=option(

@@ -136,6 +136,12 @@ class StudyOptions(TypedDict, total=False):
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None
     """keep optimizer state between rounds (default: by method)"""
+    weights_as: Literal["exact", "float16", "int8"]
+    """how weights travel: exact, or matrices rounded to float16 or to bytes with a scale for
+    each row; clients send changes, with what was rounded off before"""
+    weight_rows: Literal["all", "used"]
+    """rows of the first weights that travel: all, or those of features that occur at the client,
+    which shows the server which these are"""
     relevant: float | None
     """of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 how
     many that a user rates so high or higher come first (default: none are ranked; 4 with one of

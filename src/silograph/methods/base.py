@@ -19,6 +19,7 @@ from silograph.core.payload import State
 from silograph.core.rate_schedule import CONSTANT, RateSchedule
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
+from silograph.core.sent_weights import PLAIN_WEIGHTS, SentWeights
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -60,6 +61,7 @@ class MethodConfig(Generic[Options]):
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
         rates: how the learning rate of `optimizer` changes over rounds.
+        sent: how weights travel.
     """
 
     model: TrainableModel
@@ -80,6 +82,7 @@ class MethodConfig(Generic[Options]):
     relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
     rates: RateSchedule = CONSTANT
+    sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
         """Return what ops and the server program read in a round: the clients' learning rate."""
@@ -301,6 +304,7 @@ class Method(Generic[Options]):
             the clients' state; None: those of the server, if it has a model.
         rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
             sums over a silo's nodes, of which those that rest on few can be left out.
+        small_weights: whether its weights can travel as `MethodConfig.sent` says.
         caution: where its defaults are known not to learn, and what does; listings and
             comparisons say it.
     """
@@ -318,6 +322,7 @@ class Method(Generic[Options]):
     calls: Calls | None = None
     own_weights: OwnWeights[Options] | None = None
     rows: Literal["none", "single", "sums"] = "none"
+    small_weights: bool = False
     caution: str = ""
 
     @property

@@ -16,5 +16,6 @@ CENTRALIZED = replace(
     reference="Kipf and Welling, Semi-supervised classification with graph convolutional "
     "networks, ICLR 2017",
     needs=Needs(keep_optimizer=True),
+    small_weights=False,
     setting=Uncut(),
 )
