@@ -88,6 +88,8 @@ def assert_same(ours: Result, theirs: Result) -> None:
         b[part].pop("uncut")
     assert a.pop("baseline") is None  # nor all labels
     b.pop("baseline")
+    assert a.pop("confusion") is None
+    b.pop("confusion")
     assert a.pop("partition") == "silo"
     assert a | {"partition_hash": "", "partition": b["partition"]} == b | {"partition_hash": ""}
 

@@ -1,11 +1,13 @@
 """Scores of each class, against scikit-learn's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from silograph.task.counts import JudgedRows
+from silograph.task.counts import JudgedRows, confusion
 from silograph.task.node_labels import NODE_CLASS
 from silograph.task.node_value import NODE_VALUE
 
@@ -34,6 +36,22 @@ def test_scores_of_classes_are_those_of_scikit_learn() -> None:
                 assert np.isnan(theirs[k])
             else:
                 assert value == pytest.approx(theirs[k])
+
+
+def test_the_confusion_matrix_is_that_of_scikit_learn() -> None:
+    generator = np.random.default_rng(4)
+    logits, y = generator.normal(size=(60, 4)), generator.integers(0, 3, size=60)
+    val = generator.integers(0, 2, size=60).astype(bool)
+    parts = (torch.from_numpy(part) for part in (logits, y, val, np.zeros(60, dtype=np.int64)))
+    rows = JudgedRows(*parts, groups=1, task="multiclass")
+    found = confusion(rows)
+    assert found is not None
+    predicted = logits.argmax(1)
+    np.testing.assert_array_equal(
+        found, confusion_matrix(y[~val], predicted[~val], labels=range(4))
+    )
+    bits = replace(rows, y=torch.zeros(60, 4, dtype=torch.int64), task="multilabel")
+    assert confusion(bits) is None
 
 
 def test_numbers_have_no_classes() -> None:

@@ -53,6 +53,9 @@ class Result:
             that exist; None for a client without test nodes.
         class_scores: test scores of each class at the best round, by its name, in the view that
             picks the round; none where the task has no classes.
+        confusion: how many test nodes of a class (row) the server's model took for a class (column)
+            on the uncut graph, (K, K) int64; None where silos hold the labels, which never say it,
+            where the server has no model, and where a node is not of one class.
         client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
@@ -93,6 +96,7 @@ class Result:
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
     class_scores: Mapping[str, ClassScores]
+    confusion: Tensor | None
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -164,6 +168,7 @@ class Result:
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported(self.baseline)},
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
+            "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
             "judged_without": list(self.judged_without),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),

@@ -10,9 +10,9 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.evaluation.evaluate import (
     VAL_HISTOGRAM,
-    counts_here,
     counts_of,
     own_counts,
+    rows_here,
     with_validation,
 )
 from silograph.evaluation.ranking import unranked, with_rankings
@@ -211,17 +211,22 @@ def progress_of(setup: Setup, row: Row) -> str:
     return f"val {metric.title} {shown}  train loss {loss}"
 
 
-def uncut_counts(setup: Setup, weights: Params) -> Counts:
-    """Judge the server's model on the uncut graph, each node counted for its owner."""
+def uncut_rows(setup: Setup, weights: Params) -> JudgedRows:
+    """Return what the server's model says of the uncut graph, each node counted for its owner."""
     block, partition = uncut_block(setup), setup.cut.partition
     owner = partition.owner.to(setup.device)
     held = owner >= 0
     split = block.split.map(lambda mask: mask & held)
     judged = replace(block, split=split)
     cfg, clients = setup.method_config, len(partition.ids)
-    extra = scores_extra(setup.config)
-    counts = counts_here(cfg.backend, cfg.model, weights, judged, owner, clients, validation=extra)
-    return counts | (unranked(clients) if cfg.relevant is not None else {})
+    return rows_here(cfg.backend, cfg.model, weights, judged, owner, clients)
+
+
+def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
+    """Return the counts of `uncut_rows`."""
+    counts = counts_of(rows, validation=scores_extra(setup.config))
+    ranked = setup.method_config.relevant is not None
+    return counts | (unranked(rows.groups) if ranked else {})
 
 
 def baseline_scores(setup: Setup) -> Scores | None:
