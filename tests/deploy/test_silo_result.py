@@ -122,6 +122,15 @@ def test_predictions_are_those_that_were_scored(
         right = torch.tensor([graph.class_names.index(row[1]) for row in rows]) == silo.y
         test = client_block(silo, found.result.config, torch.float32).split.test
         assert float(right[test].double().mean()) == about["test"][view]["accuracy"]
+        labels = [graph.class_names.index(row[1]) for row in rows]
+        taken = list(zip(silo.y[test].tolist(), torch.tensor(labels)[test].tolist(), strict=True))
+        matrix = [[taken.count((true, said)) for said in range(3)] for true in range(3)]
+        assert about["confusion"] == matrix
+        assert [row["class"] for row in about["by_class"]] == list(graph.class_names)
+        assert [row["nodes"] for row in about["by_class"]] == [sum(row) for row in matrix]
+        page = read_page(folder / "report.html")
+        (table,) = [t for t in page.tables if t[0][0] == "true class"]
+        assert [row[1:] for row in table[1:]] == [[str(n) for n in row] for row in matrix]
         assert out.stat().st_mode & 0o077 == 0
 
 

@@ -70,7 +70,7 @@ def make_result(
         held=setup.method.setting.held(setup.method_config.options),
         test=test,
         val=val,
-        baseline=None if setup.simulated is None else baseline_scores(setup),
+        baseline=baseline_scores(setup, best),
         constant=task.constant,
         metrics=metrics_of(setup),
         client_scores=scores_by_client(setup, best, uncut),

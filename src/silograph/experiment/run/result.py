@@ -45,8 +45,9 @@ class Result:
         held: share of the nodes that the server held itself; None is no node.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
-        baseline: test scores of the best constant prediction by all training labels; None without
-            test nodes, and where silos hold the labels.
+        baseline: test scores of the best constant prediction by all training labels; where silos
+            hold these, by the classes of validation nodes, without AUC. None without test nodes,
+            and for numbers that silos hold.
         constant: what that prediction is called.
         metrics: names of the scores that the task has.
         client_scores: test scores of each client at the best round, by metric and by the views

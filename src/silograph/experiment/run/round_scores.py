@@ -25,7 +25,7 @@ from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
 from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
-from silograph.task.scores import PARTS, ClassScores, Scores, Views
+from silograph.task.scores import PARTS, ClassScores, Scores, Views, constant_scores
 
 Counts = Mapping[str, Tensor]
 ViewScores = Mapping[str, Scores | None]
@@ -229,11 +229,16 @@ def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
     return counts | (unranked(rows.groups) if ranked else {})
 
 
-def baseline_scores(setup: Setup) -> Scores | None:
+def baseline_scores(setup: Setup, best: Judged) -> Scores | None:
     """Return the test scores of the best constant prediction by all training labels.
 
-    The experiment knows the labels, as it has cut the graph; silos would not tell them.
+    The experiment knows the labels, as it has cut the graph. Silos would not tell them: what they
+    do tell has the classes of validation nodes, and the commonest of these is what counts then.
     """
+    if setup.simulated is None:
+        told = best.personalized if best.server is None else best.server
+        form = task_in(setup).labels
+        return constant_scores(told, form) if form in ("multiclass", "multilabel") else None
     graph, split = setup.cut.graph, setup.cut.split
     owner, task = setup.cut.partition.owner, task_in(setup)
     known = graph.labeled & (owner >= 0)
