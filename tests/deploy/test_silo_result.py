@@ -15,6 +15,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 import silograph as sg
+from pages import read_page
 from silograph.cli import run_app
 from silograph.core import files
 from silograph.core.errors import ConfigError

@@ -143,7 +143,9 @@ def bin_server(
 ) -> tuple[State, Payload]:
     """Sort the scores just judged into bins. In: `mean`, `deviation` (K,). Out: the histogram."""
     del key
-    counts = histogram(rows_left(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t)
+    counts = histogram(
+        rows_left(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t
+    )
     return state, {HISTOGRAM: Stacked(counts)}
 
 
