@@ -716,13 +716,16 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
         for view, cell in zip(("server", "uncut", "personalized"), row[1:4], strict=True):
             mean, std = found[f"{view}_mean"], found[f"{view}_std"]
             assert cell == ("-" if mean is None else f"{mean:.4f} ± {std:.4f}")
-        assert row[4] == "3"
+        (last,) = table.constants
+        assert means[0][4] == last["name"] == "largest class"
+        assert row[4] == f"{last['mean']:.4f} ± {last['std']:.4f}"
+        assert row[5] == "3"
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")
     page = read_page(write_comparison(runs_of(folder), folder / "report.html"))
     means = next(t for t in page.tables if t[0][0] == "runs")
-    assert means[1][4] == "2 of 3; 1 diverged"
+    assert means[1][5] == "2 of 3; 1 diverged"
 
 
 def test_a_comparison_without_runs_is_one_line(tmp_path: Path) -> None:
