@@ -129,7 +129,13 @@ def test_predictions_are_those_that_were_scored(
         assert about["confusion"] == matrix
         assert [row["class"] for row in about["by_class"]] == list(graph.class_names)
         assert [row["nodes"] for row in about["by_class"]] == [sum(row) for row in matrix]
+        common = silo.y[client_block(silo, found.result.config, torch.float32).split.val]
+        share = float((silo.y[test] == common.bincount().argmax()).double().mean())
+        assert about["baseline"]["scores"]["accuracy"] == pytest.approx(share)
         page = read_page(folder / "report.html")
+        assert f"largest class{share:.4f}" in "".join(
+            "".join(row) for t in page.tables for row in t
+        )
         (table,) = [t for t in page.tables if t[0][0] == "true class"]
         assert [row[1:] for row in table[1:]] == [[str(n) for n in row] for row in matrix]
         assert out.stat().st_mode & 0o077 == 0

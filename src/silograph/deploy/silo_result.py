@@ -39,7 +39,7 @@ from silograph.nn.conv import Params
 from silograph.task.counts import confusion
 from silograph.task.ranking import RankingModel
 from silograph.task.registry import task_of
-from silograph.task.scores import PARTS
+from silograph.task.scores import PARTS, constant_scores
 
 FORMAT = 1  # of a silo's result.json
 RESULTS = "results"  # beside the silo's tables, a folder for each run
@@ -208,25 +208,33 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:
-                own = {n: v for n, v in scores.items() if not n.endswith(OF_CLIENTS)}
-                found[part][view] = own
+                found[part][view] = _of_one(scores)
     return found
 
 
 def classes_of(run: SiloRun, state: State | None) -> dict[str, Any]:
-    """Return test scores of each class, and for which one its own test nodes were taken.
+    """Return test scores of each class, for which one test nodes were taken, and the largest class.
 
     In the view that picks the round. The matrix is worked out from labels and predictions of single
     nodes, and stays here.
     """
     cfg, names = run.method_config, list(run.silo.class_names)
     if state is None or not bool(run.block.split.test.any()):
-        return {"by_class": [], "confusion": None}
+        return {"by_class": [], "confusion": None, "baseline": None}
     whose: Literal["server", "own"] = "server" if run.method.evaluate.view == "server" else "own"
-    scores = task_of(cfg.model.task).class_scores(counts_left(cfg, run.block, state, whose), "test")
+    task, counts = task_of(cfg.model.task), counts_left(cfg, run.block, state, whose)
+    scores, constant = task.class_scores(counts, "test"), None
+    if scores:
+        constant = constant_scores(counts, task.labels)
     names = names or [str(k) for k in range(len(scores))]
     matrix = confusion(rows_left(cfg, run.block, state, whose))
     return {
         "by_class": [{"class": n, **vars(s)} for n, s in zip(names, scores, strict=True)],
         "confusion": None if matrix is None else matrix.tolist(),
+        "baseline": constant and {"name": task.constant, "scores": _of_one(constant)},
     }
+
+
+def _of_one(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return scores without means over clients: a silo is one."""
+    return {n: v for n, v in scores.items() if not n.endswith(OF_CLIENTS)}
