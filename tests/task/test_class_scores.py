@@ -45,8 +45,8 @@ def test_the_confusion_matrix_is_that_of_scikit_learn() -> None:
     generator = np.random.default_rng(4)
     logits, y = generator.normal(size=(60, 4)), generator.integers(0, 3, size=60)
     val = generator.integers(0, 2, size=60).astype(bool)
-    parts = (torch.from_numpy(part) for part in (logits, y, val, np.zeros(60, dtype=np.int64)))
-    rows = JudgedRows(*parts, groups=1, task="multiclass")
+    logit, label, is_val = (torch.from_numpy(part) for part in (logits, y, val))
+    rows = JudgedRows(logit, label, is_val, torch.zeros_like(label), 1, "multiclass")
     found = confusion(rows)
     assert found is not None
     predicted = logits.argmax(1)
@@ -68,8 +68,8 @@ def test_a_constant_is_scored_by_the_counts_of_any_model(task: LabelForm) -> Non
     group = generator.integers(0, 3, size=80)
     found = {}
     for name, said in (("model", logits), ("constant", np.broadcast_to(common, (80, 4)).copy())):
-        parts = (torch.from_numpy(part) for part in (said, np.asarray(y) * 1, val, group))
-        found[name] = counts_of(JudgedRows(*parts, groups=3, task=task))
+        logit, label, is_val, at = map(torch.from_numpy, (said, np.asarray(y) * 1, val, group))
+        found[name] = counts_of(JudgedRows(logit, label, is_val, at, 3, task))
     right, got = score(found["constant"], "test", task), constant_scores(found["model"], task)
     assert right is not None
     assert got is not None

@@ -308,7 +308,9 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
 
 def _constant(result: Result) -> Line | None:
     """Return the test scores of the best constant prediction, and what that is called."""
-    return result.baseline and {"name": result.constant, "scores": dict(result.baseline)}
+    if result.baseline is None:
+        return None
+    return {"name": result.constant, "scores": dict(result.baseline)}
 
 
 def _views(views: Any) -> dict[str, dict[str, float | None] | None]:

@@ -20,6 +20,7 @@ from commands import save
 from conftest import planted_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.compare.comparison import Comparison
 
@@ -248,6 +249,17 @@ def test_the_largest_class_ends_the_tables_of_scores(compared: Comparison) -> No
     assert json.loads(compared.to_json())["constants"] == compared.constants
     old = tuple({k: v for k, v in line.items() if k != "constant"} for line in told(compared))
     assert "largest class" not in replace(compared, lines=old).summary()
+
+
+def test_what_trains_as_fedavg_says_where_it_fails() -> None:
+    """Adam, built anew in each round, fails where FedAvg's does; what keeps it says so itself."""
+    for method in METHODS_BY_NAME.values():
+        needs = method.needs
+        anew = needs.optimizer == "adam" and not needs.keep_optimizer
+        if anew and method.reference != sg.methods.FEDAIS.reference:
+            assert method.caution, method.name
+    for name in ("local", "centralized", "fedopt"):
+        assert METHODS_BY_NAME[name].caution == ""
 
 
 def test_runs_that_were_still_improving_are_told(compared: Comparison) -> None:
