@@ -271,6 +271,7 @@ def test_an_unknown_key_that_is_near_to_none() -> None:
         ({"dtype": "float16"}, "dtype: input should be 'float32' or 'float64'", "got 'float16'"),
         ({"threads": 0}, "threads: input should be greater than or equal to 1", "got 0"),
         ({"block_size": 0}, "block_size: input should be greater than", "got 0"),
+        ({"block_size": 2**63}, "block_size: input should be less than", f"got {2**63}"),
         (
             {"normalize": "Row"},
             "normalize: input should be 'none', 'row' or 'standard'",

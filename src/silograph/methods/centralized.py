@@ -18,4 +18,5 @@ CENTRALIZED = replace(
     needs=Needs(keep_optimizer=True),
     small_weights=False,
     setting=Uncut(),
+    caution="",
 )

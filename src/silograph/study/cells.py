@@ -283,6 +283,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         data = {"data": hashes}
     return {
         **{part: _views(getattr(result, part)) for part in parts},
+        **({"constant": _constant(result)} if test else {}),
         "judge": judge,
         "metric": result.metric.name,
         "local_bias": result.local_bias,
@@ -303,6 +304,13 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "versions": versions(),
         "curve": _curve(result.rounds, curves),
     }
+
+
+def _constant(result: Result) -> Line | None:
+    """Return the test scores of the best constant prediction, and what that is called."""
+    if result.baseline is None:
+        return None
+    return {"name": result.constant, "scores": dict(result.baseline)}
 
 
 def _views(views: Any) -> dict[str, dict[str, float | None] | None]:

@@ -45,14 +45,18 @@ class Result:
         held: share of the nodes that the server held itself; None is no node.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
-        baseline: test scores of the best constant prediction by all training labels; None without
-            test nodes, and where silos hold the labels.
+        baseline: test scores of the best constant prediction by all training labels; where silos
+            hold these, by the classes of validation nodes, without AUC. None without test nodes,
+            and for numbers that silos hold.
         constant: what that prediction is called.
         metrics: names of the scores that the task has.
         client_scores: test scores of each client at the best round, by metric and by the views
             that exist; None for a client without test nodes.
         class_scores: test scores of each class at the best round, by its name, in the view that
             picks the round; none where the task has no classes.
+        confusion: how many test nodes of a class (row) the server's model took for a class (column)
+            on the uncut graph, (K, K) int64; None where silos hold the labels, which never say it,
+            where the server has no model, and where a node is not of one class.
         client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
@@ -93,6 +97,7 @@ class Result:
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
     class_scores: Mapping[str, ClassScores]
+    confusion: Tensor | None
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -164,6 +169,7 @@ class Result:
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported(self.baseline)},
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
+            "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
             **(
                 {}
