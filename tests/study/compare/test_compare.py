@@ -422,11 +422,11 @@ def test_resuming_by_the_folder(work: Path, make_graph: MakeGraph) -> None:
 def test_kills_do_not_show(tmp_path: Path) -> None:
     """SIGKILL at random instants: the lines and every run's files are those of no kill."""
     killing = Path(__file__).parents[2] / "killing_compare.py"
-    command = [sys.executable, str(killing), str(tmp_path), "4", "1"]
+    command = [sys.executable, str(killing), str(tmp_path), "6", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     studies, kills = map(int, done.stdout.split())
-    assert kills == 4
+    assert kills == 6
     reference = tmp_path / "reference"
     for number in range(studies):
         folder = tmp_path / str(number)
