@@ -235,9 +235,8 @@ def test_killed_and_resumed_in_blocks_and_over_a_session_it_is_the_same(
     strict = go(graph, **options, block_size=2, strict=True)
     run_until(monkeypatch, graph, 3, tmp_path / "half", **{**FAST, **options, "block_size": 1})
     again = sg.resume(tmp_path / "half", graph=graph)
-    over, _ = remote(
-        setup_of(graph, METHODS[method], **{**options, "method": method}), *OPS[method]
-    )
+    own = {name: value for name, value in options.items() if name != "method"}
+    over, _ = remote(setup_of(graph, METHODS[method], **own), *OPS[method])
     there = finish(over)
     for other in (again, there):
         assert same_bits(weights_of(whole), weights_of(other))
