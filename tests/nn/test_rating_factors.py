@@ -1,6 +1,7 @@
 """Laws of matrix factorization: loops over ratings and trust, shared rows of items, likeness."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from torch import Tensor
 
 import silograph as sg
 from rating_graphs import rating_graph
-from runs import assert_close, rows_of, same_bits, weights_of
+from runs import assert_close, files_of, run_until
+from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words, unmix_words
 from silograph.core.payload import Ragged
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -73,7 +75,6 @@ def loops(model: RatingFactors, block: ClientBlock) -> dict[str, Tensor]:
     trust = [(slot.get(u, 0), slot.get(v, 0)) for u, v in ends if people[u] and people[v]]
     rated = {u: {i: r for who, i, r in triples if who == u} for u in slot.values()} | {0: {}}
     degree = {u: sum(1 for who, _ in trust_rows(block) if who == u) for u in range(len(block.y))}
-    back = {s: row for row, s in slot.items()}
     for _ in range(5):
         leaves = {name: t.clone().requires_grad_() for name, t in p.items()}
         x, b = leaves["embedding"], leaves["bias"]
@@ -91,8 +92,6 @@ def loops(model: RatingFactors, block: ClientBlock) -> dict[str, Tensor]:
             else:
                 continue
             loss = loss + model.weight * term / len(triples)
-        del back
-        back = {}
         values = list(leaves.values())
         grads = torch.autograd.grad(loss, values, materialize_grads=True, allow_unused=True)
         steps = zip(p.items(), grads, strict=True)
@@ -199,8 +198,12 @@ def test_an_item_has_the_same_row_at_every_client_and_users_have_none() -> None:
     assert torch.equal(model.forward(moved, block, tables=tables), plain)
     moved[ITEMS][:, -1] = 2  # the bias of every item
     pairs = pairs_of(block).row
-    torch.testing.assert_close((model.forward(moved, block, tables=tables) - plain)[pairs].min(),
-                               torch.tensor(2.0).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        (model.forward(moved, block, tables=tables) - plain)[pairs].min(),
+        torch.tensor(2.0).double(),
+        rtol=0,
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("model", KINDS)
@@ -208,7 +211,8 @@ def test_runs_beat_the_mean_and_one_client_is_the_centralized_run(model: str) ->
     graph = rating_graph(30, 40, 600)
     given = OPTIONS | {"model": model, "rounds": 10, "local_epochs": 10}
     result = sg.run(graph, **given)
-    assert result.test.server is not None and result.baseline is not None
+    assert result.test.server is not None
+    assert result.baseline is not None
     assert result.test.server.rmse < result.baseline.rmse  # type: ignore[operator]
     alone = OPTIONS | {"model": model, "clients": 1}
     central = sg.run(graph, **alone | {"method": "centralized", "partition": "random"})
@@ -216,9 +220,18 @@ def test_runs_beat_the_mean_and_one_client_is_the_centralized_run(model: str) ->
     assert_close(ours, central, 1e-12)
 
 
-def test_a_kept_model_of_factors_is_read_again(tmp_path: Any) -> None:
-    given = OPTIONS | {"model": "rating_mf"}
-    result = sg.run(rating_graph(), **given, out=str(tmp_path / "run"))
-    again = sg.run(rating_graph(), **given)
-    assert same_bits(weights_of(result), weights_of(again))
-    assert rows_of(result) == rows_of(again)
+def test_a_run_resumes_to_the_bit_and_its_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, out = rating_graph(), tmp_path / "cut"
+    given = OPTIONS | {"model": "sorec", "relevant": 4.0, "batch_size": 16}
+    sg.run(graph, **given, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 1, out, **given)
+    sg.resume(out, graph=graph)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    model = sg.load_model(tmp_path / "whole" / "model.safetensors")
+    assert isinstance(model.shape, RatingFactors)
+    changed = replace(model, shape=replace(model.shape, items=2**20))
+    changed.save(tmp_path / "other")
+    with pytest.raises(DataError, match="expected weights"):
+        sg.load_model(tmp_path / "other")

@@ -192,9 +192,10 @@ class TuneOptions(StudyOptions, total=False):
     """Keywords of `tune`."""
 
     method: Method | str
-    """what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus,
-    fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2,
-    stale, fedgraph, label_guided, bns, cagnet, local, centralized or graphsaint"""
+    """what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl,
+    gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, fedrandom,
+    fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, cagnet, local,
+    centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector (see silograph parts)"""
