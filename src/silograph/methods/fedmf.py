@@ -95,7 +95,7 @@ def row_averaging(op: Op) -> AnyMethod:
 
     def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
         takes, gives = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-        return local_steps(cfg, op, takes, gives | share_specs(cfg), Kind.WEIGHTS, t, key)
+        return local_steps(cfg, op, takes, {**gives, **share_specs(cfg)}, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps)
     return dataclasses.replace(FEDAVG, round=round_of, calls=calls)
