@@ -28,6 +28,7 @@ from silograph.experiment.run.round_scores import (
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.run.untrained import untrained_scores
 from silograph.methods.base import client_weights
 from silograph.nn.conv import Params
 from silograph.task.scores import Views
@@ -68,6 +69,7 @@ def make_result(
         test=test,
         val=val,
         baseline=None if setup.simulated is None else baseline_scores(setup),
+        untrained=untrained_scores(setup),
         constant=task.constant,
         metrics=metrics_of(setup),
         client_scores=scores_by_client(setup, best, uncut),
