@@ -127,5 +127,5 @@ FEDGNN = dataclasses.replace(
     options=ProtectionOptions,
     setting=SIMULATED,
     caution="in simulation only; the paper's noise (0.2) keeps silos from learning, see "
-    "benchmarks/fedacs/table3.md",
+    "benchmarks/fedacs/tables.md",
 )

@@ -157,7 +157,7 @@ def page(found: Found) -> Page:
 
 
 RECIPE = Recipe(
-    name="fedacs/table3",
+    name="fedacs/tables",
     title="tables III and IV of FedACS on Ciao, beside what needs no training",
     cells=cells,
     page=page,
