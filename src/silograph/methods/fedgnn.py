@@ -126,6 +126,5 @@ FEDGNN = dataclasses.replace(
     "recommendation, 2021",
     options=ProtectionOptions,
     setting=SIMULATED,
-    caution="in simulation only; the paper's noise (0.2) keeps silos from learning, see "
-    "benchmarks/fedacs/tables.md",
+    caution="in simulation only; the paper's noise is twice as large as the largest change",
 )
