@@ -60,29 +60,34 @@ def train_protected(
 ) -> tuple[State, Payload]:
     """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
-    key, o = key.fold("protection", *block.ids), cfg.options
+    key, o = key.fold("protection"), cfg.options
 
-    def noised(change: Tensor, name: str) -> Tensor:
-        return change.clamp(-o.clip, o.clip) + o.noise * laplace(key.fold(name), change)
+    def noised(change: Tensor, client: str, name: str) -> Tensor:
+        return change.clamp(-o.clip, o.clip) + o.noise * laplace(key.fold(client, name), change)
 
     if ITEM_WEIGHT in inbox:
         change, own, pseudo = rows_of(block, reply, o.pseudo)
         if len(own):
-            drawn = normal(key.fold("pseudo"), change[pseudo])
+            drawn = normal(key.fold("pseudo", *block.ids), change[pseudo])
             spread = change[own].std(dim=0, unbiased=False)
             change[pseudo] = change[own].mean(dim=0) + spread * drawn
         reply = with_rows(reply, change, own, pseudo)
-    return new, protected(inbox, reply, noised)
+    return new, protected(block, inbox, reply, noised)
 
 
 def protected(
-    inbox: Payload, reply: Payload, noised: Callable[[Tensor, str], Tensor]
+    block: ClientBlock,
+    inbox: Payload,
+    reply: Payload,
+    noised: Callable[[Tensor, str, str], Tensor],
 ) -> dict[str, Stacked]:
     """Return a reply whose changes of weights went through a function."""
     fields = {name: Stacked(part.t) for name, part in reply.items()}
-    for name, part in inbox.items():
-        base = torch.zeros_like(part.t) if name == ITEM_WEIGHT else part.t
-        t = base + noised(fields[name].t - base, name)
+    for name, sent in inbox.items():
+        base = torch.zeros_like(sent.t) if name == ITEM_WEIGHT else sent.t
+        change = fields[name].t - base
+        each = zip(change, block.ids, strict=True)  # draws are a client's, whatever its block
+        t = base + torch.stack([noised(part, client, name) for part, client in each])
         if name == ITEM_WEIGHT:
             t = t * fields[SHARE].t[..., None]
         fields[name] = Stacked(t)

@@ -63,23 +63,25 @@ def train_labeled(
 ) -> tuple[State, Payload]:
     """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
-    key, o = key.fold("protection", *block.ids), cfg.options
+    key, o = key.fold("protection"), cfg.options
 
-    def noised(change: Tensor, name: str) -> Tensor:
+    def noised(change: Tensor, client: str, name: str) -> Tensor:
         change = change.clamp(-o.clip, o.clip)
         if name != ITEM_WEIGHT:
-            return change + o.noise * change.abs().mean() * laplace(key.fold(name), change)
+            return change + o.noise * change.abs().mean() * laplace(key.fold(client, name), change)
         sent = (change != 0).any(dim=-1, keepdim=True)
         size = change.abs().sum() / (sent.sum() * change.shape[-1]).clamp(min=1)
-        return change + o.noise * size * laplace(key.fold(name), change)
+        return change + o.noise * size * laplace(key.fold(client, name), change)
 
     if ITEM_WEIGHT in inbox:
         change, own, pseudo = rows_of(block, reply, o.pseudo)
         base = inbox[ITEM_WEIGHT].t[pseudo]
         assert isinstance(cfg.optimizer, SGD | Adam)  # all that a run can name
-        change[pseudo] = -cfg.optimizer.lr * labeled_gradients(block, new, base, key)
+        change[pseudo] = -cfg.optimizer.lr * labeled_gradients(
+            block, new, base, key.fold(*block.ids)
+        )
         reply = with_rows(reply, change, own, pseudo)
-    return new, protected(inbox, reply, noised)
+    return new, protected(block, inbox, reply, noised)
 
 
 def labeled_gradients(block: ClientBlock, state: State, rows: Tensor, key: Key) -> Tensor:
