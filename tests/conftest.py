@@ -32,6 +32,7 @@ PRESETS_APART = {
     "stale",
     "fedsage_local",
     "fedacs",
+    "fesog",
 }
 OWN_TESTS = (
     "test_fedais.py",

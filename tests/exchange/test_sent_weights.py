@@ -128,18 +128,18 @@ def test_what_was_sent_is_what_has_changed_less_what_waits(
     for t in range(4):
         start = arrived(cfg, block, state, outgoing(cfg, weights, memory, torch.arange(5)))
         trained = {}
-        for name, field in start.items():
-            own = (Key.of(t).fold(name).matrix(5, field.t.numel()) - 0.5).view(5, *field.t.shape)
+        for name, was in start.items():
+            own = (Key.of(t).fold(name).matrix(5, was.t.numel()) - 0.5).view(5, *was.t.shape)
             if not keep and name.removeprefix("weights/") in cfg.model.first_maps:
                 mask = torch.zeros(own.shape[:2], dtype=torch.bool)
                 client = torch.repeat_interleave(torch.arange(5), used.off.diff())
                 mask[client, used.t.long()] = True
                 own = own * mask[:, :, None]
-            trained[name] = Stacked(field.t + own)
+            trained[name] = Stacked(was.t + own)
             true[name.removeprefix("weights/")] += own
         state, out = leaving(cfg, state, start, trained, {})
         for name, w in weights.items():
-            field = out[f"weights/{name}"]
+            field: Any = out[f"weights/{name}"]
             if w.dim() < 2:
                 assert torch.equal(field.t, trained[f"weights/{name}"].t)
                 continue

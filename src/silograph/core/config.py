@@ -171,10 +171,10 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, "
-            "fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, "
-            "fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, cagnet, local, "
-            "centralized or graphsaint",
+            "what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl, "
+            "gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, "
+            "fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, "
+            "cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )

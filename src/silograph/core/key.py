@@ -49,6 +49,16 @@ def mix_words(words: Tensor) -> Tensor:
     return words ^ _shift(words, 31)
 
 
+def unmix_words(words: Tensor) -> Tensor:
+    """Return what `mix_words` made these words of: it loses nothing."""
+    for bits, multiplier in ((31, MULTIPLIER_2), (27, MULTIPLIER_1), (30, 1)):
+        found = words
+        for _ in range(64 // bits):
+            found = words ^ _shift(found, bits)
+        words = found * signed(pow(multiplier, -1, 1 << 64))
+    return words
+
+
 def hash_text(text: str) -> int:
     """Return a stable 64-bit hash of a string."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -23,7 +23,7 @@ from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.run_program import COLLECT, kinds_sent
+from silograph.experiment.resolve.run_program import BESIDES, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.program import Program
 from silograph.federation.session.holder import SendingBounds
@@ -121,7 +121,7 @@ def refusal(policy: SiloPolicy, asked: AskedRun) -> str | None:
 
 
 def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    parts = (asked.config.method, *([COLLECT] if asked.config.collect else []))
+    parts = (asked.config.method, *(name for name in asked.needs if name in BESIDES))
     for name in parts if policy.methods is not None else ():
         if name not in (*(policy.methods or ()), *asked.allow):
             some = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
@@ -271,7 +271,7 @@ def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
         lookup({str(kind): kind for kind in Kind}, name, "kind in kinds")
     for name in policy.methods or ():
         if not is_spec(name):
-            lookup({COLLECT: None, **dict.fromkeys(METHODS)}, name, "method in methods")
+            lookup(dict.fromkeys((*BESIDES, *METHODS)), name, "method in methods")
     return policy
 
 
@@ -303,8 +303,8 @@ STRICT_POLICY = """\
 # Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
 # and counts. A method that sends rows of single nodes (docs/federation.md has all: label_guided,
 # collect, ...) may do so where it is listed here, or where this start has --allow METHOD.
-methods = ["fedavg", "fedacs", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus",
-    "fedsage_local", "local"]
+methods = ["fedavg", "fedacs", "fedmf", "fedopt", "fedprox", "scaffold", "fedper", "gcfl",
+    "gcflplus", "fedsage_local", "local"]
 
 # Kinds of what may leave in calls, as the ledger names them (docs/ledger.md).
 kinds = ["control", "evaluation", "weights"]

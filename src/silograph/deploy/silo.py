@@ -26,7 +26,7 @@ from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_re
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
-from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
+from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
@@ -283,11 +283,11 @@ def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str
         code: that the silo allowed.
 
     Raises:
-        ConfigError: one of them is none of a method, nor `collect`.
+        ConfigError: one of them is none of a method, nor `collect` or `items`.
     """
     names = () if text is None else split_names([text])
     own = () if code is None else code.methods
-    known = {COLLECT: None, **dict.fromkeys(METHODS), **dict.fromkeys(own)}
+    known = dict.fromkeys((*BESIDES, *METHODS, *own))
     for name in names:
         lookup(known, name, "method to allow")
     return names

@@ -37,8 +37,9 @@ class StudyOptions(TypedDict, total=False):
     """what each client does to its features (row: divide a node's by their sum; standard: mean 0
     and deviation 1 over its own nodes)"""
     split: str
-    """train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of cross
-    validation; public; full (public, all others train)"""
+    """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each
+    client splits its own copies); fold=I/K of cross validation; public; full (public, all others
+    train)"""
     partition: (
         str
         | os.PathLike[str]
@@ -198,9 +199,10 @@ class TuneOptions(StudyOptions, total=False):
     """Keywords of `tune`."""
 
     method: Method | str
-    """what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus,
-    fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2,
-    stale, fedgraph, label_guided, bns, cagnet, local, centralized or graphsaint"""
+    """what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl,
+    gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, fedrandom,
+    fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, cagnet, local,
+    centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector (see silograph parts)"""

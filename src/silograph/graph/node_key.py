@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.key import Key, hash_texts, mix_words
+from silograph.core.key import Key, hash_texts, mix_words, unmix_words
 
 
 def node_words(node_id: np.ndarray) -> Tensor:
@@ -30,6 +30,11 @@ def row_keys(client_id: str, node_id: np.ndarray) -> Tensor:
 def client_words(clients: Tensor, words: Tensor) -> Tensor:
     """Return the counters of rows from their clients' hashes (n,) and their keys' words (n,)."""
     return mix_words(words ^ clients)
+
+
+def words_of_rows(client_id: str, keys: Tensor) -> Tensor:
+    """Return the words (n,) of the public keys of a client's rows: `client_words` undone."""
+    return unmix_words(keys) ^ hash_texts([client_id])
 
 
 def key_order(node_id: np.ndarray, key: Key) -> Tensor:

@@ -216,6 +216,24 @@ class Uncut:
 
 
 @dataclass(frozen=True)
+class OnlySimulated:
+    """Trains at the silos, in simulation only.
+
+    Attributes:
+        at_server: what it would need of the server of a real federation.
+    """
+
+    at_server: str
+    uncut = False
+    on_held = None
+
+    def held(self, options: Any) -> float | None:
+        """The server holds no node."""
+        del options
+        return None
+
+
+@dataclass(frozen=True)
 class ServerHolds:
     """The server holds features, labels and edges of some nodes itself, in simulation only.
 

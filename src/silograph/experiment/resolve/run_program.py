@@ -14,9 +14,11 @@ from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
+from silograph.nn.shared_items import ITEMS
 
-COLLECT = "collect"  # named beside methods where a silo says what it allows
 MOST_LOOKED_AT = 1000  # calls of a run, for rows in them
+COLLECT = "collect"  # named beside methods where a silo says what it allows, as items are
+BESIDES = (COLLECT, ITEMS)
 
 
 def training_key(config: ResolvedConfig) -> Key:
@@ -147,6 +149,8 @@ def beyond_weights(
         names.append(config.method)
     if config.collect:
         names.append(COLLECT)
+    if ITEMS in method_config.model.weight_shapes:  # which rows move says what a silo sells
+        names.append(ITEMS)
     return tuple(names)
 
 

@@ -29,6 +29,7 @@ from silograph.experiment.run.round_scores import (
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.run.untrained import untrained_scores
 from silograph.methods.base import client_weights
 from silograph.nn.conv import Params
 from silograph.task.counts import JudgedRows, confusion
@@ -71,6 +72,7 @@ def make_result(
         test=test,
         val=val,
         baseline=baseline_scores(setup, best),
+        untrained=untrained_scores(setup),
         constant=task.constant,
         metrics=metrics_of(setup),
         client_scores=scores_by_client(setup, best, uncut),

@@ -48,6 +48,8 @@ class Result:
         baseline: test scores of the best constant prediction by all training labels; where silos
             hold these, by the classes of validation nodes, without AUC. None without test nodes,
             and for numbers that silos hold.
+        untrained: test scores of what else predicts without training, by name: of ratings means
+            and biases, in simulation.
         constant: what that prediction is called.
         metrics: names of the scores that the task has.
         client_scores: test scores of each client at the best round, by metric and by the views
@@ -93,6 +95,7 @@ class Result:
     test: Views
     val: Views
     baseline: Scores | None
+    untrained: Mapping[str, Scores]
     constant: str
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
@@ -168,6 +171,7 @@ class Result:
             "metric": self.metric.name,
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported(self.baseline)},
+            **named_untrained({n: reported(s) for n, s in self.untrained.items()}),
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
@@ -253,7 +257,8 @@ class Result:
         if self.cut is None:
             del found["uncut"]  # nobody has that graph
         if self.baseline is not None:
-            found[self.constant] = self.baseline
+            first = {self.constant: self.baseline, **self.untrained}
+            found = {**first, **found} if self.untrained else {**found, **first}
         rows = [
             [view, *(METRICS[name].text(scores and scores[name]) for name in names)]
             for view, scores in found.items()
@@ -312,6 +317,11 @@ class Result:
         """Return how much of the time went into compiling, nothing where none did."""
         spent = self.compile_seconds
         return f" ({spent:.1f} s of them to compile kernels, once)" if spent >= 0.05 else ""
+
+
+def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key of what predicts without training, none for tasks that have nothing."""
+    return {"untrained": dict(found)} if found else {}
 
 
 def reported(scores: Scores | None) -> Mapping[str, float | None] | None:

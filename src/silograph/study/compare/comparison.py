@@ -258,6 +258,23 @@ class Comparison:
                 groups.setdefault(came, []).append(method)
         return [names for names in groups.values() if len(names) > 1]
 
+    def _untrained(self) -> list[str]:
+        """Return what predicts ratings without training, for each point."""
+        notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
+        for point in points:
+            lines = _scored([line for line in self._lines_at(point) if line is not None])
+            found = [line["untrained"] for line in lines if "untrained" in line]
+            metric = self._metric(lines)
+            texts = []
+            for name in found[0] if found else ():
+                values = [each[name][metric.name] for each in found]
+                if None not in values:
+                    texts.append(f"{name} {metric.text(sum(values) / len(values))}")
+            if texts:
+                where = f" ({', '.join(map(str, point))})" if len(points) > 1 else ""
+                notes.append(f"without training, test {metric.title}{where}: {', '.join(texts)}")
+        return notes
+
     def _cautions(self) -> list[str]:
         """Return what methods say of their defaults, where clients train by these."""
         found = []
@@ -300,6 +317,7 @@ class Comparison:
             for names in self._alike()
         ]
         notes += self._improving()
+        notes += self._untrained()
         notes += self._cautions()
         if any(row["diverged"] or row["failed"] for row in self.rows):
             notes.append(
