@@ -332,7 +332,7 @@ def test_a_run_says_how_many_test_nodes_train_elsewhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = sg.run(
-        planted_graph(), clients=3, partition="shares", split=BY_CLIENT, rounds=1, threads=1
+        planted_graph(), clients=3, partition="shares", split=BY_CLIENT, rounds=1, kernels="torch"
     )
     assert result.cut is not None
     leaks, tests = result.cut.test_leaks, int(result.cut.copies_split.test.sum())
