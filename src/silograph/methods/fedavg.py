@@ -165,7 +165,7 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
         return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
-    return dataclasses.replace(FEDAVG, round=round_of, calls=calls)
+    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, caution="")
 
 
 FEDAVG: AnyMethod = Method(
