@@ -64,6 +64,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "hops": st.none() | COUNTS,
     "teleport": st.none() | st.floats(0, 1),
     "method": st.text(),
+    "aggregator": st.sampled_from(["mean", "median", "trimmed_mean"]),
     "options": st.dictionaries(OPTION_NAME, SCALARS, max_size=4),
     "rounds": COUNTS,
     "local_epochs": COUNTS,

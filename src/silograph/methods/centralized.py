@@ -17,4 +17,5 @@ CENTRALIZED = replace(
     "networks, ICLR 2017",
     needs=Needs(keep_optimizer=True),
     setting=Uncut(),
+    aggregates=False,
 )

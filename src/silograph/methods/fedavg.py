@@ -179,6 +179,7 @@ FEDAVG: AnyMethod = Method(
     calls=TRAIN_CALLS,
     caution="the defaults are the setting of most papers on graphs, and far behind local on small "
     "clients; --optimizer sgd --local-epochs 10 learns there, but slowly where features are small",
+    aggregates=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(

@@ -207,5 +207,6 @@ FEDPER = Method(
     round=fit_round,
     evaluate=personal(),
     calls=CALLS,
+    aggregates=True,
     own_weights=own_weights,
 )

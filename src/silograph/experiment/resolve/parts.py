@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.ranges import Scalar
@@ -51,6 +52,7 @@ TABLES: dict[str, Mapping[str, NamedPart]] = {
     "model": MODEL_KINDS,
     "neighbors": NEIGHBORS,
     "selector": SELECTORS,
+    "aggregator": AGGREGATORS,
 }
 # Options that have a key of their own in a config, with their part.
 FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "part" in f.metadata}
@@ -73,6 +75,7 @@ class Parts:
     model: Chosen[ModelKind]
     neighbors: Chosen[NeighborSampler]
     selector: Chosen[Selector]
+    aggregator: Chosen[Aggregator]
 
     @property
     def options(self) -> dict[str, Scalar | None]:
@@ -128,6 +131,7 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
         "selector": _named(
             config.selector or chosen.needs.selector, SELECTORS, Selector, "selector"
         ),
+        "aggregator": _named(config.aggregator, AGGREGATORS, Aggregator, "aggregator"),
     }
 
 

@@ -316,12 +316,17 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
         key: the run's.
     """
     method = setup.method
+    if report.aggregator != cfg.aggregator.name:
+        raise ProtocolError(
+            f"expected method {method.name} to use aggregator {cfg.aggregator.name}, got a round "
+            "without it: call by local_round and keep its report, or leave aggregator out"
+        )
     if not method.selects or (cfg.selected is None and cfg.participation == 1):
         return
     others = set(report.participants).difference(selected(setup.federation, cfg, t, key))
     if others:
         raise ProtocolError(
-            f"expected method {method.name} to train at the selected clients only, got {min(others)} "
+            f"expected method {method.name} to train at selected clients only, got {min(others)} "
             f"besides in round {t}: give fed.call to=selected(fed, cfg, t, key), and RoundReport "
             "the same clients"
         )
