@@ -53,6 +53,17 @@ def name_of(part: Any) -> Any:
     return spec_of(part)
 
 
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a part that is given as a value, and can be given by name alone."""
+    for kind in ("selector", "neighbors", "aggregator"):
+        part = options.get(kind)
+        if not isinstance(part, str | None):
+            raise ConfigError(
+                f"expected the name of a part as {kind}, got a {type(part).__name__} itself: put "
+                f"it into a file and give {kind}='FILE.py:NAME'"
+            )
+
+
 def own_of(parts: Iterable[Any]) -> Own:
     """Return those of some parts that are values; a method of the library needs only its name."""
     values = [part for part in parts if callable(part) or isinstance(part, Method)]

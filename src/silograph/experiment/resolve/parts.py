@@ -22,12 +22,14 @@ from silograph.graph.partition.own import check_no_path
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
 from silograph.methods.base import Method
+from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS, MODULE, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS, NeighborSampler
 from silograph.selection.base import Selector
 from silograph.selection.registry import SELECTORS
 
 P = TypeVar("P")
+OWN = ("FILE.py:NAME",)  # what another process has put into a table is not in this one's
 
 
 class NamedPart(Protocol):
@@ -126,13 +128,23 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
     return {
         "method": chosen,
         "partition": _named(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
-        "model": MODULE if is_spec(config.model) else lookup(MODEL_KINDS, config.model, "model"),
-        "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler"),
+        "model": MODULE if is_spec(config.model) else _model_kind(config.model),
+        "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler", OWN),
         "selector": _named(
-            config.selector or chosen.needs.selector, SELECTORS, Selector, "selector"
+            config.selector or chosen.needs.selector, SELECTORS, Selector, "selector", OWN
         ),
-        "aggregator": _named(config.aggregator, AGGREGATORS, Aggregator, "aggregator"),
+        "aggregator": _named(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
     }
+
+
+def _model_kind(name: str) -> ModelKind:
+    """Return the kind of a model of silograph's, or of one that was added."""
+    if name in MODELS and name not in MODEL_KINDS:
+        raise ConfigError(
+            f"expected model {name!r} with title and options, got its layers alone in MODELS: add "
+            "it by silograph.nn.model.add_model(kind, stages)"
+        )
+    return lookup(MODEL_KINDS, name, "model")
 
 
 def _named(
