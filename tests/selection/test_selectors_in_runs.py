@@ -266,9 +266,11 @@ def test_own_functions_at_the_server_fail_in_one_line(
 
     method, selector = METHODS["fedavg"], replace(SELECTORS["oort"], name="mine")
     if failing in ("init", "round"):
-        method, owner = replace(method, name="own", **{failing: fails}), "method own"
+        own: dict[str, Any] = {failing: fails}
+        method, owner = replace(method, name="own", **own), "method own"
     else:
-        selector, owner = replace(selector, **{failing: fails}), "selector mine"
+        own = {failing: fails}
+        selector, owner = replace(selector, **own), "selector mine"
     monkeypatch.setitem(SELECTORS, "mine", selector)
     with pytest.raises(OpError) as caught:
         go(make_graph(), method=method, **asked("mine", options={"selector.clients": 2}))

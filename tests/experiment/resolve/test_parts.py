@@ -87,7 +87,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
             "expected an option of the chosen parts (method fedavg, partition metis, model gcn, "
-            "neighbors full, selector uniform), got server_tau: method fedopt has it; leave it "
+            "neighbors full, selector uniform, aggregator mean), got server_tau: method fedopt has it; leave it "
             "out, or choose that part",
         ),
         (
@@ -341,7 +341,6 @@ def test_a_model_is_added_by_one_call(make_graph: MakeGraph) -> None:
             "partition": "random",
             "rounds": 2,
             "hidden": 4,
-            "residual": True,
         }
         one, other = (sg.run(make_graph(), model=name, **own) for name in ("again", "gcn"))
         assert one.rounds[-1]["val_server_loss"] == other.rounds[-1]["val_server_loss"]
