@@ -29,7 +29,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for table in (MODELS, MODEL_KINDS):  # a page adds a model
-        monkeypatch.setitem(table, "selfsum", None)  # type: ignore[arg-type]
+        monkeypatch.setitem(table, "selfsum", None)
         monkeypatch.delitem(table, "selfsum")
     for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(example, str(page), "exec"), names)

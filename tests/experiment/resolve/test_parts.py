@@ -87,8 +87,8 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
             "expected an option of the chosen parts (method fedavg, partition metis, model gcn, "
-            "neighbors full, selector uniform, aggregator mean), got server_tau: method fedopt has it; leave it "
-            "out, or choose that part",
+            "neighbors full, selector uniform, aggregator mean), got server_tau: "
+            "method fedopt has it; leave it out, or choose that part",
         ),
         (
             {"partition": "dirichlet", "alpha": 0.3, "options": {"partition.alpha": 0.3}},
