@@ -347,3 +347,16 @@ def test_a_model_is_added_by_one_call(make_graph: MakeGraph) -> None:
     finally:
         MODELS.pop("again", None)
         MODEL_KINDS.pop("again", None)
+
+
+@pytest.mark.parametrize("kind", ["neighbors", "selector", "aggregator"])
+def test_lines_of_studies_are_those_of_a_part_as_its_file_was(tmp_path: Path, kind: str) -> None:
+    names = {"neighbors": "sampling.neighbors import NEIGHBORS\nPART = NEIGHBORS['full']"}
+    names["selector"] = "selection.ucb import UCB as PART"
+    names["aggregator"] = "aggregation.aggregators import MEDIAN as PART"
+    path = tmp_path / "mine.py"
+    digests = set()
+    for end in ("", "# changed", ""):
+        path.write_text(f"from silograph.{names[kind]}\n{end}")
+        digests.add(Cell({}, make_config({kind: f"{path}:PART"})).digest)
+    assert len(digests) == 2

@@ -130,15 +130,8 @@ def resolve(
     training = Training(model, optimizer, schedule, corrections, losses)
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
-    config = ResolvedConfig(
-        **known
-        | {
-            "clients": clients,
-            "metric": metric,
-            "relevant": relevant,
-            "kernels": backend.name,
-        }
-    )
+    found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
+    config = ResolvedConfig(**known | found)
     selector = parts.selector
     method_config = MethodConfig(
         model=model,
