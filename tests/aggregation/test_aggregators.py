@@ -21,7 +21,9 @@ from silograph.aggregation.aggregators import (
     TrimmedMeanOptions,
     combined,
 )
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError, ProtocolError
+from silograph.deploy.silo import check_deployable
 from silograph.methods import FEDAVG, METHODS, SCAFFOLD, Stacked, train
 from silograph.methods import averaging as averaging_by
 
@@ -233,3 +235,9 @@ def test_one_of_a_file(make_graph: MakeGraph, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN.replace("nodes.argmax()", "nodes.nothing()"))
     with pytest.raises(OpError, match=r"^largest of aggregator largest failed with AttributeError"):
         go(make_graph(), aggregator=spec)
+
+
+def test_silos_of_a_real_federation_take_silographs_own_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^expected one of silograph's own aggregator parts at"):
+        check_deployable(make_config({"aggregator": "mine.py:AGGREGATOR"}), FEDAVG)
+    check_deployable(make_config({"aggregator": "median"}), FEDAVG)

@@ -257,7 +257,7 @@ def test_a_round_that_does_not_tell_who_trained_is_refused(
     assert rows_of(ours) == rows_of(theirs)
 
 
-@pytest.mark.parametrize("failing", ["init", "round", "draw", "observe"])
+@pytest.mark.parametrize("failing", ["init", "round", "start", "draw", "observe"])
 def test_own_functions_at_the_server_fail_in_one_line(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -269,12 +269,12 @@ def test_own_functions_at_the_server_fail_in_one_line(
         own: dict[str, Any] = {failing: fails}
         method, owner = replace(method, name="own", **own), "method own"
     else:
-        own = {failing: fails}
+        own = {"init" if failing == "start" else failing: fails}
         selector, owner = replace(selector, **own), "selector mine"
     monkeypatch.setitem(SELECTORS, "mine", selector)
     with pytest.raises(OpError) as caught:
         go(make_graph(), method=method, **asked("mine", options={"selector.clients": 2}))
-    number = 0 if failing == "init" else 1
+    number = 0 if failing in ("init", "start") else 1
     what = f"fails of {owner} failed with KeyError: 'no such thing' ({__file__}, line "
     assert str(caught.value).startswith(what)
     assert str(caught.value).endswith(f", in fails); round {number}, at the server")

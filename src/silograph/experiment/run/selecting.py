@@ -56,7 +56,8 @@ class Selection:
             ConfigError: the limits of the selector cannot be met.
         """
         self._check_received()
-        known = self.selector.init(self.setup.federation.ids, self.options)
+        with at_server(self.selector.init, f"selector {self.selector.name}", 0):
+            known = self.selector.init(self.setup.federation.ids, self.options)
         state = with_part(state, SELECTOR, known)
         if is_limited(self.options):
             state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
