@@ -295,6 +295,15 @@ def test_parts_that_have_names_only_are_refused_as_values(
             call(make_graph(), **{kind: value})
 
 
+def test_a_convolution_as_a_value_is_no_model(make_graph: MakeGraph) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sg.run(make_graph(), model=GCN)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "expected a class or function that makes a module as model, got PlainConv: name what makes "
+        "a torch.nn.Module; a convolution becomes a model by silograph.nn.model.add_model"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
