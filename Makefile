@@ -14,6 +14,9 @@ bench: $(READY)
 demo: $(READY)
 	$(BIN)/silograph run digits --clients 10 --partition metis
 
+# Workers and the processes that tests start share compiled modules, whatever the environment says.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

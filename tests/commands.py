@@ -30,6 +30,7 @@ RESULT_KEYS = [
         "metric",
         "baseline",
         "by_class",
+        "confusion",
         "local_bias",
         "judged_without",
         "best_round",

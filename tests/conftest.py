@@ -32,6 +32,7 @@ PRESETS_APART = {
     "stale",
     "fedsage_local",
     "fedacs",
+    "fesog",
 }
 OWN_TESTS = (
     "test_fedais.py",
@@ -46,14 +47,19 @@ OWN_TESTS = (
 BY_TURNS = {
     "test_a_block_is_its_clients_one_by_one",
     "test_a_block_of_many_is_many_blocks_of_one",
+    "test_a_client_without_neighbors_in_others_and_several_labels_a_node",
     "test_a_module_written_as_gcn_is_gcn",
+    "test_a_multilabel_graph_runs_and_reports",
     "test_all_rows_are_centralized_training",
     "test_every_method_trains_every_kind_of_layer",
     "test_global_training_is_centralized_training",
     "test_resumed_in_every_round",
+    "test_several_clients_each_draw_from_their_own_graph",
     "test_strict_is_not_strict_bitwise",
+    "test_subgraphs_of_all_nodes_are_centralized_training",
     "test_the_same_config_gives_the_same_bits",
     "test_threads_change_no_bit_of_a_compiled_run",
+    "test_tiers_agree",
     "test_tiers_give_the_same_model_and_the_same_ledger",
     "test_what_is_asked_of_a_gpu_runs",
 }
@@ -190,6 +196,16 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
 
     monkeypatch.setattr("silograph.experiment.run.run.prepare", spy)
     return seen
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that silograph starts are forked from one that has all imports behind it."""
+    from forked import popen
+    from processes import begin_forks
+
+    begin_forks()
+    monkeypatch.setattr("subprocess.Popen", popen)
 
 
 @pytest.fixture

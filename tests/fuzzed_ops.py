@@ -57,6 +57,13 @@ RUNS: list[dict[str, Any]] = [
     {"method": "fedgraph", "options": {"kappa": 4, "share": "all"}},
     {"method": "fedsageplus", "options": {"generator_epochs": 9, "cross_epochs": 1}},
     # The short form ends here.
+    {"method": "fedavg", "sparse": True, "weights_as": "int8", "weight_rows": "used"},
+    {
+        "method": "fedais",
+        "sparse": True,
+        "weights_as": "float16",
+        "options": {"batches": 2, "moved": 0.1, "sent": "int8"},
+    },
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},
     {"method": "local", "sparse": True, "dtype": "float32", "fanout": "2,1", "layers": 2},

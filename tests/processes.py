@@ -39,7 +39,14 @@ def is_listened_to(address: str) -> bool:
 
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["silograph.deploy.server", "silograph.deploy.silo", "silograph.cli"])
+FORKS.set_forkserver_preload(
+    [
+        "silograph.deploy.server",
+        "silograph.deploy.silo",
+        "silograph.cli",
+        "silograph.nn.kernels.training",
+    ]
+)
 
 
 def begin_forks() -> None:

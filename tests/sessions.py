@@ -11,6 +11,7 @@ import torch
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
+from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
@@ -85,8 +86,8 @@ class FreeCourse(Course):
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         return FreeCall(op, what, key), ()
 
-    def go_on(self, number: int, after: Steps) -> None:
-        pass
+    def go_on(self, number: int, after: Steps) -> bool:
+        return False
 
     def break_off(self) -> None:
         pass
@@ -121,9 +122,12 @@ def worker_of(
     ops: Mapping[str, Op],
     store: StateStore | None = None,
     program: Program | None = None,
+    *,
+    rows: bool = True,
 ) -> Responder:
     """Return a silo's worker; without a program it does whatever it is asked."""
-    holder = BlockHolder(Prepared(cfg, block, torch.device("cpu"), course_of(program)))
+    prepared = Prepared(cfg, block, torch.device("cpu"), course_of(program), sends_rows=rows)
+    holder = BlockHolder(prepared)
     return Responder(TOKEN, ops, holder, StateStore() if store is None else store)
 
 
@@ -138,6 +142,7 @@ def session(
     patience: float = 0.0,
     seconds: float | None = None,
     program: Program | None = None,
+    most_work: Callable[[Mapping[str, int]], float | None] | None = None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
@@ -148,14 +153,17 @@ def session(
     for peer in peers.values():
         peer.ask(Type.START, {}, None)
     least = len(links) if least is None else least
+    parts = {name: block.take(torch.tensor([c])) for c, name in enumerate(block.ids)}
+    reported = {} if most_work is None else {name: nodes_of(part) for name, part in parts.items()}
     fed = Session(
         peers,
         route,
         ops,
         course_of(program),
         dtype=extent_of(block).dtype,
-        limits=Limits(least, seconds, patience),
+        limits=Limits(least, seconds, patience, most_work=most_work or (lambda _: None)),
         returned=returned,
+        nodes=reported,
     )
     return fed, links
 

@@ -7,20 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+from forked import Forked
 
 
 class Victim:
     """A process that takes part as a silo, as it is told to, and can be stopped in an op."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "silo_process.py")],
-            text=True,
-            cwd=TESTS,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        command, pipe = [sys.executable, "-m", "silo_process"], subprocess.PIPE
+        self.process = Forked(command, stdin=pipe, stdout=pipe, text=True)
 
     def take_part(
         self,

@@ -47,6 +47,18 @@ SERVER: dict[str, Scalar] = {
 }
 LOCAL, FEDOPT, FEDAVG, LEARNS = "local", "fedopt", "fedavg", "fedavg with SGD .1 x 10"
 FEDPROX, SCAFFOLD, LLCG = "fedprox", "scaffold", "llcg"
+FEDGRAINS, FEDAIS = "fedavg with neighbors of fedgrains", "fedais"
+KEPT: dict[str, Any] = {**ADAM, **ONCE, "keep_optimizer": True}
+SPLITS: dict[str, Scalar] = {"epsilon1": 0.05, "epsilon2": 0.1, "warmup": 20}
+GENERATOR: dict[str, Scalar] = {
+    "hidden": 0.5,
+    "generator_epochs": 20,
+    "cross_epochs": 5,
+    "generator_lr": 0.01,
+    "generator_width": 128,
+    "most": 5,
+    "feature_weight": 1.0,
+}
 METHODS: dict[str, dict[str, Any]] = {
     LOCAL: {"method": "local", **ADAM, **ONCE, "keep_optimizer": True},
     FEDOPT: {"method": "fedopt", **SGD, **ONCE, "options": SERVER},
@@ -60,8 +72,45 @@ METHODS: dict[str, dict[str, Any]] = {
         "options": {"server_share": 1.0, "correction_steps": 1},
     },
     SCAFFOLD: {"method": "scaffold", **SGD, "local_epochs": 10, "options": {"server_lr": 1.0}},
+    FEDGRAINS: {
+        "method": "fedavg",
+        **ADAM,
+        **ONCE,
+        "neighbors": "fedgrains",
+        "options": {"neighbors.k": 32},
+    },
+    "fedper": {"method": "fedper", **ADAM, **ONCE, "options": {"private": 1}},
+    "gcfl": {"method": "gcfl", **ADAM, **ONCE, "options": SPLITS},
+    "gcflplus": {"method": "gcflplus", **ADAM, **ONCE, "options": SPLITS | {"sequence": 5}},
+    "fedpub": {
+        "method": "fedpub",
+        **KEPT,
+        "options": {
+            "scale": 3.0,
+            "l1": 0.001,
+            "proximal": 0.001,
+            "masks": True,
+            "communities": 5,
+        },
+    },
+    "fedsageplus": {"method": "fedsageplus", **ADAM, **ONCE, "options": GENERATOR},
+    "fedgraph": {
+        "method": "fedgraph",
+        **KEPT,
+        "options": {"kappa": 256, "keep_1": 0.5, "keep_2": 0.5, "policy": "fixed"},
+    },
+    FEDAIS: {
+        "method": "fedais",
+        **ADAM,
+        "lr": 0.001,
+        **ONCE,
+        "options": {"tau": 2, "ratio": 0.7, "batches": 10, "drawn": 10},
+    },
+    "label_guided": {"method": "label_guided", **KEPT},
+    "bns": {"method": "bns", **KEPT, "options": {"rate": 0.1}},
+    "cagnet": {"method": "cagnet", **KEPT},
 }
-TORCH = (SCAFFOLD,)  # trains all weights of all clients, which takes longest
+SLOW = (SCAFFOLD, FEDGRAINS, "fedpub", FEDAIS)  # these run last
 
 
 @cache
@@ -74,11 +123,11 @@ def cell_of(dataset: str, clients: int, method: str) -> Cell:
 def cells(found: Found) -> list[Cell]:
     """Return all cells, what takes longest last."""
     del found
-    compiled = [name for name in METHODS if name not in TORCH]
-    small = product(("cora", "citeseer"), (100, 10), compiled)
-    rest = product(NAMES, (10, 100), compiled)
-    torch = product(NAMES, (10, 100), TORCH)
-    return [cell_of(*place) for place in dict.fromkeys([*small, *rest, *torch])]
+    fast = [name for name in METHODS if name not in SLOW]
+    small = product(("cora", "citeseer"), (100, 10), fast)
+    rest = product(NAMES, (10, 100), fast)
+    slow = product(NAMES, (10, 100), SLOW)
+    return [cell_of(*place) for place in dict.fromkeys([*small, *rest, *slow])]
 
 
 def score(line: Line | None, part: str) -> float | None:

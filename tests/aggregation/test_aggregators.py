@@ -11,7 +11,7 @@ from scipy import stats
 
 import silograph as sg
 from remote_runs import finish, lines, remote, setup_of
-from runs import MakeGraph, go, rows_of, run_until, same_bits, weights_of
+from runs import MakeGraph, assert_close, go, rows_of, run_until, same_bits, weights_of
 from silograph.aggregation.aggregators import (
     AGGREGATORS,
     MEAN,
@@ -241,3 +241,17 @@ def test_silos_of_a_real_federation_take_silographs_own_alone() -> None:
     with pytest.raises(ConfigError, match=r"^expected one of silograph's own aggregator parts at"):
         check_deployable(make_config({"aggregator": "mine.py:AGGREGATOR"}), FEDAVG)
     check_deployable(make_config({"aggregator": "median"}), FEDAVG)
+
+
+def test_weights_may_travel_small(make_graph: MakeGraph) -> None:
+    """Used rows alone are exact; small numbers are what the server sees, and bound what differs."""
+    plain, used, small = (
+        weights_of(go(make_graph(), **asked("median"), **sent))
+        for sent in ({}, {"weight_rows": "used"}, {"weights_as": "float16"})
+    )
+    assert plain is not None
+    assert used is not None
+    assert small is not None
+    assert plain.keys() == used.keys() == small.keys()
+    assert_close(plain, used, 1e-12)
+    assert_close(plain, small, 0.02)

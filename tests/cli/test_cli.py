@@ -84,6 +84,8 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "decay_layers": (["--decay-layers", "first"], 'decay_layers = "first"', "first"),
     "momentum": (["--momentum", "0.9"], "momentum = 0.9", 0.9),
     "keep_optimizer": (["--no-keep-optimizer"], "keep_optimizer = false", False),
+    "weights_as": (["--weights-as", "int8"], 'weights_as = "int8"', "int8"),
+    "weight_rows": (["--weight-rows", "used"], 'weight_rows = "used"', "used"),
     "eval_every": (["--eval-every", "10"], "eval_every = 10", 10),
     "patience": (["--patience", "5"], "patience = 5", 5),
     "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
@@ -275,7 +277,9 @@ def test_the_program_and_its_pipe(work: Path) -> None:
     assert shown == [PLAN, "round 1/2", "round 2/2"]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
     """Ctrl-C, or what services are stopped with, in a run of a million rounds."""
     warm_up()

@@ -47,7 +47,7 @@ def test_what_people_read(file: Path, capsys: Capture) -> None:
     ]
     assert lines[9].endswith(", the run is over")
     assert "  refused  16" in lines
-    assert "    line 10: expected ?[2Jtrain, got send" in lines
+    assert "    lines 10 to 25 (16 times): expected ?[2Jtrain, got send" in lines
     assert "  ended    no line of an end: the process was killed, or is at work" in lines
     assert lines[-3] == f"{file}: 25 lines, each as it was written"
     head = lines[-2].removeprefix("head ")
@@ -55,6 +55,33 @@ def test_what_people_read(file: Path, capsys: Capture) -> None:
     assert all(len(line) <= 80 for line in lines if str(file) not in line)
     noted = printed(capsys, "audit", str(file), "--head", head)
     assert f"line 25 has the noted hash {head}" in noted
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_long_lines_are_folded_where_the_terminal_ends(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Rounds that were done again and refusals without a line are told, too."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    path, reason = tmp_path / "a.jsonl", " ".join(["expected train (weights), got send"] * 5)
+    with open_audit(path, ABOUT | {"server": "h" * 50 + ":8443"}) as (audit, _):
+        run = audit.of_run("1" * 32)
+        run.agreed({"method": "fedavg", "rounds": 2, "config": "c" * 64})
+        for number in (1, 1):
+            envelope = Envelope("train", Kind.WEIGHTS, number, 1)
+            run.answered(envelope, {}, bytes(4000), begins=True)
+        for _ in range(20):
+            run.refused(reason)
+        audit.to_end(lambda: reason)
+    *lines, _, _, _ = printed(capsys, "audit", str(path)).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "  refused  20" in lines
+    assert any(line.endswith("rounds 1 to 1, 1 done again") for line in lines)
+    at = next(
+        n for n, line in enumerate(lines) if line.startswith("    lines 4 to 19 (16 times): ")
+    )
+    assert " ".join(line.strip() for line in lines[at:]).count(reason) == 2
+    assert lines[at + 1].startswith(" " * 11 + ("expected" if width == 140 else ""))
 
 
 def test_what_programs_read(file: Path, capsys: Capture) -> None:

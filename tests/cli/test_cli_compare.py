@@ -156,6 +156,7 @@ def nobody_is_left(group: int) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("forked")  # the workers that go on with it
 @pytest.mark.parametrize(
     "signal_sent", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
 )

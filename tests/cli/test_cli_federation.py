@@ -61,7 +61,8 @@ def test_the_demonstration_is_the_simulation_and_leaves_nothing(
     assert children() == before
 
 
-@pytest.mark.parametrize("method", ["local", "fedper"])
+@pytest.mark.parametrize("method", ["local", pytest.param("fedper", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("forked")
 def test_a_demonstration_without_a_model_at_the_server(
     alone: Path, capsys: Capture, method: str
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_server_that_is_interrupted_says_how_it_goes_on(
     assert run_app(["server", *words]) == 130
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_server_of_the_demonstration_waits_no_longer_than_its_silos(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +322,7 @@ def test_every_command_has_help(capsys: Capture, command: str) -> None:
     assert text.strip().startswith(f"Usage: silograph {command} [OPTIONS]")
 
 
+@pytest.mark.usefixtures("forked")
 def test_own_code_in_a_demonstration(alone: Path, capsys: Capture) -> None:
     """Silos as processes of their own, which allow a file by its name."""
     Path("near.py").write_text(

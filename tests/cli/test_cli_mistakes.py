@@ -355,6 +355,24 @@ def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.Mon
     assert capsys.readouterr().err.splitlines() == ["interrupted", hint]
 
 
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--block-size", "block_size: input should be less than 9223372036854775808, got 9999"),
+        ("--hidden", "hidden: expected a width of 1 or more, or one for each hidden layer such as"),
+        ("--batch-size", "batch_size: input should be less than 9223372036854775808, got 9999"),
+        ("--rounds", "rounds: input should be less than 2147483648, got 9999"),
+        ("--seed", "seed: input should be less than 9223372036854775808, got 9999"),
+    ],
+)
+def test_numbers_beyond_those_of_a_machine_are_one_line(
+    work: Path, capsys: Capture, flag: str, says: str
+) -> None:
+    assert run_app(["run", "g.npz", "--clients", "2", flag, "9" * 25]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: {says}")
+
+
 def test_too_large_for_the_memory_is_one_line(work: Path, capsys: Capture) -> None:
     assert run_app(["run", "g.npz", "--clients", "2", "--hidden", str(10**12)]) == 2
     out, err = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from silograph.core.run_file import read_toml
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.run.run import run
 from silograph.graph.datasets import DATASETS
-from silograph.methods import METHODS
+from silograph.methods import FEDAIS, METHODS
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -163,7 +164,8 @@ def test_the_figures_of_a_cut(capsys: Capture, make_graph: MakeGraph, work: Path
     assert list(values) == [
         *("dataset", "partition", "clients", "hash", "nodes", "nodes_held", "copies"),
         *("edges", "edges_cut", "cut_share", "label_distance", "label_divergence"),
-        *("degree_distance", "clustering", "uncut_clustering", "homophily", "by_client"),
+        *("degree_distance", "clustering", "uncut_clustering", "homophily", "test_leaks"),
+        "by_client",
     ]
     graph = make_graph()
     rows = values["by_client"]
@@ -250,9 +252,19 @@ def test_the_list_of_methods(capsys: Capture) -> None:
     text = printed(capsys, "methods").replace("\n      ", " ")  # what did not fit into a line
     for name, method in METHODS.items():
         assert f"\n{name}: {method.title}\n  {method.reference}\n" in f"\n{text}"
+        entry = text.partition(f"\n{name}: {method.title}\n")[2].partition("\n  --option")[0]
         for option in dataclasses.fields(method.options):
-            assert f"  --option {option.name}={str(option.default).lower()}  " in text
+            value = f"{option.name}={str(option.default).lower()}"
+            usual = {f.name: f.default for f in dataclasses.fields(FEDAIS.options)}
+            if method.reference == FEDAIS.reference and name != "fedais":
+                assert "options of fedais, with " in entry
+                assert (value in re.split(", |\n| ", entry)) == (
+                    usual[option.name] != option.default
+                )
+            elif name != "fedsage_local":
+                assert f"  --option {value}  " in text
         assert f"Caution: {method.caution}\n" in text or not method.caution
+    assert "options of fedsageplus, with cross_epochs=0\n" in text
     assert "clients: sgd 0.1, 10 local epochs in a round\n" in text
     assert "clients: adam 0.01, 1 local epoch in a round, optimizer state kept between" in text
 

@@ -79,6 +79,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "decay_layers": st.sampled_from(["all", "first"]),
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),
+    "weights_as": st.sampled_from(["exact", "float16", "int8"]),
+    "weight_rows": st.sampled_from(["all", "used"]),
     "patience": st.none() | COUNTS,
     "relevant": st.none() | st.floats(0, 5),
     "metric": st.none() | st.text(),
@@ -270,6 +272,7 @@ def test_an_unknown_key_that_is_near_to_none() -> None:
         ({"dtype": "float16"}, "dtype: input should be 'float32' or 'float64'", "got 'float16'"),
         ({"threads": 0}, "threads: input should be greater than or equal to 1", "got 0"),
         ({"block_size": 0}, "block_size: input should be greater than", "got 0"),
+        ({"block_size": 2**63}, "block_size: input should be less than", f"got {2**63}"),
         (
             {"normalize": "Row"},
             "normalize: input should be 'none', 'row' or 'standard'",

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: E402
 from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: E402
 
+from forked import Forked  # noqa: E402
 from silo_folders import folder  # noqa: E402
 from silograph.core.errors import ConfigError, DataError  # noqa: E402
 from silograph.deploy.logs import logging_to  # noqa: E402
@@ -204,30 +204,30 @@ def intrude(address: str, silo: Path) -> None:
 
 
 @pytest.fixture
-def started() -> Iterator[list["subprocess.Popen[bytes]"]]:
+def started() -> Iterator[list[Forked]]:
     """Processes, of which none is left at the end."""
-    found: list[subprocess.Popen[bytes]] = []
+    found: list[Forked] = []
     yield found
     for process in found:
         process.kill()
         process.wait()
 
 
-def silo_process(path: Path, address: str) -> "subprocess.Popen[bytes]":
+def silo_process(path: Path, address: str) -> Forked:
     """A silo on the command line that logs all there is."""
     command = [sys.executable, "-m", "silograph", "silo", "--data", str(path), "--insecure"]
     command += ["--server", address, "--secret", str(path.parent / "secret")]
     command += ["--log-file", str(path / "log"), "--log-level", "debug"]
     command += ["--allow", ",".join(ALLOW)]
     with (path / "said").open("wb") as said:
-        return subprocess.Popen(command, stdout=said, stderr=said)
+        return Forked(command, stdout=said, stderr=said)
 
 
 def test_no_secret_is_in_a_log_or_a_figure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    started: list["subprocess.Popen[bytes]"],
+    started: list[Forked],
 ) -> None:
     """Silos are processes of the command line; all logs have all there is."""
     silos = [folder(tmp_path / n, files) for n, files in (("north", NORTH), ("south", SOUTH))]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +21,16 @@ from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import training_key
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
+from silograph.federation.joining.edge_tags import TAG_BYTES
+from silograph.federation.joining.matching import NONCE_BYTES
+from silograph.federation.session.audit import Audit
+from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
 from silograph.federation.session.message import (
     CallBody,
     Message,
     Type,
     call_body,
+    explain_body,
     facts_body,
     pack,
     unpack,
@@ -60,11 +66,16 @@ class Hostile:
         allow: tuple[str, ...] = (),
         state: Path | None = None,
         results: Path | None = None,
+        *,
+        audit: Audit | None = None,
+        bounds: SendingBounds = NO_BOUNDS,
     ) -> None:
         self.silo = silo
         secrets = dict.fromkeys(silo.cross.silo, bytes(32))
         holder = OwnData(silo, secrets, None, lambda _: None, allow, results=results)
-        self.worker = Responder(TOKEN, own_ops(), holder, StateStore(state), lambda _: None)
+        self.worker = Responder(
+            TOKEN, own_ops(), holder, StateStore(state), lambda _: None, None, audit, bounds
+        )
         self.sequence = 0
 
     def ask(self, kind: Type, body: bytes = b"{}") -> Message:
@@ -254,6 +265,91 @@ def test_a_server_does_not_fill_a_silos_disk(
     server.begin()
     said = server.ask(Type.KEEP, facts_body({"round": number, "committed": committed}))
     assert reason(said).startswith("expected a round")
+
+
+def test_a_state_leaves_as_much_room_as_it_takes(
+    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server chooses how large a state is, and the disk is the silo's."""
+    server = Hostile(silo, state=tmp_path / "state" / "run")
+    server.start(**LOCAL)
+    key = training_key(server.config).fold("init")
+    assert server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0).type is Type.REPLY
+    size = sum(field.t.nbytes for field in server.worker._state.values())
+    keep = facts_body({"round": 0, "committed": []})
+    free = size * 2 - 1
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    said = reason(server.ask(Type.KEEP, keep))
+    assert said.startswith("expected room for a state of ")
+    assert said.endswith(f"in run, got {free:,} bytes: make room, or leave the run")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size * 3))
+    assert server.ask(Type.KEEP, keep).type is Type.DONE
+
+
+def test_a_server_that_asks_for_other_things_only_is_left(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silograph.federation.session.responder.MOST_REFUSALS", 5)
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    for _ in range(4):
+        assert reason(server.ask(Type.KEEP, facts_body({"round": 9, "committed": []})))
+    said = reason(server.ask(Type.KEEP, facts_body({"round": 9, "committed": []})))
+    assert said == (
+        "expected what was agreed, got 5 requests that were refused, failed or told of a "
+        "dismissal: the silo leaves the run"
+    )
+    with pytest.raises(FrameError, match="expected nothing after the end of the run"):
+        server.begin()
+
+
+def test_streams_without_end_explain_no_more_edges(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a line of the silo's log, and a server can end a stream and begin another one."""
+    monkeypatch.setattr("silograph.federation.session.responder.MOST_EXPLAINED", 2)
+    monkeypatch.setattr(OwnData, "explain", lambda *_: None)  # the server has the silo's tags
+    server = Hostile(silo)
+    other = silo.cross.silo[0]
+    nonce = bytes(NONCE_BYTES).hex()
+    told = {"silo": silo.name, "other": other, "absent": False, "nonce": nonce}
+    body = explain_body(told, [bytes(TAG_BYTES)])
+    answers = []
+    for _ in range(3):
+        server.worker.attach()
+        server.sequence = 0
+        server.ask(Type.JOIN, facts_body({"nonce": nonce}))
+        answers.append(server.ask(Type.EXPLAIN, body).type)
+    assert answers == [Type.DONE, Type.DONE, Type.REFUSED]
+
+
+def test_dismissals_without_end_do_not_fill_the_log(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silograph.federation.session.responder.MOST_REFUSALS", 3)
+    server = Hostile(silo)
+    server.start(method="fedavg")
+    told = facts_body({"reason": "late"})
+    assert [server.ask(Type.DISMISSED, told).type for _ in range(2)] == [Type.DONE] * 2
+    assert reason(server.ask(Type.DISMISSED, told)).endswith("the silo leaves the run")
+
+
+def test_rounds_are_done_again_as_often_as_the_policy_says(silo: Silo) -> None:
+    """Also by another process of the silo: the audit file is the counter."""
+    audit = Audit()
+    server = Hostile(silo, audit=audit, bounds=SendingBounds(most_repeats=1))
+    server.start(method="fedavg", rounds=2)
+    server.begin()
+    for again in range(3):
+        server.ask(Type.KEEP, facts_body({"round": 0, "committed": []}))
+        server.ask(Type.LOAD, facts_body({"round": 0}))
+        answer = server.train(server.weights())
+        if again < 2:
+            assert answer.type is Type.REPLY
+    assert reason(answer) == (
+        "expected at most 1 rounds to be done again in a run (most_repeats of this silo's "
+        "policy), got one more: the silo leaves the run"
+    )
 
 
 def test_a_round_is_kept_once_it_is_over(silo: Silo) -> None:

@@ -1,6 +1,7 @@
 """A silo's policy: what is refused, by one line, before anything leaves."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,7 @@ def test_the_strict_policy(tmp_path: Path) -> None:
     for key in (*values, "min_nodes", "min_silos"):
         place = next(n for n, line in enumerate(lines) if line.startswith((f"{key} =", f"[{key}]")))
         above = lines[place - 1]
-        assert above.startswith(("#", "most_runs =", "min_nodes =", "[rows]")), key
+        assert above.startswith(("#", "most_r", "min_nodes =", "[rows]")), key
     alone = {n for n in ABLE if not asked_run(method=n).needs}
     assert set(policy.methods or ()) | {"fedpub"} == alone
     for name in policy.methods or ():
@@ -271,6 +272,23 @@ def test_the_strict_policy(tmp_path: Path) -> None:
         write_policy(tmp_path)
     with pytest.raises(ConfigError, match=r"expected to write .*policy.toml, got: No such file"):
         write_policy(tmp_path / "none")
+
+
+def test_the_docs_name_all_that_sends_rows() -> None:
+    """The list in docs/federation.md is that of the methods; `collect` goes with any."""
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"With their default options these are ([^.]*)\.", page)
+    assert sorted(re.findall(r"`([a-z]\w*)`", listed)) == sorted(
+        [*(name for name in ABLE if asked_run(method=name).needs), "collect"]
+    )
+
+
+def test_a_link_that_leads_nowhere_is_not_no_policy(tmp_path: Path) -> None:
+    """The folder that it leads to may not be mounted: without the file nothing would be limited."""
+    assert read_policy(tmp_path) is None
+    (tmp_path / "policy.toml").symlink_to(tmp_path / "elsewhere" / "policy.toml")
+    with pytest.raises(ConfigError, match=r"expected a policy behind the link .*, got none"):
+        read_policy(tmp_path)
 
 
 def test_which_rules_hold_is_said(tmp_path: Path) -> None:
@@ -283,10 +301,11 @@ def test_which_rules_hold_is_said(tmp_path: Path) -> None:
     assert policy is not None
     first, *rules = described(policy, has_file=True, allow=())
     assert first == f"policy.toml holds, digest {policy.digest[:16]}"
-    assert rules[1:6] == [
+    assert rules[1:7] == [
         "  kinds: control, evaluation, weights",
         "  most_bytes: 100.00 MB",
         "  most_rounds: 100",
+        "  most_repeats: 20",
         "  most_runs: 20",
         "  most_runs_of_server: 10",
     ]
@@ -322,6 +341,7 @@ def strictest(name: str, sent: int, kinds: tuple[str, ...]) -> SiloPolicy:
         kinds=kinds,
         most_bytes=sent,
         most_rounds=2,
+        most_repeats=0,
         most_runs=1,
         most_runs_of_server=1,
         least_silos=3,

@@ -15,6 +15,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 import silograph as sg
+from pages import read_page
 from silograph.cli import run_app
 from silograph.core import files
 from silograph.core.errors import ConfigError
@@ -122,6 +123,20 @@ def test_predictions_are_those_that_were_scored(
         right = torch.tensor([graph.class_names.index(row[1]) for row in rows]) == silo.y
         test = client_block(silo, found.result.config, torch.float32).split.test
         assert float(right[test].double().mean()) == about["test"][view]["accuracy"]
+        labels = [graph.class_names.index(row[1]) for row in rows]
+        taken = list(zip(silo.y[test].tolist(), torch.tensor(labels)[test].tolist(), strict=True))
+        matrix = [[taken.count((true, said)) for said in range(3)] for true in range(3)]
+        assert about["confusion"] == matrix
+        assert [row["class"] for row in about["by_class"]] == list(graph.class_names)
+        assert [row["nodes"] for row in about["by_class"]] == [sum(row) for row in matrix]
+        common = silo.y[client_block(silo, found.result.config, torch.float32).split.val]
+        share = float((silo.y[test] == common.bincount().argmax()).double().mean())
+        assert about["baseline"]["scores"]["accuracy"] == pytest.approx(share)
+        page = read_page(folder / "report.html")
+        cells = ["".join(row) for table in page.tables for row in table]
+        assert any(cell.startswith(f"largest class{share:.4f}") for cell in cells)
+        (table,) = [t for t in page.tables if t[0][0] == "true class"]
+        assert [row[1:] for row in table[1:]] == [[str(n) for n in row] for row in matrix]
         assert out.stat().st_mode & 0o077 == 0
 
 

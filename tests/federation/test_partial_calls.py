@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Ragged, Stacked, State, offsets, put, take_all
+from silograph.core.key import Key
+from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, put, take_all
+from silograph.federation.base import is_read, reads
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
+from silograph.federation.check import run_op
+from silograph.federation.per_client import per_client
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import Graph
 
@@ -134,3 +138,56 @@ def test_blocks_are_kept_for_as_many_clients_as_there_are(
     assert blocks.take(torch.tensor([2, 3])) is not second
     assert blocks.take(torch.arange(4)) is block
     assert take_all({}, torch.tensor([0])) == {}
+
+
+@reads("slice")
+def add_one(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Reads one field of two, and makes a third."""
+    assert set(state) == {"slice"}
+    new = Stacked(state["slice"].t + 1)
+    return {"slice": new, "new": new}, {}
+
+
+@pytest.mark.parametrize("at", [[0, 1, 2, 3], [1, 2]])
+def test_an_op_is_given_what_it_reads_and_leaves_the_rest(
+    make_graph: Callable[..., Graph], cut_block: Cut, at: list[int]
+) -> None:
+    """A call to all clients, and a call to some of them, of which no other field is copied."""
+    block, _ = cut_block(make_graph(20), 4)
+    state, positions = BlockState(4, fields()), torch.tensor(at)
+    rows, names = state.all["rows"], list[str]()
+
+    def wanted(name: str) -> bool:
+        names.append(name)
+        return is_read(add_one, name)
+
+    old = state.all if len(at) == 4 else state.take(positions, wanted)
+    part = block if len(at) == 4 else block.take(positions)
+    new, _ = run_op(add_one, None, part, old, {}, Key.of(0), rows=False)
+    if len(at) == 4:
+        assert new["rows"] is old["rows"]
+        state.replace(new)
+    else:
+        assert set(old) == {"slice"}
+        assert set(names) == {"slice", "rows"}
+        state.put(old, new, positions)
+    assert state.all["rows"] is rows or len(at) == 4
+    expected = fields()["slice"].t
+    expected[positions] += 1
+    shown = state.for_others()
+    assert torch.equal(shown["slice"].t, expected)
+    assert torch.equal(shown["rows"].t, fields()["rows"].t)
+    assert torch.equal(shown["new"].t, expected[positions])
+
+
+def test_an_op_that_says_nothing_reads_all() -> None:
+    def plain(
+        cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+    ) -> tuple[State, Payload]:
+        return state, {}
+
+    assert is_read(plain, "anything")
+    assert is_read(per_client(add_one), "slice")
+    assert not is_read(per_client(add_one), "rows")

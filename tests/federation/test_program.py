@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,10 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
+from silograph.core.work import Meter
+from silograph.experiment.resolve import run_program
 from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent
@@ -46,6 +50,7 @@ from silograph.federation.program import (
     can_end,
     counted_calls,
 )
+from silograph.federation.session.answers import check_work
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -107,7 +112,7 @@ class Recorded:
     """A run by its program: what each silo was asked, and a worker that has done nothing yet."""
 
     asked: dict[str, list[bytes]]
-    fresh: Callable[[str], Responder]
+    fresh: Callable[..., Responder]
 
 
 def record(setup: Setup) -> Recorded:
@@ -117,12 +122,15 @@ def record(setup: Setup) -> Recorded:
     blocks = {name: block.all for name, block in zip(fed.ids, fed._blocks, strict=True)}
     _, whole, _ = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     agreed = program(setup)
-    remote, links = session(whole, fed.route, setup.method_config, own_ops(), program=agreed)
+    work = partial(most_work, setup.config, setup.method, setup.method_config)
+    remote, links = session(
+        whole, fed.route, setup.method_config, own_ops(), program=agreed, most_work=work
+    )
     started = replace(setup, federation=remote, simulated=None, held=None)
     train(started, None, Silent(), first_snapshot(started), [], Watched(()))
 
-    def fresh(name: str) -> Responder:
-        worker = worker_of(blocks[name], setup.method_config, own_ops(), program=agreed)
+    def fresh(name: str, *, rows: bool = True) -> Responder:
+        worker = worker_of(blocks[name], setup.method_config, own_ops(), program=agreed, rows=rows)
         answer(worker, pack(Message(Type.START, TOKEN, 1, b"{}")))
         return worker
 
@@ -185,6 +193,89 @@ def test_what_sends_rows_has_to_be_allowed(
 ) -> None:
     setup = setup_of(make_graph(60), **{"method": "fedavg", **options})
     assert beyond_weights(setup.config, method, setup.method_config) == names
+
+
+def late(first: int) -> Any:
+    """FedAvg whose round `first` alone is one of a method that sends rows."""
+    plain, rows = METHODS["fedavg"].calls, METHODS["bns"].calls
+    assert plain is not None
+    assert rows is not None
+
+    def steps(cfg: Any, t: int, key: Key) -> Steps:
+        return (
+            rows.round(replace(cfg, options=METHODS["bns"].options()), t, key)
+            if t == first
+            else (plain.round(cfg, t, key))
+        )
+
+    return replace(FEDAVG, calls=replace(plain, round=steps))
+
+
+@pytest.mark.parametrize(("first", "names"), [(2, ("fedavg",)), (9, ("fedavg",)), (10, ())])
+def test_rows_of_later_rounds_are_found(
+    make_graph: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch, first: int, names: Any
+) -> None:
+    """Of the first and the last round that can be looked at; the bound is 9 rounds here."""
+    setup = setup_of(make_graph(60), method="fedavg", rounds=20)
+    each = len(list(calls_of(program(setup).steps(1))))
+    monkeypatch.setattr(run_program, "MOST_LOOKED_AT", each * 11)  # set-up, the last and 9 rounds
+    assert beyond_weights(setup.config, late(first), setup.method_config) == names
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_work_is_bounded_by_the_model_and_what_silos_reported(
+    make_graph: Callable[..., Graph], model: str
+) -> None:
+    """A silo that claims a thousand times its work is named; all honest work passes elsewhere.
+
+    The bound is the closed form, for 2 epochs and one pass more: 10 · 3 · (6 R P + 40 (R + E) D +
+    40 P), with one layer of P = F K (+ root) + K weights.
+    """
+    setup = setup_of(make_graph(60), model=model, layers=1, local_epochs=2, lr=0.1, method="fedavg")
+    sizes = {"train": 9, "val": 0, "test": 0, "rows": 100, "edges": 1000}
+    features, classes = setup.schema.num_features, setup.schema.num_classes
+    roots = 2 if model == "sage" else 1
+    weights = roots * features * classes + classes
+    widths = roots * (features + classes) + classes
+    bound = most_work(setup.config, setup.method, setup.method_config, sizes)
+    step = 6 * 100 * weights + 40 * 1100 * widths + 40 * weights
+    assert bound == 10 * 3 * step
+    meter = Meter(1)
+    meter.add_each(bound)
+    check_work(meter, 1.0, bound)
+    meter.part(Kind.OPTIMIZER).add_each(bound)
+    with pytest.raises(ProtocolError, match=r"expected work of at most .* operations, by the mod"):
+        check_work(meter, 1.0, bound)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "fedsage_local"}, {"method": "gcfl", "neighbors": "fedgrains", "batch_size": 3}],
+    ids=str,
+)
+def test_work_of_other_networks_has_no_closed_form(
+    make_graph: Callable[..., Graph], options: dict[str, Any]
+) -> None:
+    setup = setup_of(make_graph(60), **options)
+    sizes = {"train": 9, "rows": 100, "edges": 1000}
+    assert most_work(setup.config, setup.method, setup.method_config, sizes) is None
+
+
+def test_rows_that_nobody_foresaw_do_not_leave(make_graph: Callable[..., Graph]) -> None:
+    """A silo that agreed to a run without rows refuses the call, before the op is run."""
+    setup = setup_of(make_graph(60), method="bns", rounds=1)
+    found = record(setup)
+    name, asked = next(iter(found.asked.items()))
+    worker = found.fresh(name, rows=False)
+    said = []
+    for number, data in enumerate(asked, start=2):
+        message = unpack(data)
+        said.append(
+            refused(answer(worker, pack(Message(message.type, TOKEN, number, message.body))))
+        )
+    first = next(line for line in said if line is not None)
+    assert first.startswith("expected no rows of single nodes in a run that this silo agreed to")
+    assert first.endswith("in round 1, whose reply has such rows")
 
 
 def calls(asked: list[bytes]) -> list[bytes]:

@@ -20,17 +20,16 @@ from silograph.core.work import metered
 from silograph.evaluation.scoring import HaloSums
 from silograph.exchange.history import (
     HALO,
-    LARGEST,
     OWN,
     PASSES,
     SEEN,
-    as_bytes,
     blank_history,
     rows_form,
     stored_in,
 )
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.in_process import InProcess
+from silograph.federation.small_numbers import LARGEST, as_bytes
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR

@@ -155,8 +155,8 @@ def test_a_step_is_autograd_of_the_weighed_loss(
         torch.testing.assert_close(grads[name], g, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("sampler", SMALL)
 @pytest.mark.parametrize("conv", ["appnp", "gin"])
+@pytest.mark.parametrize("sampler", SMALL)
 def test_several_clients_each_draw_from_their_own_graph(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Blocks], conv: str, sampler: str
 ) -> None:

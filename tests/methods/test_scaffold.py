@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from plain import dense_client, sgd_steps
 from runs import MakeGraph, go, of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import under
+from silograph.core.payload import Stacked, under
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -20,7 +21,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedavg import FEDAVG
-from silograph.methods.scaffold import SCAFFOLD, ScaffoldOptions
+from silograph.methods.scaffold import SCAFFOLD, ScaffoldOptions, variate_change
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
@@ -28,6 +29,7 @@ from silograph.nn.fit import Schedule, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD
+from silograph.nn.schedule import Fitted
 
 Built = tuple[ClientBlock, Route]
 ROUNDS, LR, DECAY, STEPS, SERVER_LR = 3, 0.3, 5e-3, 4, 0.7
@@ -240,6 +242,39 @@ def test_bytes_are_the_closed_form(
     assert fed.ledger.bytes_by_kind["weights"] == calls * (2 * (head + model) + nodes + loss)
     start = HEADER.size + len("begin_variates")
     assert fed.ledger.bytes_by_kind["control"] == 5 * (2 * start + nodes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("factor", ["1e-5", "1e-9", "1e-30", "1e-310"])
+def test_variates_outlive_a_rate_that_vanishes(
+    make_graph: MakeGraph, dtype: str, factor: str
+) -> None:
+    """A path of steps below the rounding of 1 tells no gradient; weights and scores stay finite.
+
+    Round 2 has the rate times the factor, round 4 its cube. Weights of size 1 move by less than
+    the rounding of a few of them from round 3 on, so nothing that a variate holds may show there.
+    """
+    run = partial(go, make_graph(60), method="scaffold", dtype=dtype, lr=0.3, clients=3)
+    run = partial(run, rounds=4, lr_schedule=f"step:1:{factor}")
+    found = run()
+    weights = of(found)
+    assert all(bool(w.isfinite().all()) for w in weights.values())
+    two = of(run(rounds=2))
+    assert max(float((weights[name] - w).abs().max()) for name, w in two.items()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_variate_is_renewed_down_to_the_rounding_of_one(dtype: torch.dtype) -> None:
+    """At eta = eps it is, below it is not: the oracle is the formula."""
+    eps = torch.finfo(dtype).eps
+    start, common = {"w": torch.zeros(2, dtype=dtype)}, {"w": torch.ones(2, dtype=dtype)}
+    steps = torch.tensor([4, 0])
+    ended = torch.full((2, 2), -8 * eps, dtype=dtype)  # 2 eps a step
+    fitted = Fitted({"w": Stacked(ended)}, {}, torch.zeros(2), torch.zeros(0), steps)
+    at = variate_change(SGD(eps, 0.0), start, common, fitted)["w"]
+    assert at.tolist() == [[1.0, 1.0], [0.0, 0.0]]  # 8 eps / (4 eps) - 1
+    below = variate_change(SGD(eps * 0.99, 0.0), start, common, fitted)["w"]
+    assert below.tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def with_a_lonely_client(graph: Graph) -> tuple[ClientBlock, Route, ClientBlock]
     return block, route, uncut
 
 
-@pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
 @pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
 def test_a_client_without_neighbors_in_others_and_several_labels_a_node(
     make_graph: Callable[..., Graph], method: Method, options: object, size: int
 ) -> None:

@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from silograph.graph.graph import Graph
 pytest.importorskip("numba")
 
 from silograph.nn.kernels.compile_notice import LINE
+from silograph.nn.kernels.one_compiler import one_at_a_time
 
 MakeGraph = Callable[..., Graph]
 CODE = """
@@ -53,6 +57,76 @@ def trained(folder: Path, *arguments: str) -> tuple[int, Any, int]:
     assert done.returncode == 0, done.stderr
     compiled, losses = json.loads(done.stdout)
     return compiled, losses, done.stderr.count(LINE)
+
+
+TOGETHER = """
+import sys
+import numpy as np
+from silograph.nn.kernels.arrays import StepRule
+from silograph.nn.kernels.optim import rest
+
+print("ready", flush=True)
+sys.stdin.readline()
+rest(np.ones((1, 1)), StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0), 1)
+print(sum(rest.stats.cache_misses.values()))
+"""
+
+
+def test_one_of_two_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
+    """Locks of one process exclude each other as those of two do."""
+    done: list[str] = []
+    both = threading.Barrier(2)
+
+    def compiles(signature: str) -> str:
+        if signature in done:
+            return "found"
+        time.sleep(0.05)  # the other one would begin in this time
+        done.append(signature)
+        return "compiled"
+
+    def ask(signature: str) -> str:
+        both.wait()
+        return str(one_at_a_time(compiles, tmp_path, "k")(signature))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(ask, ["float32"] * 2)) == ["compiled", "found"]
+        assert list(pool.map(ask, ["float64", "int64"])) == ["compiled"] * 2
+
+
+@pytest.mark.slow  # real processes
+def test_of_processes_that_start_together_one_compiles(tmp_path: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    where = {
+        "PYTHONPATH": str(Path(silograph.__file__).parent.parent),
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+    }
+    command, environment = [sys.executable, "-c", TOGETHER], {**os.environ, **where}
+    together = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    for process in together:
+        assert process.stdout.readline() == "ready\n"
+    for process in together:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert sorted(process.communicate()[0] for process in together) == ["0\n", "1\n"]
+
+
+def test_a_folder_that_cannot_be_written_makes_nobody_wait(tmp_path: Path) -> None:
+    compiles = one_at_a_time(lambda signature: f"compiled for {signature}", tmp_path / "no", "k")
+    assert compiles("float32") == "compiled for float32"
+
+
+def test_a_compilation_that_fails_leaves_the_lock(tmp_path: Path) -> None:
+    def fails_once(signature: object) -> str:
+        asked.append(signature)
+        if len(asked) == 1:
+            raise RuntimeError("out of memory")
+        return "compiled"
+
+    asked: list[object] = []
+    compiles = one_at_a_time(fails_once, tmp_path, "k")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compiles("float32")
+    assert compiles("float32") == "compiled"
 
 
 @pytest.mark.slow  # compiles every kernel

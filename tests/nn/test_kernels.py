@@ -233,7 +233,7 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
         "import numpy as np\n"
         "from silograph.nn.kernels.optim import rest\n"
         "from silograph.nn.kernels.arrays import StepRule\n"
-        "rest(np.ones((1, 1)), StepRule(False, 0.1, 0.5, 0.0, 0.0, 0.0, 0.0), 1)\n"
+        "rest(np.ones((1, 1)), StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0), 1)\n"
         "print(sum(rest.stats.cache_misses.values()))\n"
     )
 

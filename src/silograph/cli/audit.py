@@ -1,8 +1,11 @@
 """`silograph audit`: what has left a silo, read from its audit file and checked."""
 
 import json as jsonlib
+import shutil
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from silograph.federation.session.audit_chain import AuditedRun, AuditEntry, AuditReading
 
 FAILED = 1  # exit code where the file is not as it was written
+INDENT = 11  # columns before what a line says
 MOST_SHOWN = 20  # refusals of a run that are shown
 
 
@@ -39,9 +43,18 @@ def audit_command(
     if json:
         typer.echo(jsonlib.dumps(_facts(file, found, head)))
     else:
+        width = shutil.get_terminal_size().columns
         for line in _lines(file, found, head):
-            typer.echo(printable(line))
+            typer.echo(_folded(printable(line), width))
     return FAILED if missing or found.broken is not None else 0
+
+
+def _folded(line: str, width: int) -> str:
+    """Return a line of a run as lines of a terminal, those after the first indented."""
+    if len(line) <= width or not line.startswith("  "):  # the others have the file's path
+        return line
+    lines = wrap(line, max(width, 40), subsequent_indent=" " * INDENT, break_long_words=False)
+    return "\n".join(lines)
 
 
 def _facts(file: Path, found: "AuditReading", head: str | None) -> dict[str, Any]:
@@ -62,6 +75,7 @@ def _facts_of_run(run: "AuditedRun") -> dict[str, Any]:
         "agreed": None if run.agreed is None else _plain(run.agreed),
         "agreements": run.agreements,
         "rounds": run.rounds,
+        "repeats": run.repeats,
         "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in run.bytes.items()},
         "bytes": run.sent,
         "refused": run.refused,
@@ -106,6 +120,7 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
         yield f"  started  {run.agreements} times"
     if run.bytes:
         rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
+        rounds += f", {run.repeats} done again" if run.repeats else ""
         yield f"  {'sent':<16}{'calls':>10}{'bytes':>16}   {rounds}".rstrip()
         for kind, size in run.bytes.items():
             yield f"  {kind:<16}{run.calls.get(kind, ''):>10}{size_text(size):>16}"
@@ -116,13 +131,18 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
 
 
 def _refusals(run: "AuditedRun") -> Iterator[str]:
+    """Yield what was refused; lines alike that follow each other are shown as one."""
     if run.refused:
         yield f"  refused  {run.refused:,}"
-    for entry in run.refusals[:MOST_SHOWN]:
-        times = f" ({entry.facts['times']} times)" if entry.facts["times"] > 1 else ""
-        yield f"    line {entry.line}{times}: {entry.facts.get('reason')}"
-    if len(run.refusals) > MOST_SHOWN:
-        yield f"    and {len(run.refusals) - MOST_SHOWN} more lines (all of them: --json)"
+    alike = groupby(run.refusals, key=lambda entry: str(entry.facts.get("reason")))
+    groups = [(reason, list(entries)) for reason, entries in alike]
+    for reason, entries in groups[:MOST_SHOWN]:
+        first, last = entries[0].line, entries[-1].line
+        where = f"line {first}" if first == last else f"lines {first} to {last}"
+        number = sum(entry.facts["times"] for entry in entries)
+        yield f"    {where}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
+    if len(groups) > MOST_SHOWN:
+        yield f"    and {len(groups) - MOST_SHOWN} others (all of them: --json)"
 
 
 def _end(run: "AuditedRun") -> str:

@@ -38,7 +38,7 @@ def print_result(result: Result) -> None:
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
     cut = load_and_cut(config, generating(best_mode()))
-    statistics = describe(cut.graph, cut.partition, cut.split, clustering=not quick)
+    statistics = describe(cut.graph, cut.partition, copies=cut.copies_split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()
     about = {
@@ -99,14 +99,23 @@ def print_parts() -> None:
 
 
 def _print_parts(parts: Iterable[NamedPart]) -> None:
-    console = _console()
+    console, first_with = _console(), dict[tuple[str, ...], NamedPart]()
     for part in parts:
         _print_hanging(console, f"{part.name}: {part.title}", style="bold")
         if reference := getattr(part, "reference", ""):
             _print_hanging(console, f"  {reference}")
         if isinstance(part, Method):
             _print_hanging(console, f"  clients: {_training(part.needs)}")
-        for f in dataclasses.fields(part.options):
+        own = dataclasses.fields(part.options)
+        # A preset has the options of another method, which stands above it.
+        base = first_with.setdefault(tuple(f"{f.name} {f.metadata['help']}" for f in own), part)
+        usual = {f.name: f.default for f in dataclasses.fields(base.options)}
+        if base is not part and own:
+            other = {f.name: f.default for f in own if f.default != usual[f.name]}
+            shown = ", ".join(f"{n}={str(value).lower()}" for n, value in other.items())
+            _print_hanging(console, f"  options of {base.name}, with {shown or 'its defaults'}")
+            own = ()
+        for f in own:
             default = str(f.default).lower()
             _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
         if isinstance(part, Method) and part.caution:

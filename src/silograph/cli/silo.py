@@ -73,8 +73,9 @@ class SiloFlags:
         str | None,
         typer.Option(
             "--allow",
-            help="methods that this silo agrees to besides those that send weights and counts "
-            "only: label_guided,bns,cagnet,collect,own.py:METHOD (docs/exchange.md)",
+            help="methods with rows of single nodes that this silo agrees to, besides those that "
+            "send weights and counts only, for example label_guided,collect,own.py:METHOD "
+            "(docs/federation.md has all)",
         ),
     ] = None
     allow_code: Annotated[

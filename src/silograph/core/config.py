@@ -98,7 +98,8 @@ class RunConfig:
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option(
-            "train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of "
+            "train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: "
+            "each client splits its own copies); fold=I/K of "
             "cross validation; public; full (public, all others train)",
             "Data",
         ),
@@ -170,10 +171,10 @@ class RunConfig:
     method: str = field(
         default="fedopt",
         metadata=option(
-            "what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, "
-            "fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, "
-            "fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, cagnet, local, "
-            "centralized or graphsaint",
+            "what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl, "
+            "gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, "
+            "fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, "
+            "cagnet, local, centralized or graphsaint",
             "Training",
         ),
     )
@@ -283,6 +284,22 @@ class RunConfig:
     keep_optimizer: bool | None = field(
         default=None,
         metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
+    )
+    weights_as: Literal["exact", "float16", "int8"] = field(
+        default="exact",
+        metadata=option(
+            "how weights travel: exact, or matrices rounded to float16 or to bytes with a scale "
+            "for each row; clients send changes, with what was rounded off before",
+            "Training",
+        ),
+    )
+    weight_rows: Literal["all", "used"] = field(
+        default="all",
+        metadata=option(
+            "rows of the first weights that travel: all, or those of features that occur at the "
+            "client, which shows the server which these are",
+            "Training",
+        ),
     )
     metric: str | None = field(
         default=None,

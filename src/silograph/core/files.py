@@ -15,14 +15,16 @@ def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> Non
 
     Args:
         path: of the file.
-        data: that it holds; a text is written as UTF-8, line ends as they are.
+        data: that it holds; a text is written as UTF-8, line ends as they are. Half a surrogate
+            pair, which JSON of others may have and UTF-8 has not, is written as its number.
         private: whether only its owner may read it.
     """
     partial = path.with_name(path.name + ".partial")
     try:
         partial.unlink(missing_ok=True)  # a link there would be written through
         with open(partial, "xb", opener=opens_private if private else None) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            text = data.encode(errors="backslashreplace") if isinstance(data, str) else data
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -10,6 +10,7 @@ torch and compiled kernels give the same bits on every device.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +49,24 @@ def mix_words(words: Tensor) -> Tensor:
     return words ^ _shift(words, 31)
 
 
+def unmix_words(words: Tensor) -> Tensor:
+    """Return what `mix_words` made these words of: it loses nothing."""
+    for bits, multiplier in ((31, MULTIPLIER_2), (27, MULTIPLIER_1), (30, 1)):
+        found = words
+        for _ in range(64 // bits):
+            found = words ^ _shift(found, bits)
+        words = found * signed(pow(multiplier, -1, 1 << 64))
+    return words
+
+
 def hash_text(text: str) -> int:
     """Return a stable 64-bit hash of a string."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def hash_texts(texts: Iterable[str]) -> Tensor:
+    """Return `hash_text` of every string, (n,) int64 with the same bits."""
+    return torch.tensor([signed(hash_text(text)) for text in texts], dtype=torch.int64)
 
 
 @dataclass(frozen=True)

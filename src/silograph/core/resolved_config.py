@@ -55,6 +55,8 @@ class ResolvedConfig:
     decay_layers: Literal["all", "first"]
     momentum: float
     keep_optimizer: bool
+    weights_as: Literal["exact", "float16", "int8"]
+    weight_rows: Literal["all", "used"]
     metric: str
     relevant: float | None
     patience: int | None

@@ -25,7 +25,7 @@ from silograph.deploy.joined_silos import natural
 from silograph.deploy.server import check_run, with_absolute_code
 from silograph.deploy.silo_result import RESULTS
 from silograph.experiment.resolve.own_partition import names_clients
-from silograph.experiment.resolve.run_program import COLLECT
+from silograph.experiment.resolve.run_program import BESIDES
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
 from silograph.experiment.run.run import run
@@ -131,7 +131,7 @@ def _federate(
             *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
         )
         address = _address(server, tell)
-        allow = ",".join((portable(config.method), COLLECT))
+        allow = ",".join((portable(config.method), *BESIDES))
         common: list[object] = ["--server", address, "--ca", certs / "ca.pem", "--allow", allow]
         for spec in dict.fromkeys((config.method, config.model)):
             common += ["--allow-code", spec.rpartition(":")[0]] if is_spec(spec) else []

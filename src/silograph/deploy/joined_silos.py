@@ -10,7 +10,15 @@ from silograph.core.errors import ConfigError
 from silograph.deploy.silo import read_versions
 from silograph.experiment.run.setup import versions
 from silograph.experiment.run.snapshot import NUMERIC
-from silograph.federation.field_specs import MOST_NODES, TEST, TRAIN, VAL
+from silograph.federation.field_specs import (
+    EDGES,
+    MOST_EDGES,
+    MOST_NODES,
+    ROWS,
+    TEST,
+    TRAIN,
+    VAL,
+)
 from silograph.federation.session.peer import one_line
 
 if TYPE_CHECKING:
@@ -39,7 +47,7 @@ def check_versions(silo: "Joined") -> None:
 
 
 def read_nodes(body: bytes | memoryview, known: Mapping[str, int] | None) -> dict[str, int]:
-    """Return how many nodes a silo says that it has, by TRAIN, VAL and TEST.
+    """Return how many nodes a silo says that it has, by TRAIN, VAL, TEST, ROWS and EDGES.
 
     Args:
         body: of its answer to START.
@@ -50,14 +58,15 @@ def read_nodes(body: bytes | memoryview, known: Mapping[str, int] | None) -> dic
     """
     try:
         told = json.loads(bytes(body))["nodes"]
-        found = {name: told[name] for name in (TRAIN, VAL, TEST)}
+        found = {name: told[name] for name in (TRAIN, VAL, TEST, ROWS, EDGES)}
     except (ValueError, KeyError, TypeError, RecursionError):
         found = {}
-    good = all(type(n) is int and 0 <= n <= MOST_NODES for n in found.values())
+    most = {EDGES: MOST_EDGES}
+    good = all(type(n) is int and 0 <= n <= most.get(k, MOST_NODES) for k, n in found.items())
     if not found or not good:
         raise ConfigError(
-            f"expected numbers of training, validation and test nodes up to {MOST_NODES:,}, got "
-            f"{one_line(bytes(body[:200]))}"
+            f"expected numbers of training, validation and test nodes and of rows up to "
+            f"{MOST_NODES:,}, and of edges, got {one_line(bytes(body[:200]))}"
         )
     if known is not None and found != known:
         raise ConfigError(f"expected {shown_nodes(known)} as at first, got {shown_nodes(found)}")
@@ -67,11 +76,12 @@ def read_nodes(body: bytes | memoryview, known: Mapping[str, int] | None) -> dic
 def shown_nodes(nodes: Mapping[str, int]) -> str:
     """Return numbers of nodes for people.
 
-    >>> shown_nodes({"train": 1000, "val": 20, "test": 30})
-    '1,000 training, 20 validation and 30 test nodes'
+    >>> shown_nodes({"train": 1000, "val": 20, "test": 30, "rows": 1200, "edges": 9})
+    '1,000 training, 20 validation and 30 test nodes (1,200 rows and 9 edges with its halo)'
     """
-    train, val, test = (f"{nodes[name]:,}" for name in (TRAIN, VAL, TEST))
-    return f"{train} training, {val} validation and {test} test nodes"
+    train, val, test, rows, edges = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST, ROWS, EDGES))
+    of_all = f"({rows} rows and {edges} edges with its halo)"
+    return f"{train} training, {val} validation and {test} test nodes {of_all}"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

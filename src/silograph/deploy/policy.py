@@ -23,7 +23,7 @@ from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.run_program import COLLECT, kinds_sent
+from silograph.experiment.resolve.run_program import BESIDES, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.program import Program
 from silograph.federation.session.holder import SendingBounds
@@ -31,6 +31,7 @@ from silograph.methods import METHODS
 
 POLICY = "policy.toml"
 Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
+Repeats = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
 
 
@@ -56,6 +57,7 @@ class SiloPolicy:
         kinds: of what may leave in calls.
         most_bytes: that leave in a run.
         most_rounds: of a run.
+        most_repeats: rounds of a run that are done again, in all.
         most_runs: that the silo takes part in, ever.
         most_runs_of_server: that it takes part in of one server.
         least_silos: of a run, as the server says.
@@ -67,6 +69,7 @@ class SiloPolicy:
     kinds: tuple[str, ...] | None = None
     most_bytes: Bytes | None = None
     most_rounds: Exact | None = None
+    most_repeats: Repeats | None = None
     most_runs: Exact | None = None
     most_runs_of_server: Exact | None = None
     least_silos: Exact | None = None
@@ -81,7 +84,7 @@ class SiloPolicy:
     @property
     def bounds(self) -> SendingBounds:
         """What is looked at again before each reply leaves."""
-        return SendingBounds(self.kinds, self.most_bytes)
+        return SendingBounds(self.kinds, self.most_bytes, self.most_repeats)
 
 
 NO_POLICY = SiloPolicy()
@@ -118,7 +121,7 @@ def refusal(policy: SiloPolicy, asked: AskedRun) -> str | None:
 
 
 def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    parts = (asked.config.method, *([COLLECT] if asked.config.collect else []))
+    parts = (asked.config.method, *(name for name in asked.needs if name in BESIDES))
     for name in parts if policy.methods is not None else ():
         if name not in (*(policy.methods or ()), *asked.allow):
             some = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
@@ -242,7 +245,12 @@ def read_policy(folder: Path) -> SiloPolicy | None:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        if not path.is_symlink():
+            return None
+        raise ConfigError(
+            f"expected a policy behind the link {path}, got none: without one nothing is limited; "
+            "mend the link, or remove it"
+        ) from None
     except OSError as error:
         raise ConfigError(f"expected to read {path}, got: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -263,7 +271,7 @@ def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
         lookup({str(kind): kind for kind in Kind}, name, "kind in kinds")
     for name in policy.methods or ():
         if not is_spec(name):
-            lookup({COLLECT: None, **dict.fromkeys(METHODS)}, name, "method in methods")
+            lookup(dict.fromkeys((*BESIDES, *METHODS)), name, "method in methods")
     return policy
 
 
@@ -293,10 +301,10 @@ STRICT_POLICY = """\
 # limit. What the silo has sent is in audit.jsonl (silograph audit FILE). See docs/federation.md.
 
 # Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
-# and counts. A method that sends rows of single nodes (label_guided, bns, collect, ...) may do so
-# where it is listed here, or where this start has --allow METHOD.
-methods = ["fedavg", "fedacs", "fedopt", "fedprox", "scaffold", "fedper", "gcfl", "gcflplus",
-    "fedsage_local", "local"]
+# and counts. A method that sends rows of single nodes (docs/federation.md has all: label_guided,
+# collect, ...) may do so where it is listed here, or where this start has --allow METHOD.
+methods = ["fedavg", "fedacs", "fedmf", "fedopt", "fedprox", "scaffold", "fedper", "gcfl",
+    "gcflplus", "fedsage_local", "local"]
 
 # Kinds of what may leave in calls, as the ledger names them (docs/ledger.md).
 kinds = ["control", "evaluation", "weights"]
@@ -304,8 +312,10 @@ kinds = ["control", "evaluation", "weights"]
 # Most bytes that leave in a run, all repeated rounds counted; 500, "20 MB", "1.5GB".
 most_bytes = "100 MB"
 
-# Most rounds of a run. Each round is one more look at the silo's data.
+# Most rounds of a run, and how many of them may be done again, as after lost streams: each time is
+# one more look at the silo's data. What was answered before counts, in earlier processes, too.
 most_rounds = 100
+most_repeats = 20
 
 # Most runs that this silo takes part in, in all and of one server, as audit.jsonl counts them.
 most_runs = 20

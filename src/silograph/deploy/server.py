@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from silograph.deploy.session_file import SESSION, Known, read_known, write_know
 from silograph.deploy.silo import check_deployable, start_facts
 from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import program_of
@@ -271,6 +273,7 @@ class Meeting:
             patience=venue.rejoin,
             failures=MOST_FAILURES,
             update_norm=venue.update_norm,
+            most_work=partial(most_work, config, method, method_config),
         )
         self._session = Session(
             peers,

@@ -18,7 +18,7 @@ class Known:
     Attributes:
         token: of the run, by which silos find their states.
         keys: public keys by the silos' names, in the order of every sum.
-        nodes: how many nodes each silo has reported, by TRAIN, VAL and TEST.
+        nodes: how many nodes each silo has reported, by TRAIN, VAL, TEST, ROWS and EDGES.
     """
 
     token: bytes

@@ -26,9 +26,9 @@ from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_re
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
-from silograph.experiment.resolve.run_program import COLLECT, beyond_weights, kinds_sent, program_of
+from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
-from silograph.federation.field_specs import TEST, TRAIN, VAL, extent_of
+from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
@@ -220,6 +220,7 @@ class OwnData:
             keep,
             tuple(shown),
             {**agreed, "nodes": nodes},
+            written.method in needs,
         )
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:
@@ -259,9 +260,19 @@ class OwnData:
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:
-    """Return how many nodes, or ratings, of a silo train, validate and test."""
+    """Return how many nodes, or ratings, of a silo train, validate and test, and its size.
+
+    Rows and edges with the halo's bound its work; with them a server learns what the work that
+    replies report tells it anyway.
+    """
     val = judges_of(block).val
-    return {TRAIN: int(block.num_train[0]), VAL: int(val.sum()), TEST: int((~val).sum())}
+    return {
+        TRAIN: int(block.num_train[0]),
+        VAL: int(val.sum()),
+        TEST: int((~val).sum()),
+        ROWS: int(block.off[-1]) + int(block.halo.off[-1]),
+        EDGES: block.adj.nnz + block.halo.adj.nnz,
+    }
 
 
 def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
@@ -272,11 +283,11 @@ def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str
         code: that the silo allowed.
 
     Raises:
-        ConfigError: one of them is none of a method, nor `collect`.
+        ConfigError: one of them is none of a method, nor `collect` or `items`.
     """
     names = () if text is None else split_names([text])
     own = () if code is None else code.methods
-    known = {COLLECT: None, **dict.fromkeys(METHODS), **dict.fromkeys(own)}
+    known = dict.fromkeys((*BESIDES, *METHODS, *own))
     for name in names:
         lookup(known, name, "method to allow")
     return names

@@ -24,7 +24,7 @@ from silograph.core.files import sync_folder, write_atomic
 from silograph.core.payload import State, below, under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
-from silograph.evaluation.evaluate import TABLES, counts_left
+from silograph.evaluation.evaluate import TABLES, counts_left, rows_left
 from silograph.experiment.report.silo_page import write_silo_report
 from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.experiment.result_files import MODEL, RECOMMENDER, REPORT, RESULT
@@ -36,9 +36,10 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
+from silograph.task.counts import confusion
 from silograph.task.ranking import RankingModel
 from silograph.task.registry import task_of
-from silograph.task.scores import PARTS
+from silograph.task.scores import PARTS, constant_scores
 
 FORMAT = 1  # of a silo's result.json
 RESULTS = "results"  # beside the silo's tables, a folder for each run
@@ -185,6 +186,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "judge": run.method.evaluate.view,
         "seen": run.method.evaluate.seen(run.config.collect),
         **scores_of(run, outcome.state),
+        **classes_of(run, outcome.state),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
         "config": {k: v for k, v in vars(run.config).items() if v is not None},
     }
@@ -206,6 +208,33 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:
-                own = {n: v for n, v in scores.items() if not n.endswith(OF_CLIENTS)}
-                found[part][view] = own
+                found[part][view] = _of_one(scores)
     return found
+
+
+def classes_of(run: SiloRun, state: State | None) -> dict[str, Any]:
+    """Return test scores of each class, for which one test nodes were taken, and the largest class.
+
+    In the view that picks the round. The matrix is worked out from labels and predictions of single
+    nodes, and stays here.
+    """
+    cfg, names = run.method_config, list(run.silo.class_names)
+    if state is None or not bool(run.block.split.test.any()):
+        return {"by_class": [], "confusion": None, "baseline": None}
+    whose: Literal["server", "own"] = "server" if run.method.evaluate.view == "server" else "own"
+    task, counts = task_of(cfg.model.task), counts_left(cfg, run.block, state, whose)
+    scores, constant = task.class_scores(counts, "test"), None
+    if scores:
+        constant = constant_scores(counts, task.labels)
+    names = names or [str(k) for k in range(len(scores))]
+    matrix = confusion(rows_left(cfg, run.block, state, whose))
+    return {
+        "by_class": [{"class": n, **vars(s)} for n, s in zip(names, scores, strict=True)],
+        "confusion": None if matrix is None else matrix.tolist(),
+        "baseline": constant and {"name": task.constant, "scores": _of_one(constant)},
+    }
+
+
+def _of_one(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return scores without means over clients: a silo is one."""
+    return {n: v for n, v in scores.items() if not n.endswith(OF_CLIENTS)}

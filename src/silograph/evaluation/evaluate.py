@@ -83,7 +83,8 @@ def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
     return {"own/logits": judged_logits(logits, block)}
 
 
-def _rows(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
+def rows_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
+    """Return what the `server` or `own` model says of the judged rows, as a round has left it."""
     logits, compiled = state[f"{whose}/logits"].t, cfg.backend.compiled
     wanted, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
     if logits.shape != wanted or logits.dtype is not dtype:
@@ -104,7 +105,7 @@ def judge_server(
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     new |= ranked(cfg, "server", weights, graph, tables)
-    return new, _tallied(_rows(cfg, block, new, "server"))
+    return new, _tallied(rows_left(cfg, block, new, "server"))
 
 
 def judge_own(
@@ -112,7 +113,7 @@ def judge_own(
 ) -> tuple[State, Payload]:
     """Judge each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    return state, _tallied(_rows(cfg, block, state, "own"))
+    return state, _tallied(rows_left(cfg, block, state, "own"))
 
 
 def judge_exchanged(
@@ -125,7 +126,7 @@ def judge_exchanged(
     del inbox, key
     logits = judged_logits(logits_of(cfg.model, state), block)
     new = {**end(state), "server/logits": logits, "own/logits": logits}
-    return new, _tallied(_rows(cfg, block, new, "server"))
+    return new, _tallied(rows_left(cfg, block, new, "server"))
 
 
 def judge_left(
@@ -134,7 +135,7 @@ def judge_left(
     """Judge what a pass has left of the server's model. In: nothing. Out: see `Task.tally`."""
     del inbox, key
     new = {**end(state), "server/logits": judged_logits(logits_of(cfg.model, state), block)}
-    return new, _tallied(_rows(cfg, block, new, "server"))
+    return new, _tallied(rows_left(cfg, block, new, "server"))
 
 
 def bin_server(
@@ -142,7 +143,9 @@ def bin_server(
 ) -> tuple[State, Payload]:
     """Sort the scores just judged into bins. In: `mean`, `deviation` (K,). Out: the histogram."""
     del key
-    counts = histogram(_rows(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t)
+    counts = histogram(
+        rows_left(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t
+    )
     return state, {HISTOGRAM: Stacked(counts)}
 
 
@@ -151,7 +154,7 @@ def bin_own(
 ) -> tuple[State, Payload]:
     """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: the histogram."""
     del key
-    counts = histogram(_rows(cfg, block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
+    counts = histogram(rows_left(cfg, block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
     return state, {HISTOGRAM: Stacked(counts)}
 
 
@@ -160,7 +163,7 @@ def bin_server_val(
 ) -> tuple[State, Payload]:
     """Sort scores of validation nodes into bins. In: `mean`, `deviation` (K,). Out: histogram."""
     del key
-    rows, (mean, deviation) = _rows(cfg, block, state, "server"), _scale(inbox)
+    rows, (mean, deviation) = rows_left(cfg, block, state, "server"), _scale(inbox)
     return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
 
 
@@ -169,7 +172,7 @@ def bin_own_val(
 ) -> tuple[State, Payload]:
     """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: histogram."""
     del key
-    rows, (mean, deviation) = _rows(cfg, block, state, "own"), _scale(inbox)
+    rows, (mean, deviation) = rows_left(cfg, block, state, "own"), _scale(inbox)
     return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
 
 
@@ -299,6 +302,19 @@ def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     return tallied_counts(fed, judge_own, bin_own, {}, key)
 
 
+def rows_here(
+    backend: Backend,
+    model: AnyModel,
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    group: Tensor,
+    groups: int,
+) -> JudgedRows:
+    """Return what a model says of the judged rows of a block in this process, by `group` (n,)."""
+    logits = judged_logits(backend.predict(model, weights, block), block).t
+    return judged_rows(block, logits, group, groups, compiled=backend.compiled)
+
+
 def counts_here(
     backend: Backend,
     model: AnyModel,
@@ -306,18 +322,9 @@ def counts_here(
     block: ClientBlock,
     group: Tensor,
     groups: int,
-    *,
-    validation: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the counts of a model on a block in this process, rows counted by `group` (n,).
-
-    `validation`: see `counts_of`.
-    """
-    logits = backend.predict(model, weights, block)
-    rows = judged_rows(
-        block, judged_logits(logits, block).t, group, groups, compiled=backend.compiled
-    )
-    return counts_of(rows, validation=validation)
+    """Return the counts of `rows_here`."""
+    return counts_of(rows_here(backend, model, weights, block, group, groups))
 
 
 def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
@@ -337,7 +344,7 @@ def counts_left(
     validation: bool = False,
 ) -> dict[str, Tensor]:
     """Return the counts of `server` or `own` from what a round has left in a state."""
-    counts = counts_of(_rows(cfg, block, state, whose), validation=validation)
+    counts = counts_of(rows_left(cfg, block, state, whose), validation=validation)
     return counts | left_rankings(state, block, whose)
 
 

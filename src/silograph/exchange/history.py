@@ -22,11 +22,13 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, owners, under
+from silograph.exchange.moved_rows import with_versions
 from silograph.exchange.pull import PullForm, pull, pull_steps, rows_of_width
 from silograph.exchange.stages import finish, inputs_of
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import NODES, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.program import Steps
+from silograph.federation.small_numbers import LARGEST, as_bytes, from_small
 from silograph.graph.block.block import ClientBlock, dense_rows
 from silograph.nn.doors import check_places, dtype_of
 from silograph.nn.forward import Staged
@@ -37,8 +39,6 @@ from silograph.nn.stored_rows import StoredRows, stored_stages, to_send
 
 OWN, HALO, SEEN, PASSES = "history/own/", "history/halo/", "history/seen", "history/passes"
 NEVER = -1
-LEVELS = 127  # of a row that is sent as bytes, on either side of 0
-LARGEST = 2.0**120  # scale: times its levels it is finite
 ASKED = "round/asked"  # slots that a client has asked for, (k,) int32
 
 
@@ -94,10 +94,13 @@ def with_own(
     return new
 
 
-def rows_form(model: Staged, *, small: bool = False) -> PullForm:
+def rows_form(model: Staged, *, small: bool = False, since: bool = False) -> PullForm:
     """Return what the pull of stored rows carries: those of every stage, of slots asked for.
 
-    `small`: as whole numbers of a byte, with a scale for each row.
+    Args:
+        model: whose stages rows enter.
+        small: as whole numbers of a byte, with a scale for each row.
+        since: only rows that have changed (see `silograph.exchange.moved_rows`).
     """
     fields: dict[str, FieldSpec] = {}
     for number in stored_stages(model):
@@ -105,7 +108,7 @@ def rows_form(model: Staged, *, small: bool = False) -> PullForm:
         if small:
             fields[f"scale/{number}"] = FieldSpec(Ragged, (), torch.float32, low=0, high=LARGEST)
         fields[f"rows/{number}"] = FieldSpec(Ragged, shape, torch.int8 if small else None)
-    return PullForm(fields, missing="keep", some=True, asked=ASKED)
+    return PullForm(fields, missing="keep", since=since, some=True, asked=ASKED)
 
 
 def wanted_rows(block: ClientBlock, row: Ragged) -> Tensor:
@@ -136,16 +139,6 @@ def answer(
     return reply
 
 
-def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows (k, D) as whole numbers from -127 to 127, int8, and scales (k,) float32.
-
-    A row is its numbers times its scale, to within half a scale in each entry.
-    """
-    scale = (x.abs().amax(1).double() / LEVELS).clamp(max=LARGEST).float()
-    levels = x.double() / scale.double().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    return levels.round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
-
-
 def with_arrived(
     model: Staged, block: ClientBlock, state: State, inbox: Payload, now: int, *, small: bool
 ) -> dict[str, Stacked | Ragged]:
@@ -153,15 +146,17 @@ def with_arrived(
     asked = state[ASKED]
     assert isinstance(asked, Ragged)  # as the client left it
     place = check_places(asked, block.halo.off, "halo slots")[inbox["answered"].t]
+    seen = state[SEEN].t.index_fill(0, place, now)
     new = dict(state)
+    if "changed" in inbox:  # what did not come is as its owner would send it
+        new, place = with_versions(block, state, inbox, place)
     for number in stored_stages(model):
         name = f"{HALO}{number}"
         rows = inbox[f"rows/{number}"].t
         if small:
-            rows = rows.to(state[name].t.dtype) * inbox[f"scale/{number}"].t[:, None]
-        t = state[name].t.index_copy(0, place, rows.to(state[name].t.dtype))
+            rows = from_small(rows, inbox[f"scale/{number}"].t, state[name].t.dtype)
+        t = state[name].t.index_copy(0, place, rows)
         new[name] = Ragged(t, block.halo.off)
-    seen = state[SEEN].t.index_fill(0, place, now)
     return new | {SEEN: Ragged(seen, block.halo.off)}
 
 

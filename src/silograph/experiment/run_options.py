@@ -37,8 +37,9 @@ class StudyOptions(TypedDict, total=False):
     """what each client does to its features (row: divide a node's by their sum; standard: mean 0
     and deviation 1 over its own nodes)"""
     split: str
-    """train/val/test shares in each client (time:SHARES: the latest test); fold=I/K of cross
-    validation; public; full (public, all others train)"""
+    """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each
+    client splits its own copies); fold=I/K of cross validation; public; full (public, all others
+    train)"""
     partition: (
         str
         | os.PathLike[str]
@@ -139,6 +140,12 @@ class StudyOptions(TypedDict, total=False):
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None
     """keep optimizer state between rounds (default: by method)"""
+    weights_as: Literal["exact", "float16", "int8"]
+    """how weights travel: exact, or matrices rounded to float16 or to bytes with a scale for
+    each row; clients send changes, with what was rounded off before"""
+    weight_rows: Literal["all", "used"]
+    """rows of the first weights that travel: all, or those of features that occur at the client,
+    which shows the server which these are"""
     relevant: float | None
     """of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 how
     many that a user rates so high or higher come first (default: none are ranked; 4 with one of
@@ -195,9 +202,10 @@ class TuneOptions(StudyOptions, total=False):
     """Keywords of `tune`."""
 
     method: Method | str
-    """what trains: fedopt, fedavg, fedacs, fedprox, fedper, gcfl, gcflplus, fedpub, fedsageplus,
-    fedsage_local, scaffold, llcg, fedais, fedall, fedrandom, fedlocal, fedpns, fedais1, fedais2,
-    stale, fedgraph, label_guided, bns, cagnet, local, centralized or graphsaint"""
+    """what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl,
+    gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, fedrandom,
+    fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, cagnet, local,
+    centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector, aggregator (see silograph parts)"""

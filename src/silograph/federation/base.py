@@ -42,6 +42,26 @@ class AwayError(ProtocolError):
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 
 
+def reads(*names: str) -> Callable[[Op], Op]:
+    """Say which fields of the state an op reads: those whose names begin with one of these.
+
+    It is given no others, so a call to some clients of a block copies no more than these. What it
+    does not return of the others stays as it is; without this an op gets the whole state.
+    """
+
+    def mark(op: Op) -> Op:
+        op.__dict__["reads"] = names
+        return op
+
+    return mark
+
+
+def is_read(op: Op, name: str) -> bool:
+    """Return whether an op is given a field of the state."""
+    names = op.__dict__.get("reads")
+    return names is None or name.startswith(names)
+
+
 @dataclass(frozen=True)
 class WeightedMean:
     """Mean of every field over clients, weighted by the field `by` (C,), which is summed.
@@ -55,12 +75,20 @@ class WeightedMean:
             them, so rows that do not differ cost nothing. They change no more than rounding.
         known: row numbers (k,), a run for every client of the federation, of fields in `around`
             of which replies hold these rows only, as `Ragged` fields; the others are those of
-            `around` (see `silograph.federation.known_rows`).
+            `around` (see `silograph.federation.known_rows`), or of `after`.
+        changes: tensors of which replies hold changes, as float16, or as int8 with a float32 scale
+            for each row in the field `SCALE` and the name (`silograph.federation.small_numbers`).
+        steps: field (C,) with how many steps clients have taken, where rows that they do not send
+            depend on it.
+        after: these rows, of a field in `known`, after so many steps.
     """
 
     by: str
     around: Mapping[str, Tensor] = field(default_factory=dict)
     known: Mapping[str, Ragged] = field(default_factory=dict)
+    changes: Mapping[str, Tensor] = field(default_factory=dict)
+    steps: str = ""
+    after: Callable[[str, int], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +96,7 @@ class Sum:
     """Sum of every field over clients."""
 
 
+SCALE = "scale/"  # begins the name of a field with the scales of another
 BY_CLIENT = "by_client/"
 ANSWERED = BY_CLIENT + "answered"
 

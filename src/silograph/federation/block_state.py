@@ -4,6 +4,7 @@ C: clients of the block. k: clients of a call.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -80,11 +81,15 @@ class BlockState:
             groups = [g[mask] for has, g in parts for mask in (has, ~has) if bool(mask.any())]
         return groups
 
-    def take(self, positions: Tensor) -> State:
-        """Return a copy of the state of the clients at `positions` (k,) int64, one group."""
-        taken = state_of(take_all(self._fields, positions))
+    def take(self, positions: Tensor, wanted: Callable[[str], bool] = bool) -> State:
+        """Return a copy of the state of the clients at `positions` (k,) int64, one group.
+
+        `wanted`: by the name of a field, whether it is of it; by default each field is.
+        """
+        fields = {name: field for name, field in self._fields.items() if wanted(name)}
+        taken = state_of(take_all(fields, positions))
         for name, found in self._partial.items():
-            if bool(found.has[positions[0]]):
+            if wanted(name) and bool(found.has[positions[0]]):
                 taken[name] = found.take(positions)
         return taken
 

@@ -19,7 +19,7 @@ from silograph.core.payload import (
     State,
     patched_problem,
 )
-from silograph.federation.base import Op
+from silograph.federation.base import Op, is_read
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
@@ -97,13 +97,16 @@ def run_op(
         ProtocolError: it broke a rule.
         OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
+    seen = {name: field for name, field in state.items() if is_read(op, name)}
     try:
-        new, reply = op(of_round(cfg, number), block, state, inbox, key)
+        new, reply = op(of_round(cfg, number), block, seen, inbox, key)
     except Exception as error:
         if says_all(error) and not private:
             error.add_note(context(op, number, block, state, inbox))
             raise
         raise failure(op, number, block, state, inbox, error) from error
+    if len(seen) < len(state):
+        new = {**{name: field for name, field in state.items() if name not in seen}, **new}
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
     check_fields(new, clients, f"state after {op.__name__}")

@@ -9,12 +9,13 @@ from types import MappingProxyType
 import torch
 
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.core.payload import Field, Ragged
 from silograph.federation.field_specs import Extent, FieldSpec, FieldSpecs
-from silograph.federation.frame import DIMENSION, FIELD, HEADER, frame_sizes
+from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps, counted_calls
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
+NOTHING: Mapping[str, Mapping[str, Field | FieldSpec]] = MappingProxyType({})
 MOST_DEPTH = 8  # fields whose rows are counted by those of another one, one after the other
 
 
@@ -30,7 +31,7 @@ def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
     """
     nobody = Extent(1, dtype, {})
     sizes = [
-        (times, most_of_frame(call.op.__name__, specs, nobody))
+        (times, frame_bound(call.op.__name__, specs, nobody).most)
         for call, times in counted_calls(steps)
         if call.what is not Kind.EVALUATION
         for specs in (call.takes, call.gives)
@@ -50,21 +51,15 @@ def bytes_of_frame(
         dtype: of floating point values in the run.
         rows: of fields that have rows, by name, where they are known.
     """
-    fields = {name: _empty(spec, dtype, rows.get(name)) for name, spec in specs.items()}
-    known = {name: field for name, field in fields.items() if field is not None}
-    return int(frame_sizes(op, known, 1)[0]) if len(known) == len(fields) else None
-
-
-def _empty(spec: FieldSpec, dtype: torch.dtype, rows: int | None) -> Field | None:
-    """Return a field of the declared shape without memory behind it."""
-    shape = [size for size in spec.shape if size is not None]
-    if len(shape) < len(spec.shape) or (spec.form is Ragged and rows is None):
-        return None
-    lead = {Shared: [], Stacked: [1], Ragged: [rows or 0]}[spec.form]
-    found = torch.empty([*lead, *shape], dtype=spec.dtype or dtype, device="meta")
-    if spec.form is Ragged:
-        return Ragged(found, torch.tensor([0, len(found)]))
-    return Stacked(found) if spec.form is Stacked else Shared(found)
+    size = HEADER.size + len(op.encode())
+    for name, spec in specs.items():
+        has_rows = spec.form is Ragged
+        if None in spec.shape or (has_rows and name not in rows):
+            return None
+        values = math.prod(n or 0 for n in spec.shape) * (rows[name] if has_rows else 1)
+        size += FIELD.size + len(name.encode()) + DIMENSION.size * (len(spec.shape) + has_rows)
+        size += values * (spec.dtype or dtype).itemsize
+    return size
 
 
 @dataclass(frozen=True)
@@ -107,16 +102,17 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
         extent: of that client.
         state: what its state holds; see `Program`.
     """
-    return _sizes(
-        steps, lambda call: frame_bound(call.op.__name__, call.gives, call, extent, state)
-    )
+    return _sizes(steps, lambda call: _bound_of(call, call.gives, extent, state))
 
 
 def received_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
     """Return what one client is sent in some steps; see `sent_sizes`."""
-    return _sizes(
-        steps, lambda call: frame_bound(call.op.__name__, call.takes, call, extent, state)
-    )
+    return _sizes(steps, lambda call: _bound_of(call, call.takes, extent, state))
+
+
+def _bound_of(call: Call, specs: FieldSpecs, extent: Extent, state: FieldSpecs) -> SizeBound:
+    others = {"inbox": call.takes, "state": state}
+    return frame_bound(call.op.__name__, specs, extent, others)
 
 
 def _sizes(steps: Steps, of_call: Callable[[Call], SizeBound]) -> SizesByKind:
@@ -141,67 +137,41 @@ def _merged(
 
 
 def frame_bound(
-    op: str, specs: FieldSpecs, call: Call, extent: Extent, state: FieldSpecs
+    op: str,
+    specs: FieldSpecs,
+    extent: Extent,
+    others: Mapping[str, Mapping[str, Field | FieldSpec]] = NOTHING,
 ) -> SizeBound:
-    """Return how long one client's frame of declared fields can be; see `sent_sizes`."""
-    others = {"own": specs, "marked": specs, "inbox": call.takes, "state": state}
-    rows = {n: _row_bound(spec, extent, others) for n, spec in specs.items() if spec.form is Ragged}
+    """Return how long one client's frame of declared fields can be.
+
+    Args:
+        op: name of the op.
+        specs: of the fields.
+        extent: of that client.
+        others: what their rows may be counted by besides, the `inbox` and the `state`: fields
+            that are there, or their specs; see `field_specs.check_against`.
+    """
+    by = {"own": specs, "marked": specs, **others}
+    rows = {n: _row_bound(spec, extent, by) for n, spec in specs.items() if spec.form is Ragged}
     most = {n: size.most for n, size in rows.items() if size.most is not None}
     least = bytes_of_frame(op, specs, extent.dtype, {n: size.least for n, size in rows.items()})
     return SizeBound(least or 0, bytes_of_frame(op, specs, extent.dtype, most))
 
 
 def _row_bound(
-    spec: FieldSpec, extent: Extent, others: Mapping[str, FieldSpecs], depth: int = 0
+    spec: FieldSpec,
+    extent: Extent,
+    others: Mapping[str, Mapping[str, Field | FieldSpec]],
+    depth: int = 0,
 ) -> SizeBound:
     """Return how many rows one client's part of a field can have."""
     group, _, name = spec.rows.partition("/")
     found = SizeBound(0, None)
+    other = others.get(group, {}).get(name)
     if not name and group in extent.rows:
         found = SizeBound(extent.rows[group][0], extent.rows[group][0])
-    elif name in others.get(group, {}) and depth < MOST_DEPTH:
-        found = _row_bound(others[group][name], extent, others, depth + 1)
+    elif isinstance(other, Ragged):
+        found = SizeBound(int(other.off[-1]), int(other.off[-1]))
+    elif isinstance(other, FieldSpec) and depth < MOST_DEPTH:
+        found = _row_bound(other, extent, others, depth + 1)
     return SizeBound(0, found.most) if spec.fewer or group == "marked" else found
-
-
-def most_of_frame(
-    op: str,
-    specs: FieldSpecs,
-    extent: Extent,
-    others: Mapping[str, Mapping[str, Field]] | None = None,
-) -> int | None:
-    """Return the most bytes that one client's frame of declared fields can have, None if unknown.
-
-    Args:
-        op: name of the op.
-        specs: of the fields.
-        extent: of that client.
-        others: see `field_specs.check_against`.
-    """
-    size = HEADER.size + len(op.encode())
-    for name, spec in specs.items():
-        rows = 1 if spec.form is not Ragged else _most_rows(spec, specs, extent, others or {})
-        if rows is None or None in spec.shape:
-            return None
-        each = math.prod(n or 0 for n in spec.shape) * (spec.dtype or extent.dtype).itemsize
-        dimensions = len(spec.shape) + (spec.form is Ragged)
-        size += FIELD.size + len(name.encode()) + DIMENSION.size * dimensions + rows * each
-    return size
-
-
-def _most_rows(
-    spec: FieldSpec,
-    specs: FieldSpecs,
-    extent: Extent,
-    others: Mapping[str, Mapping[str, Field]],
-) -> int | None:
-    """Return the most rows that a client can have, None where nobody knows."""
-    group, _, name = spec.rows.partition("/")
-    if not name:
-        rows = extent.rows.get(group)
-        return None if rows is None else int(rows[0])
-    if group in ("own", "marked"):
-        counted = specs[name]
-        return _most_rows(counted, specs, extent, others) if counted.rows != spec.rows else None
-    other = others.get(group, {}).get(name)
-    return int(other.off[-1]) if isinstance(other, Ragged) else None

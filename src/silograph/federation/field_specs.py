@@ -23,6 +23,8 @@ from silograph.graph.graph import label_form
 NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"
 TABLE = "table"  # rows of the tables of a client with ratings
 TRAIN, VAL, TEST = "train", "val", "test"  # nodes of a client by their use
+ROWS, EDGES = "rows", "edges"  # of a client's graph, halo included: what its work is bounded by
+MOST_EDGES = 2**40
 MOST_NODES = 2**31 - 1  # of a client: counts of predictions are int32
 
 

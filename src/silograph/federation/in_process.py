@@ -24,7 +24,7 @@ from silograph.core.payload import (
 )
 from silograph.core.work import Meter, metered, work_of
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, is_read, known_of, positions_of
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
@@ -256,7 +256,7 @@ class InProcess:
         """Run an op at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index].take(local), self._states[index]
         whole = block is self._blocks[index].all
-        old = state.all if whole else state.take(local)
+        old = state.all if whole else state.take(local, lambda name: is_read(order.op, name))
         new, reply = run_op(
             order.op,
             self._cfg,

@@ -20,21 +20,29 @@ def rows_for(base: Tensor, known: Ragged) -> Ragged:
     return Ragged(base[known.t.long().to(base.device)], known.off)
 
 
-def onto(base: Tensor, rows: Ragged, known: Ragged) -> Patched:
+def onto(base: Tensor, rows: Ragged, known: Ragged, which: Tensor | None = None) -> Patched:
     """Return slices (C, R, ...) that are a base (R, ...) except in the rows that clients use.
+
+    Args:
+        base: the same for all; with `which` one of several, (G, R, ...).
+        rows: of the clients.
+        known: their numbers.
+        which: (C,) int64 base of each client.
 
     Raises:
         ProtocolError: other numbers of rows than clients use, or rows of another shape.
     """
     alike = rows.off.shape == known.off.shape and torch.equal(rows.off.cpu(), known.off.cpu())
-    if not alike or rows.t.shape[1:] != base.shape[1:]:
+    bases = base[None] if which is None else base
+    if not alike or rows.t.shape[1:] != bases.shape[2:]:
         wanted, got = (f.off.diff().tolist()[:9] for f in (known, rows))
         raise ProtocolError(
-            f"expected {wanted} rows of shape {tuple(base.shape[1:])}, which clients said they "
+            f"expected {wanted} rows of shape {tuple(bases.shape[2:])}, which clients said they "
             f"use, got {got} of {tuple(rows.t.shape[1:])}"
         )
-    which = torch.zeros(len(known.off) - 1, dtype=torch.int64)
-    return Patched(base[None], which, rows.t, known.t.long(), known.off)
+    if which is None:
+        which = torch.zeros(len(known.off) - 1, dtype=torch.int64)
+    return Patched(bases, which, rows.t, known.t.long(), known.off)
 
 
 def rows_from(field: Stacked | Patched, known: Ragged) -> Ragged:

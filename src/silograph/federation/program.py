@@ -136,12 +136,14 @@ class Calls:
         state: what a client's state holds between rounds.
         server_model: whether the server has a model, which clients score; a function of the
             method's config where its options decide.
+        trains_others: whether ops train networks besides the model, whose work nobody bounds.
     """
 
     setup: Callable[[Any, Key], Steps]
     round: Callable[[Any, int, Key], Steps]
     state: Callable[[Any], FieldSpecs]
     server_model: bool | Callable[[Any], bool] = True
+    trains_others: bool = False
 
     def scores_server(self, cfg: Any) -> bool:
         """Return whether clients score a model of the server's."""
@@ -350,13 +352,14 @@ class Course:
                 raise ProtocolError(f"expected calls of round {between}, got one of {number}")
         return steps
 
-    def go_on(self, number: int, after: Steps) -> None:
-        """Take a call of a round as made.
+    def go_on(self, number: int, after: Steps) -> bool:
+        """Take a call of a round as made; return whether the round begins with it.
 
         Raises:
             ProtocolError: the round was begun too often.
         """
-        if number != self._round:
+        begins = number != self._round
+        if begins:
             if self._begun[number] == MOST_TIMES:
                 raise ProtocolError(
                     f"expected round {number} at most {MOST_TIMES} times, got it once more: start "
@@ -364,6 +367,7 @@ class Course:
                 )
             self._begun[number] += 1
         self._round, self._rest, self._back = number, after, False
+        return begins
 
 
 def _names(steps: Steps) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.key import Key, hash_text, mix_words, signed
+from silograph.core.key import Key, hash_texts, mix_words, unmix_words
 
 
 def node_words(node_id: np.ndarray) -> Tensor:
@@ -24,12 +24,17 @@ def node_words(node_id: np.ndarray) -> Tensor:
 
 def row_keys(client_id: str, node_id: np.ndarray) -> Tensor:
     """Return the counters of a client's rows, (n,) int64: they name client and node together."""
-    return client_words(client_id, node_words(node_id))
+    return client_words(hash_texts([client_id]), node_words(node_id))
 
 
-def client_words(client_id: str, words: Tensor) -> Tensor:
-    """Return the counters of a client's rows from the words (n,) of their keys, (n,) int64."""
-    return mix_words(words ^ signed(hash_text(client_id)))
+def client_words(clients: Tensor, words: Tensor) -> Tensor:
+    """Return the counters of rows from their clients' hashes (n,) and their keys' words (n,)."""
+    return mix_words(words ^ clients)
+
+
+def words_of_rows(client_id: str, keys: Tensor) -> Tensor:
+    """Return the words (n,) of the public keys of a client's rows: `client_words` undone."""
+    return unmix_words(keys) ^ hash_texts([client_id])
 
 
 def key_order(node_id: np.ndarray, key: Key) -> Tensor:

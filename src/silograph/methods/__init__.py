@@ -43,11 +43,14 @@ from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais import PRESETS as FEDAIS_PRESETS
 from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
+from silograph.methods.fedgnn import FEDGNN
 from silograph.methods.fedgraph import FEDGRAPH
+from silograph.methods.fedmf import FEDMF
 from silograph.methods.fedper import FEDPER
 from silograph.methods.fedprox import FEDPROX
 from silograph.methods.fedpub import FEDPUB
 from silograph.methods.fedsage import FEDSAGE_LOCAL, FEDSAGEPLUS
+from silograph.methods.fesog import FESOG
 from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
@@ -83,6 +86,9 @@ METHODS: dict[str, AnyMethod] = {
         LOCAL,
         FEDAVG,
         FEDACS,
+        FEDMF,
+        FEDGNN,
+        FESOG,
         FEDOPT,
         FEDPROX,
         FEDPER,
@@ -112,13 +118,16 @@ __all__ = [
     "FEDACS",
     "FEDAIS",
     "FEDAVG",
+    "FEDGNN",
     "FEDGRAPH",
+    "FEDMF",
     "FEDOPT",
     "FEDPER",
     "FEDPROX",
     "FEDPUB",
     "FEDSAGEPLUS",
     "FEDSAGE_LOCAL",
+    "FESOG",
     "GCFL",
     "GCFLPLUS",
     "GRAPHSAINT",

@@ -20,6 +20,7 @@ from silograph.core.payload import State
 from silograph.core.rate_schedule import CONSTANT, RateSchedule
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
+from silograph.core.sent_weights import PLAIN_WEIGHTS, SentWeights
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -63,6 +64,7 @@ class MethodConfig(Generic[Options]):
         rates: how the learning rate of `optimizer` changes over rounds.
         aggregator: what the server makes of the clients' weights; `local_round` uses it.
         aggregator_options: of its `options` type.
+        sent: how weights travel.
     """
 
     model: TrainableModel
@@ -85,6 +87,7 @@ class MethodConfig(Generic[Options]):
     rates: RateSchedule = CONSTANT
     aggregator: Aggregator = MEAN
     aggregator_options: Any = None
+    sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
         """Return what ops and the server program read in a round: the clients' learning rate."""
@@ -220,6 +223,24 @@ class Uncut:
 
 
 @dataclass(frozen=True)
+class OnlySimulated:
+    """Trains at the silos, in simulation only.
+
+    Attributes:
+        at_server: what it would need of the server of a real federation.
+    """
+
+    at_server: str
+    uncut = False
+    on_held = None
+
+    def held(self, options: Any) -> float | None:
+        """The server holds no node."""
+        del options
+        return None
+
+
+@dataclass(frozen=True)
 class ServerHolds:
     """The server holds features, labels and edges of some nodes itself, in simulation only.
 
@@ -308,6 +329,7 @@ class Method(Generic[Options]):
             the clients' state; None: those of the server, if it has a model.
         rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
             sums over a silo's nodes, of which those that rest on few can be left out.
+        small_weights: whether its weights can travel as `MethodConfig.sent` says.
         caution: where its defaults are known not to learn, and what does; listings and
             comparisons say it.
         aggregates: whether the run's aggregator may be another than the mean: the round goes
@@ -327,6 +349,7 @@ class Method(Generic[Options]):
     calls: Calls | None = None
     own_weights: OwnWeights[Options] | None = None
     rows: Literal["none", "single", "sums"] = "none"
+    small_weights: bool = False
     caution: str = ""
     aggregates: bool = False
 

@@ -16,6 +16,8 @@ CENTRALIZED = replace(
     reference="Kipf and Welling, Semi-supervised classification with graph convolutional "
     "networks, ICLR 2017",
     needs=Needs(keep_optimizer=True),
+    small_weights=False,
     setting=Uncut(),
     aggregates=False,
+    caution="",
 )

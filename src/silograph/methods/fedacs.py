@@ -22,4 +22,5 @@ FEDACS: AnyMethod = dataclasses.replace(
     reference="Xu et al., FedACS: An adaptive client selection framework for "
     "communication-efficient federated graph learning, IEEE TMC 2025",
     needs=Needs(selector="ucb"),
+    small_weights=False,
 )

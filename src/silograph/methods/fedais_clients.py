@@ -15,8 +15,10 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
+    Field,
     Payload,
     Ragged,
+    Shared,
     Stacked,
     State,
     offsets,
@@ -36,12 +38,17 @@ from silograph.exchange.history import (
     SEEN,
     answer,
     blank_history,
+    rows_form,
     stored_in,
     wanted_rows,
     with_arrived,
     with_own,
 )
+from silograph.exchange.moved_rows import SENT, VERSION, blank_moved, moved_only
 from silograph.exchange.passes import divisible
+from silograph.exchange.pull import PullForm
+from silograph.exchange.sent_weights import arrived, leaving
+from silograph.federation.base import reads
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.methods.fedais_options import Config, plan_of
 from silograph.methods.local_training import (
@@ -49,6 +56,7 @@ from silograph.methods.local_training import (
     named_fields,
     stacked,
 )
+from silograph.nn.conv import Params
 from silograph.nn.doors import check_fit, check_places, dtype_of
 from silograph.nn.neighbors import FULL, Fanout, Neighbors
 from silograph.nn.schedule import TrainingInputs
@@ -63,6 +71,7 @@ from silograph.nn.stored_batches import (
 )
 from silograph.nn.stored_rows import StoredRows, Surroundings, batch_pass, rows_entering
 from silograph.nn.stored_training import (
+    STEPS,
     TrainingRows,
     alike,
     copied,
@@ -142,6 +151,12 @@ def sends_bytes(cfg: Config) -> bool:
     return cfg.options.sent == "int8"
 
 
+def form_of(cfg: Config) -> PullForm:
+    """Return what an exchange carries."""
+    since = cfg.options.moved is not None
+    return rows_form(divisible(cfg.model), small=sends_bytes(cfg), since=since)
+
+
 def tells_moves(cfg: Config) -> bool:
     """Return whether clients tell how far their models have moved, which sets the interval."""
     return cfg.options.interval == "bound" and cfg.options.halo != "none"
@@ -166,6 +181,14 @@ def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) ->
     return total
 
 
+def untouched(cfg: Config, weights: Mapping[str, Tensor], steps: int) -> Params:
+    """Return what most rows of clients' first weights are after a round, to take a mean around."""
+    if cfg.keep_optimizer or cfg.options.share_features:
+        return {}
+    found = {n: cfg.backend.rest(cfg.training, weights[n], steps) for n in cfg.model.first_maps}
+    return {f"weights/{name}": w for name, w in found.items()}
+
+
 def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
     """Return the graph that the clients sum over."""
     return surroundings(block, halo=cfg.options.halo != "none")
@@ -177,6 +200,8 @@ def begin_stored(
     """Set up the state of every client. In: nothing. Out: nothing."""
     new, reply = begin(cfg, block, state, inbox, key)
     history = blank_history(divisible(cfg.model), block)
+    if cfg.options.moved is not None:
+        history |= blank_moved(form_of(cfg), block)
     losses = torch.zeros(len(block.row_key), dtype=dtype_of(block), device=block.off.device)
     return {**new, **history, LOSSES: Ragged(losses, block.off)}, reply
 
@@ -185,7 +210,8 @@ def open_round(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Take the weights, work out losses and rows with them, draw nodes. In: `weights/*`."""
-    weights, model = under("weights", inbox), divisible(cfg.model)
+    came = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
+    weights, model = under("weights", came), divisible(cfg.model)
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
     small = not cfg.options.share_features
@@ -197,8 +223,9 @@ def open_round(
     new = with_own(state, block, None, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
     new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
-    if is_compact(held) or tells_moves(cfg):  # what the other rows of the first weights were
-        for name in weights if tells_moves(cfg) else model.first_maps:
+    changes = tells_moves(cfg) or not cfg.sent.plain
+    if is_compact(held) or changes:  # what the other rows of the first weights were
+        for name in weights if changes else model.first_maps:
             w = weights[name]
             new[f"{BASE}{name}"] = Stacked(w.expand(block.num_clients, *w.shape))
     zeros = torch.zeros(block.num_clients, 4, dtype=torch.float64, device=block.off.device)
@@ -281,10 +308,14 @@ def batch_rows(
     return rows.t[places].long() + block.off[:-1][owners(off)], off, places
 
 
+@reads(ROWS, VERSION)
 def ask(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Name the slots that the next batch has drawn. In: `start`, `round`. Out: `slot` (k,)."""
+    """Name the slots that the next batch has drawn. In: `start`, `round`. Out: `slot` (k,).
+
+    Where only rows that moved are sent: and `version` (k,) that the client has of each.
+    """
     start = int(inbox["start"].t)
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
@@ -297,13 +328,20 @@ def ask(
     slot_off = torch.searchsorted(slots, block.halo.off)
     first = block.halo.off[:-1][owners(slot_off)]
     named = Ragged((slots - first).int(), slot_off)
-    return {**state, ASKED: named}, {"slot": named}
+    reply = {"slot": named}
+    if cfg.options.moved is not None:
+        reply["version"] = Ragged(state[VERSION].t[slots], slot_off)
+    return {**state, ASKED: named}, reply
 
 
+@reads("history/", SENT, f"{TRAINED}weights/")
 def serve(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Send rows that others want. In: `row` (k,) int32. Out: see `history.answer`."""
+    """Send rows that others want. In: `row` (k,) int32. Out: see `history.answer`.
+
+    Where only rows that moved are sent: see `moved_rows.moved_only`.
+    """
     del key
     row, model = inbox["row"], divisible(cfg.model)
     assert isinstance(row, Ragged)  # from `pull`
@@ -315,9 +353,13 @@ def serve(
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)
         state = with_own(state, block, rows, entered)
-    return state, answer(model, block, state, row, small=sends_bytes(cfg))
+    reply, bound = answer(model, block, state, row, small=sends_bytes(cfg)), cfg.options.moved
+    if bound is None:
+        return state, reply
+    return moved_only(block, state, inbox, reply, bound, number_of(cfg, inbox))
 
 
+@reads(ASKED, HALO, SEEN, VERSION)
 def store(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -332,6 +374,7 @@ def number_of(cfg: Config, inbox: Payload) -> int:
     return (int(inbox["round"].t) - 1) * plan_of(cfg).batches + int(inbox["start"].t)
 
 
+@reads("history/", TRAINED, *FIXED_IN_ROUND, TALLY, DONE)
 def advance(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -478,7 +521,8 @@ def close_round(
     """Send the trained model, and end the round.
 
     In: nothing. Out: `weights/*` (C, ...), `share` (C,) weight of the model, `loss`, `row_age` in
-    batches, `rows_trained` (C,), and `moved` (C,) where the interval needs it.
+    batches, `rows_trained` (C,), `moved` (C,) where the interval needs it, and `steps` (C,) where
+    only used rows of weights come.
 
     Raises:
         ProtocolError: batches are left.
@@ -504,4 +548,11 @@ def close_round(
     new = {name: f for name, f in state.items() if not name.startswith("round/")}
     if cfg.keep_optimizer:
         new |= stacked("optimizer", memory_of(cfg.training, held))
-    return {**new, **remembered(logits, block)}, reply | {k: Stacked(t) for k, t in told.items()}
+    new |= remembered(logits, block)
+    said: dict[str, Field] = {**reply, **{k: Stacked(t) for k, t in told.items()}}
+    if cfg.sent.plain:
+        return new, said
+    if cfg.sent.rows == "used":
+        said["steps"] = held[STEPS]
+    start = {f"weights/{name}": Shared(w) for name, w in base.items()}
+    return leaving(cfg, new, start, said, untouched(cfg, base, plan_of(cfg).batches))

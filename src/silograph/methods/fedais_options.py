@@ -68,6 +68,13 @@ class FedAISOptions:
         default="exact",
         metadata={"help": "rows that are sent: as they are, or as bytes with a scale for each row"},
     )
+    moved: Annotated[float, Field(ge=0)] | None = field(
+        default=None,
+        metadata={
+            "help": "send only rows that moved by more than this share of their length since they "
+            "were last sent (none: all that are asked for)"
+        },
+    )
     share_features: bool = field(
         default=False, metadata={"help": "features leave, too: the first layer sees the halo"}
     )

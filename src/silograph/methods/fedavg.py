@@ -34,10 +34,11 @@ from silograph.aggregation.server_step import (
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Shared, Stacked, under
+from silograph.core.payload import Payload, Shared, Stacked, under
 from silograph.core.ranges import log
 from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Op
+from silograph.exchange.sent_weights import learn_form, mean_of, outgoing, remembered_form
+from silograph.federation.base import Federation, Op, WeightedMean, positions_of
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Steps
 from silograph.methods.base import (
@@ -55,9 +56,11 @@ from silograph.methods.local_training import (
     local_round,
     local_steps,
     rests,
+    selected,
     shared,
     state_specs,
     train,
+    train_sent,
 )
 from silograph.nn.conv import Params
 
@@ -128,9 +131,8 @@ def server_step(options: object) -> ServerStep:
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Set up the clients; the server starts from the initial weights."""
-    del cfg
     fed.call(begin, {}, what=Kind.CONTROL, key=key)
-    return ServerState(weights=weights, memory={})
+    return ServerState(weights=weights, memory=learn_form(fed, cfg, key))
 
 
 def fit_round(
@@ -138,13 +140,19 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
-    inbox, around = shared("weights", state.weights), rests(cfg, state.weights)
-    reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, around)
+    ended = rests(cfg, state.weights)
+    inbox: Payload = shared("weights", state.weights)
+    mean, form = WeightedMean("nodes", ended), remembered_form(state.memory)
+    if not cfg.sent.plain:
+        op, to = train_sent, positions_of(fed.ids, selected(fed, cfg, t, key))
+        inbox = outgoing(cfg, state.weights, form, to)
+        mean = mean_of(cfg, "nodes", state.weights, form, ended)
+    reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:
         return state, report
-    mean = under("weights", reply)
-    weights, memory = server_step(cfg.options)(state.weights, mean, state.memory)
-    return ServerState(weights, memory), report
+    own = {name: t for name, t in state.memory.items() if name not in form}
+    weights, memory = server_step(cfg.options)(state.weights, under("weights", reply), own)
+    return ServerState(weights, {**memory, **form}), report
 
 
 def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMethod:
@@ -165,7 +173,7 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
         return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
-    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, caution="")
+    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, small_weights=False, caution="")
 
 
 FEDAVG: AnyMethod = Method(
@@ -177,6 +185,7 @@ FEDAVG: AnyMethod = Method(
     init=init,
     round=fit_round,
     calls=TRAIN_CALLS,
+    small_weights=True,
     caution="the defaults are the setting of most papers on graphs, and far behind local on small "
     "clients; --optimizer sgd --local-epochs 10 learns there, but slowly where features are small",
     aggregates=True,

@@ -38,7 +38,7 @@ from silograph.evaluation.evaluation_steps import tallies
 from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.evaluation.ranking import no_ranking, ranked, rankings_specs
 from silograph.exchange.collect import local_graph
-from silograph.exchange.passes import weight_specs
+from silograph.exchange.sent_weights import arrived, gives, kept, learn_steps, leaving, takes
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.federation.op_failure import at_server
@@ -151,6 +151,18 @@ def train(
     return new, trained(fitted, block)
 
 
+def train_sent(
+    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Do what `train` does with weights that travel small: see `silograph.exchange.sent_weights`.
+
+    In: `weights/*`, and `scale/*` of bytes. Out: the same, `nodes` (C,), `loss` (C,).
+    """
+    start = arrived(cfg, block, state, inbox)
+    new, reply = train(cfg, block, state, start, key)
+    return leaving(cfg, new, start, reply, rests(cfg, under("weights", start)))
+
+
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
     """Return what a client tells of its training: `weights/*`, and see `told`."""
     return named_fields("weights", fitted.weights) | told(fitted, block)
@@ -228,9 +240,9 @@ def local_round(
     what: Kind,
     t: int,
     key: Key,
-    around: Mapping[str, Tensor] | None = None,
+    mean: WeightedMean | None = None,
 ) -> tuple[Payload | None, RoundReport]:
-    """Let the selected clients run a training op once; `around`: see `WeightedMean`.
+    """Let the selected clients run a training op once; `mean`: by `nodes`, of all fields.
 
     The op must send `nodes` (C,) and `loss` (C,), and may send more; where the run scores what
     clients receive it must send `received/*` (see `told`). Where the run has another aggregator
@@ -241,11 +253,11 @@ def local_round(
         None if nobody could train; and the report.
     """
     chosen = selected(fed, cfg, t, key)
-    mean = WeightedMean("nodes", around or {})
+    mean = mean or WeightedMean("nodes")
     asked, combine = tuple(received_specs(cfg)), cfg.aggregator.combine
     weights = [n for n in inbox if combine is not None and n.startswith("weights/")]
-    kept = ("nodes", "loss", *asked, *weights)
-    reduce = Gather(*kept, fold=mean) if cfg.observed or asked or weights else mean
+    gathered = ("nodes", "loss", *asked, *weights)
+    reduce = Gather(*gathered, fold=mean) if cfg.observed or asked or weights else mean
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
     found = under("by_client", reply)
     trained = {n: t for n, t in found.items() if n not in weights} if cfg.observed or asked else {}
@@ -338,15 +350,19 @@ def local_steps(
 
 
 def _round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    """Return the call of a round of `train`."""
-    takes, gives = weight_specs(cfg.model, Shared), weight_specs(cfg.model, Stacked)
-    return local_steps(cfg, train, takes, gives, Kind.WEIGHTS, t, key)
+    """Return the call of a round of `train`, or of `train_sent`."""
+    op = train if cfg.sent.plain else train_sent
+    return local_steps(cfg, op, takes(cfg), gives(cfg), Kind.WEIGHTS, t, key)
 
 
 def _setup_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the call of `begin`."""
-    del cfg
-    return Call(begin, Kind.CONTROL, key)
+    """Return the calls of `begin` and `learn_form`."""
+    return Call(begin, Kind.CONTROL, key), learn_steps(cfg, key)
 
 
-TRAIN_CALLS = Calls(setup=_setup_steps, round=_round_steps, state=state_specs)
+def _kept_specs(cfg: MethodConfig) -> FieldSpecs:
+    """Return what `train` or `train_sent` leaves in a client's state."""
+    return {**state_specs(cfg), **kept(cfg)}
+
+
+TRAIN_CALLS = Calls(setup=_setup_steps, round=_round_steps, state=_kept_specs)

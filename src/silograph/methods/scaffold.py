@@ -17,7 +17,8 @@ method lowers the loss that FedAvg lowers. Clients without training nodes leave 
 
 K_i is a client's own number of steps: with mini-batches clients differ. Weight decay is a part of
 the path, and so of the variates: a step adds c - c_i to a gradient with decay, as it should.
-The path tells the gradient for plain SGD only; so Adam and momentum are refused.
+The path tells the gradient for plain SGD only; so Adam and momentum are refused. Where a schedule
+has made eta less than the rounding of a weight of 1, the path tells nothing, and variates stay.
 
 Memory and bytes: variates are as large as the model and touch every weight, so no row is left out
 and torch trains. Every client of the federation keeps one copy of the model, in checkpoints too;
@@ -123,8 +124,14 @@ def train_corrected(
 def variate_change(
     optimizer: object, start: Mapping[str, Tensor], common: Mapping[str, Tensor], fitted: Fitted
 ) -> Params:
-    """Return (x - y_i) / (K_i eta) - c (C, ...), 0 for clients that took no step."""
+    """Return (x - y_i) / (K_i eta) - c (C, ...), 0 for clients that took no step.
+
+    Also 0 for all where eta, after a schedule, is below the rounding of a weight of 1: a path of
+    such steps is rounding, and divided by eta it would be a variate of noise, or infinite.
+    """
     assert isinstance(optimizer, SGD)  # see `Needs.plain_sgd`
+    if optimizer.lr < torch.finfo(next(iter(start.values())).dtype).eps:
+        return {name: torch.zeros_like(w.t) for name, w in fitted.weights.items()}
     change: Params = {}
     for name, ended in fitted.weights.items():
         assert isinstance(ended, Stacked)  # a shift leaves no row out

@@ -62,23 +62,53 @@ class APPNPOptions:
     )
 
 
+EMBEDDING = {"help": "width of a client's embeddings of users and items"}
+ITEMS = {
+    "help": "rows of the table of items that travels, with methods that average it: items take one "
+    "by a hash of their key; 0: items stay with the client"
+}
+MOST_ROWS = 2**24
+ItemRows = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+Terms = Literal["biases", "mean"]
+TERMS = {"help": "what is added to a silo's mean: biases, or mean alone"}
+SocialWeight = Annotated[float, Field(ge=0)]
+
+
 @dataclass(frozen=True, config=STRICT)
 class RatingGCNOptions:
     """The default is that of the paper."""
 
-    embedding: Count = field(
-        default=64, metadata={"help": "width of a client's embeddings of users and items"}
-    )
+    embedding: Count = field(default=64, metadata=EMBEDDING)
+    items: ItemRows = field(default=0, metadata=ITEMS)
 
 
 @dataclass(frozen=True, config=STRICT)
 class RatingGATOptions:
     """The defaults are those of the paper."""
 
-    embedding: Count = field(
-        default=64, metadata={"help": "width of a client's embeddings of users and items"}
-    )
+    embedding: Count = field(default=64, metadata=EMBEDDING)
+    items: ItemRows = field(default=0, metadata=ITEMS)
     heads: Count = field(default=2, metadata={"help": "attention heads"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatingFactorsOptions:
+    """See `silograph.nn.rating_factors`."""
+
+    embedding: Count = field(default=16, metadata=EMBEDDING)
+    items: ItemRows = field(default=0, metadata=ITEMS)
+    terms: Terms = field(default="biases", metadata=TERMS)
+
+
+@dataclass(frozen=True, config=STRICT)
+class SocialFactorsOptions:
+    """Likewise, with a term for trust."""
+
+    embedding: Count = field(default=16, metadata=EMBEDDING)
+    terms: Terms = field(default="biases", metadata=TERMS)
+    weight: SocialWeight = field(
+        default=0.1, metadata={"help": "weight of the term for trust", "tune": log(1e-3, 10.0)}
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -88,9 +118,7 @@ class RatingBiasesOptions:
     damping: Annotated[float, Field(gt=0)] = field(
         default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
     )
-    terms: Literal["biases", "mean"] = field(
-        default="biases", metadata={"help": "what is added to a silo's mean: biases, or mean alone"}
-    )
+    terms: Terms = field(default="biases", metadata=TERMS)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -183,6 +211,25 @@ MODEL_KINDS: dict[str, ModelKind] = {
             RatingGATOptions,
         ),
         ModelKind(
+            "rating_mf",
+            "ratings: biases and a product of factors of user and item",
+            "Koren et al., Matrix factorization techniques for recommender systems, 2009",
+            RatingFactorsOptions,
+        ),
+        ModelKind(
+            "sorec",
+            "ratings: the same, whose factors of users predict trust, too",
+            "Ma et al., SoRec: Social recommendation using probabilistic matrix factorization, "
+            "CIKM 2008",
+            SocialFactorsOptions,
+        ),
+        ModelKind(
+            "soreg",
+            "ratings: the same, with factors that are near those of trusted users",
+            "Ma et al., Recommender systems with social regularization, WSDM 2011",
+            SocialFactorsOptions,
+        ),
+        ModelKind(
             "rating_biases",
             "ratings: a silo's mean and biases of users and items, solved, what others must beat",
             "Koren et al., Matrix factorization techniques for recommender systems, 2009",
@@ -198,5 +245,6 @@ MODEL_KINDS: dict[str, ModelKind] = {
         ModelKind("mlp", "layers without neighbors", "what a graph must beat", MLPOptions),
     )
 }
-RATING_MODELS = ("rating_profiles", "rating_gcn", "rating_gat", "rating_biases")
+FACTOR_MODELS = ("rating_mf", "sorec", "soreg")
+RATING_MODELS = ("rating_profiles", "rating_gcn", "rating_gat", "rating_biases", *FACTOR_MODELS)
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -15,6 +15,7 @@ from torch import Tensor
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import UNSEEN, kinds, pairs_of, trained_rows
 from silograph.graph.csr import CSR
+from silograph.graph.node_key import words_of_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,9 @@ class RatingGraph:
         slot: (E,) int64 row of each user and item in the tables; those without a training rating
             share the row of unseen users, 0, or of unseen items, 1.
         key: (t,) int64 counter of the draws for each row of a table.
+        word: (E,) int64 word of the public key of each, the same at all clients.
+        is_item: (E,) bool.
+        trust: (2, s) int64 users and whom they trust, each statement in both directions.
         adj: (E, E) edges, without values.
         chance: (e, 2) transition probabilities of an edge, from the receiver to the sender and
             back: a user's ratings divided by their sum, an item's likewise, and one over the number
@@ -39,6 +43,9 @@ class RatingGraph:
 
     slot: Tensor
     key: Tensor
+    word: Tensor
+    is_item: Tensor
+    trust: Tensor
     adj: CSR
     chance: Tensor
     gcn: CSR
@@ -89,6 +96,9 @@ def _made(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
     return RatingGraph(
         slot,
         key,
+        words_of_rows(block.ids[0], block.row_key[who]),
+        kind[who, 1] > 0,
+        torch.stack(trust),
         adj,
         chance,
         _with_self(adj, norm, root),

@@ -42,11 +42,11 @@ from silograph.nn.rating_graph import RatingGraph, rating_graph
 from silograph.nn.rating_steps import alone, checked_tables, fit_pairs, one_client
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import edge_product, sparse_product
+from silograph.nn.shared_items import BIAS, EMBEDDING, ITEMS, ends, item_shape
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.task.ranking import Factors
 
 RatingConv = Literal["rating_gcn", "rating_gat"]
-EMBEDDING, BIAS = "embedding", "bias"
 FEATURES = 2  # what says whether a node is a user or an item
 
 
@@ -60,6 +60,7 @@ class RatingModel:
         layers: number of convolutions.
         embedding: width of the table of embeddings.
         dropout: probability with which an entry between two layers is dropped in training.
+        items: rows of items that travel in place of tables (`silograph.nn.shared_items`); 0: none.
         heads: attention heads of `rating_gat`, side by side in O.
     """
 
@@ -68,6 +69,7 @@ class RatingModel:
     layers: int
     embedding: int
     dropout: float
+    items: int = 0
     heads: int = 1
 
     features = FEATURES
@@ -106,13 +108,14 @@ class RatingModel:
             edge = self.heads if self.conv == "rating_gat" else outputs
             shapes[f"{number}.edge"] = 2, edge
             shapes[f"{number}.bias"] = (outputs,)
-        return MappingProxyType({**shapes, "head.weight": (self.widths[-1], 1), "head.bias": (1,)})
+        shapes |= {"head.weight": (self.widths[-1], 1), "head.bias": (1,)}
+        return MappingProxyType({**shapes, **item_shape(self.items, self.embedding)})
 
     def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
         """Return Glorot weights, zero biases and a zero head; drawn in float64."""
         weights: Params = {}
         for name, shape in self.weight_shapes.items():
-            drawn = len(shape) == 2 and not name.startswith("head.")
+            drawn = len(shape) == 2 and not name.startswith("head.") and name != ITEMS
             value = glorot(key.fold(name), *shape) if drawn else torch.zeros(shape)
             weights[name] = value.to(dtype)
         return weights
@@ -207,8 +210,7 @@ class RatingModel:
         self, p: Mapping[str, Tensor], graph: RatingGraph, key: Key | None
     ) -> tuple[Tensor, Tensor]:
         """Return last layers (E, O) and biases (E, 1) of users and items."""
-        h = p[EMBEDDING].index_select(0, graph.slot)
-        bias = p[BIAS].index_select(0, graph.slot)
+        h, bias = ends(p, graph)
         convolve = _gcn if self.conv == "rating_gcn" else _gat
         for number in range(self.layers):
             if number and self.dropout and key is not None:

@@ -3,7 +3,7 @@
 p: ratings of a block. R: ratings in a step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -74,8 +74,20 @@ def checked_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params
     return {name: tables[name].t for name in model.table_widths}
 
 
-def fit_pairs(model: PairModel, training: Training, inputs: TrainingInputs) -> Fitted:
-    """Train one client on its training ratings, all of them or batches."""
+def fit_pairs(
+    model: PairModel,
+    training: Training,
+    inputs: TrainingInputs,
+    added: Callable[[Mapping[str, Tensor], ClientBlock], Tensor] | None = None,
+) -> Fitted:
+    """Train one client on its training ratings, all of them or batches.
+
+    Args:
+        model: the shape.
+        training: how.
+        inputs: from what.
+        added: to the loss of every step, from weights and tables; no part of the loss that is told.
+    """
     block, start, memory = alone(inputs.block), inputs.start, inputs.memory
     key, tables = inputs.key, inputs.tables
     optimizer, schedule = training.optimizer, training.schedule
@@ -99,7 +111,10 @@ def fit_pairs(model: PairModel, training: Training, inputs: TrainingInputs) -> F
             leaves = {name: w.detach()[0].requires_grad_() for name, w in values.items()}
             said = model.said(leaves, block, position[seeds], epoch_key.fold("batch", number))
             loss = task_of(model.task).loss(said, block.y[seeds]).mean()
-            found = torch.autograd.grad(loss, list(leaves.values()))
+            whole_loss = loss if added is None else loss + added(leaves, block)
+            found = torch.autograd.grad(
+                whole_loss, list(leaves.values()), materialize_grads=True, allow_unused=True
+            )
             grads = {name: g[None] for name, g in zip(leaves, found, strict=True)}
             changed = training.correct({n: grads[n] for n in names}, weights, begun)
             optimizer.step_(values, grads | changed, state)

@@ -6,16 +6,15 @@ C: clients.
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
-from silograph.core.key import Key, hash_text, signed
+from silograph.core.key import Key, hash_texts
 
 
 @lru_cache(maxsize=4)  # of a federation in every round
 def name_keys(ids: tuple[str, ...]) -> Tensor:
     """Return what clients' draws are made by, (C,) int64; not to be changed."""
-    return torch.tensor([signed(hash_text(name)) for name in ids])
+    return hash_texts(ids)
 
 
 def draws_of(ids: Sequence[str], key: Key) -> Tensor:

@@ -33,7 +33,7 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.experiment.run.progress import Progress
-from silograph.experiment.run.result import VIEWS, Result
+from silograph.experiment.run.result import VIEWS, Result, named_untrained, reported
 from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate
@@ -275,6 +275,13 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, SilographError) else f"{type(error).__name__}: {text}"[:500]
 
 
+def _untrained(result: Result) -> Line:
+    """Return test scores of what predicts ratings without training, the global mean first."""
+    first = {} if result.baseline is None else {result.constant: result.baseline}
+    found = {**first, **result.untrained} if result.untrained else {}
+    return named_untrained({name: reported(scores) for name, scores in found.items()})
+
+
 def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
     config, last = result.config, result.rounds[-1]
     judge = find_method(cell.config, cell.method).evaluate.view
@@ -286,6 +293,8 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         data = {"data": hashes}
     return {
         **{part: _views(getattr(result, part)) for part in parts},
+        **({"constant": _constant(result)} if test else {}),
+        **(_untrained(result) if test else {}),
         "judge": judge,
         "metric": result.metric.name,
         "local_bias": result.local_bias,
@@ -306,6 +315,13 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "versions": versions(),
         "curve": _curve(result.rounds, curves),
     }
+
+
+def _constant(result: Result) -> Line | None:
+    """Return the test scores of the best constant prediction, and what that is called."""
+    if result.baseline is None:
+        return None
+    return {"name": result.constant, "scores": dict(result.baseline)}
 
 
 def _views(views: Any) -> dict[str, dict[str, float | None] | None]:

@@ -11,6 +11,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 
 SPLIT = ("train", "val", "test")
+COLUMN = "column:"  # begins the names of what else is known of nodes
 
 
 def write_graph(path: Path, graph: Graph) -> None:
@@ -27,6 +28,7 @@ def write_graph(path: Path, graph: Graph) -> None:
         "class_names": np.array(graph.class_names, dtype=np.str_),
         "feature_names": np.array(graph.feature_names, dtype=np.str_),
     }
+    parts |= {COLUMN + name: column.numpy() for name, column in graph.columns.items()}
     if isinstance(x, Tensor):
         parts["x"] = x.numpy()
     else:
@@ -59,6 +61,7 @@ def read_graph(path: str | Path) -> Graph:
         silo_names=tuple(parts["silo_names"].tolist()),
         class_names=tuple(parts["class_names"].tolist()),
         feature_names=tuple(parts["feature_names"].tolist()),
+        columns={n.removeprefix(COLUMN): t for n, t in arrays.items() if n.startswith(COLUMN)},
     )
 
 

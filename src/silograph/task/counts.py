@@ -231,6 +231,19 @@ def tally(rows: JudgedRows) -> dict[str, Tensor]:
     return fields
 
 
+def confusion(rows: JudgedRows) -> Tensor | None:
+    """Return how many test nodes of a class (row) were taken for a class (column), (K, K) int64.
+
+    It tells more than `tally`, so it is for those who have the labels and never a report. None
+    where a node is not of one class.
+    """
+    if rows.task != "multiclass":
+        return None
+    test, k = ~rows.val, rows.logits.shape[1]
+    cells = rows.y[test] * k + rows.logits[test].argmax(dim=1)
+    return torch.bincount(cells, minlength=k * k).view(k, k)
+
+
 def _arrays(rows: JudgedRows) -> tuple[Any, ...]:
     """Return the rows as the kernels take them."""
     y = rows.y if rows.y.dim() == 2 else rows.y[:, None]

@@ -198,3 +198,28 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
             "loss": float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),
         }
     )
+
+
+def constant_scores(counts: Mapping[str, Tensor], task: LabelForm) -> Scores | None:
+    """Return the test scores of the best constant prediction, from the counts of any model.
+
+    Counts hold how many judged nodes have each class: the right ones and the missed. So a server
+    that sees no label can say what the commonest class of the validation nodes is worth. Loss and
+    AUC are None, as nothing is said of probabilities. None without validation or test nodes.
+
+    Args:
+        counts: as for `score`.
+        task: `multiclass` or `multilabel`.
+    """
+    has = {part: counts[f"{part}.tp"].long() + counts[f"{part}.fn"].long() for part in PARTS}
+    if not has["val"].sum() or not counts["test.nodes"].sum():
+        return None
+    common = has["val"].sum(0)
+    if task == "multiclass":
+        chosen = torch.arange(len(common), device=common.device) == common.argmax()
+    else:
+        chosen = 2 * common > counts["val.known"].long().sum(0)
+    known, true = counts["test.known"].long(), has["test"]
+    hits = {"tp": true * chosen, "fp": (known - true) * chosen, "fn": true * ~chosen}
+    found = score({**counts, **{f"test.{name}": t for name, t in hits.items()}}, "test", task)
+    return None if found is None else Scores({**found, "auc": None, "loss": None})

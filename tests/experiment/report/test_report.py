@@ -2,11 +2,12 @@
 
 import json
 import logging
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
     plain = {f.name for f in fields(ResolvedConfig)} - {"out", "options"}
     silent = {name for name in plain if getattr(done.config, name) is None}
     silent |= {"min_nodes_per_row", "min_silos_per_row"}  # FedAvg sends no rows
+    silent |= {"weights_as", "weight_rows"}  # which travel whole
     silent |= {"scale", "eval_on_receipt"} | ({"momentum"} - {*FAST} if adam_of(done) else set())
     options = {name for name, value in done.config.options.items() if value is not None}
     assert set(table) == (plain - silent) | options
@@ -612,6 +614,69 @@ def test_scores_of_each_class_are_in_the_result_and_on_the_page(done: Result, ou
         assert shown == [row["class"], str(row["nodes"]), *cells]
 
 
+def test_the_confusion_matrix_is_that_of_the_predictions(
+    make_graph: MakeGraph, done: Result, out: Path
+) -> None:
+    page, matrix = read_page(out / "report.html"), result_of(out)["confusion"]
+    assert done.confusion is not None
+    assert done.confusion.tolist() == matrix
+    assert done.model is not None
+    assert done.cut is not None
+    test = done.cut.split.test
+    y, found = make_graph().y[test].numpy(), done.model.predict(make_graph())[test]
+    for true, counts in enumerate(matrix):
+        for predicted, count in enumerate(counts):
+            assert count == ((y == true) & (found == predicted)).sum()
+    (table,) = [t for t in page.tables if t[0][0] == "true class"]
+    assert [row[1:] for row in table[1:]] == [[str(n) for n in counts] for counts in matrix]
+    assert [row[0] for row in table[1:]] == table[0][1:] == list(done.class_scores)
+    assert "There is no confusion matrix" not in page.text
+
+
+def test_without_a_model_at_the_server_the_page_says_why_there_is_no_matrix(
+    make_graph: MakeGraph, out: Path
+) -> None:
+    go(make_graph(), out=str(out), rounds=1, method="local")
+    assert result_of(out)["confusion"] is None
+    assert "There is no confusion matrix" in read_page(out / "report.html").text
+
+
+STYLE = (Path(reading.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
+INK = ("ink", "faint", "server", "uncut", "personalized", "train", "one")
+
+
+def luminance(color: Sequence[float]) -> float:
+    """Relative luminance of a color of three parts in 0 to 1 (WCAG 2.2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+def test_colors_can_be_read_on_their_ground(scheme: str) -> None:
+    """4.5 for text and 3 for lines and marks is what WCAG 2.2 asks for (AA)."""
+    light, dark, paper = re.findall(r":root {(.*?)}", STYLE, re.DOTALL)
+    text = {"light": light, "dark": light + dark, "print": light + paper}[scheme]
+    found = {
+        name: [int(value[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        for name, short in re.findall(r"--([\w]+): #([0-9a-f]+);", text)
+        for value in [short if len(short) == 6 else "".join(2 * c for c in short)]
+    }
+    assert contrast([0, 0, 0], [1, 1, 1]) == pytest.approx(21)
+    for ground in ("paper", "panel"):
+        for name in (*INK, *(f"c{k}" for k in range(8))):
+            least = 4.5 if name in INK[:2] else 3.0
+            assert contrast(found[name], found[ground]) >= least, (name, ground)
+    assert contrast(found["ink"], found["mark"]) >= 4.5
+    full = [0.45 * a + 0.55 * b for a, b in zip(found["one"], found["paper"], strict=True)]
+    assert contrast(found["ink"], full) >= 4.5  # a full cell of the confusion matrix
+    assert "calc(.45 * var(--share))" in STYLE
+
+
 @pytest.mark.parametrize(("clients", "told"), [(3, False), (20, True)])
 def test_the_worst_tenth_needs_clients_enough(
     make_graph: MakeGraph, out: Path, clients: int, told: bool
@@ -652,13 +717,16 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
         for view, cell in zip(("server", "uncut", "personalized"), row[1:4], strict=True):
             mean, std = found[f"{view}_mean"], found[f"{view}_std"]
             assert cell == ("-" if mean is None else f"{mean:.4f} ± {std:.4f}")
-        assert row[4] == "3"
+        (last,) = table.constants
+        assert means[0][4] == last["name"] == "largest class"
+        assert row[4] == f"{last['mean']:.4f} ± {last['std']:.4f}"
+        assert row[5] == "3"
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")
     page = read_page(write_comparison(runs_of(folder), folder / "report.html"))
     means = next(t for t in page.tables if t[0][0] == "runs")
-    assert means[1][4] == "2 of 3; 1 diverged"
+    assert means[1][5] == "2 of 3; 1 diverged"
 
 
 def test_a_comparison_without_runs_is_one_line(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_reports_and_predictions_run_nothing(work: Path, mark: Path) -> None:
     assert "silograph resume x --trust" in page
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_plan_of_a_comparison(work: Path, mark: Path, capsys: Capture) -> None:
     asked = ["--methods", "local,own.py:METHOD", "--seeds", "1", "--processes", "0", "--quiet"]
     assert run_app(["compare", "g.npz", *QUICK, *asked, "--out", "c"]) == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import silograph as sg
 from runs import FAST, files_of, run_until
@@ -145,6 +146,9 @@ def test_links_are_not_written_through(stopped: Stopped, tmp_path: Path, name: s
         ({"prefixes": {"none.csv": [1, ""]}}, "its facts are not those that this version writes"),
         ({"best_apart": True, "best_round": "x"}, "its facts are not those that this version"),
         ({"groups": 3}, "got facts or tensors of another form"),
+        ({"groups": "x"}, "got facts or tensors of another form"),
+        ({"groups": ["server/memory", "server/weights"]}, "got facts or tensors of another form"),
+        ({"groups": ["best/personalized", "best/server"]}, "got facts or tensors of another form"),
         ({"seconds": []}, "got facts or tensors of another form"),
         ({"executed": "many"}, "got facts or tensors of another form"),
     ],
@@ -162,6 +166,45 @@ def test_facts_of_another_form_are_one_line(
     with pytest.raises(CheckpointError, match=says) as caught:
         sg.resume(folder, graph=graph)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("server/weights/0.weight", None),
+        ("server/weights/0.weight", lambda t: t[:1]),
+        ("best/personalized/test.fn", lambda t: -t - 1),
+        ("best/server/test.nodes", lambda t: t[:1]),
+        ("best/server/test.tp", lambda t: t[:, :1]),
+    ],
+)
+def test_tensors_of_another_form_are_one_line(
+    stopped: Stopped, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None
+) -> None:
+    folder, graph, _ = stopped
+    for path in (folder / "checkpoints").glob("round-*"):
+        found = read_checkpoint(path, int(path.stem.rpartition("-")[2]))
+        tensors = {n: t for n, t in found.tensors.items() if change is not None or n != name}
+        if change is not None:
+            tensors[name] = change(tensors[name]).contiguous()
+        path.write_bytes(b"".join(to_bytes(replace(found, tensors=tensors))))
+    with pytest.raises(CheckpointError, match=r"got facts or tensors of another form|got none"):
+        sg.resume(folder, graph=graph)
+
+
+@pytest.mark.parametrize("source", [{}, {"dataset": "cora"}, {"data_dir": "."}])
+def test_a_source_without_its_parts_is_one_line(stopped: Stopped, source: dict[str, str]) -> None:
+    folder, *_ = stopped
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {"source": source}))
+    with pytest.raises(CheckpointError, match="a source without data_dir and dataset: restore"):
+        sg.resume(folder)
+
+
+def test_half_a_surrogate_pair_is_written_as_its_number(tmp_path: Path) -> None:
+    """JSON of others may hold one; UTF-8 cannot."""
+    write_atomic(tmp_path / "page", json.loads('"caf\u00e9 \\ud800"'))
+    assert (tmp_path / "page").read_text(encoding="utf-8") == "caf\u00e9 \\ud800"
 
 
 def test_damage_of_the_last_round_goes_back_one(

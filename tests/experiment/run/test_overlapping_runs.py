@@ -12,7 +12,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import ranges
 from silograph.exchange.collect import local_graph
-from silograph.experiment.run.round_scores import uncut_counts
+from silograph.experiment.run.round_scores import uncut_counts, uncut_rows
 from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.federation.in_process import InProcess
@@ -48,7 +48,7 @@ def test_views_count_copies_and_the_uncut_view_counts_nodes(
     assert sum(copies) > int(split.test.sum())
     assert result.model is not None
     weights = result.model.weights
-    counts = uncut_counts(setup, weights)
+    counts = uncut_counts(setup, uncut_rows(setup, weights))
     owned = torch.bincount(partition.owner[split.test], minlength=10)
     assert counts["test.nodes"].tolist() == owned.tolist()
     # The server's view: right copies over all copies, each through its client's own edges.

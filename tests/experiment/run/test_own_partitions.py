@@ -150,6 +150,7 @@ def test_a_partition_with_copies_is_used_as_it_is(make_graph: MakeGraph) -> None
         sg.run(make_graph(30), partition=cut, **OWN)
 
 
+@pytest.mark.usefixtures("forked")
 def test_several_runs_take_arrays_and_files(work: Path) -> None:
     graph = sg.load("g.npz")
     cut, study = cut_of(graph), {k: v for k, v in OWN.items() if k != "method"}

@@ -15,7 +15,7 @@ from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, under
-from silograph.experiment.run.round_scores import uncut_counts
+from silograph.experiment.run.round_scores import uncut_counts, uncut_rows
 from silograph.experiment.run.setup import Setup
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
 from silograph.graph.partition.partition import Partition
@@ -192,7 +192,7 @@ def test_nodes_that_no_client_holds_do_not_judge(
     split = Split(~test, test & False, test)
     setup = replace(setup, simulated=replace(setup.cut, partition=partition, split=split))
     assert 0 < int((test & (partition.owner < 0)).sum()) < int(test.sum())
-    counts = uncut_counts(setup, weights)
+    counts = uncut_counts(setup, uncut_rows(setup, weights))
     assert counts["test.nodes"].tolist() == [int(test[part].sum()) for part in nodes]
     logits = by_hand(weights, graph, torch.arange(90))
     assert_scores(score(counts, "test", "multiclass"), judge_by_hand(setup, logits))

@@ -1,5 +1,6 @@
 """The audit file of a silo: it continues, stays small, and nothing leaves without a line."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit import WRITTEN_OUT, Audit, digest_of, open_audit
+from silograph.federation.session.audit import WRITTEN_OUT, Audit, open_audit, tag_of
 from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
 
 ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
@@ -50,7 +51,7 @@ def test_what_is_written_of_a_run(tmp_path: Path) -> None:
     assert seen.ended.facts.items() >= {"reason": "why", "calls": 1, "bytes": 10}.items()
     with path.open() as file:
         told = file.read()
-    assert digest_of(b"frame") in told
+    assert '"tag": "' in told
     assert '"fields": {"w": 12, "n": 8}' in told
 
 
@@ -185,7 +186,7 @@ def test_what_is_repeated_without_end_takes_few_lines(tmp_path: Path) -> None:
     found = read(path)
     assert found.lines == 2 * each + 2
     (seen,) = found.runs
-    assert seen.refused == 8_192
+    assert seen.refused == 10_000  # 8,192 in lines of their own, the others with the end
     assert seen.ended is not None
     assert seen.ended.facts["refusals_without_a_line"] == 10_000 - 8_192
     assert seen.bytes["hello"] == 5 * 8_192
@@ -271,3 +272,86 @@ def test_nothing_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert "cut" in note
         answer(audit, "r1")
     assert read(path).broken is None
+
+
+def test_every_frame_has_its_tag(tmp_path: Path) -> None:
+    """It can be checked with the key beside the file and the line before; a restart keeps both."""
+    path, frames = tmp_path / "audit.jsonl", [os.urandom(size) for size in (0, 5, 100_000)]
+    for _ in range(2):
+        with open_audit(path, ABOUT) as (audit, _):
+            for frame in frames:
+                answer(audit, "r1", frame)
+    key = path.with_suffix(".key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, frame in zip(lines, frames * 2, strict=True):
+        assert line["tag"] == tag_of(key.read_bytes(), line["former"], frame)
+        assert line["tag"] != tag_of(key.read_bytes(), line["former"], frame + b"x")
+        assert line["tag"] != tag_of(bytes(32), line["former"], frame)
+    assert len({line["tag"] for line in lines}) == 6
+    key.write_bytes(b"short")
+    with (
+        pytest.raises(ConfigError, match=r"audit.key, 32 bytes, got 5: restore it, or move it awa"),
+        open_audit(path, ABOUT),
+    ):
+        pass
+    key.unlink()
+    key.mkdir()
+    with pytest.raises(ConfigError, match="expected to keep a key in"), open_audit(path, ABOUT):
+        pass
+
+
+def test_a_pipe_is_no_audit_file(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "audit.jsonl")
+    with (
+        pytest.raises(ConfigError, match=r"expected a file at .*audit.jsonl, got something else"),
+        open_audit(path, ABOUT),
+    ):
+        pass
+
+
+def test_rounds_that_are_done_again_are_counted_over_restarts(tmp_path: Path) -> None:
+    """Rounds 0, 1, 2 once, then 2 again; a restart does 2 a third time, and goes on to 3."""
+    path, about = tmp_path / "audit.jsonl", {"server": "there:1"}
+
+    def rounds(audit: Audit, *numbers: int) -> int:
+        run = audit.of_run("r1")
+        for number in numbers:
+            for begins in (True, False):  # two calls in each round
+                envelope = Envelope("train", Kind.WEIGHTS, number, 1)
+                run.answered(envelope, REPLY, b"frame", begins=begins)
+        return run.repeats_with(numbers[-1] + 1)
+
+    with open_audit(path, about) as (audit, _):
+        assert rounds(audit, 0, 1, 2, 2) == 1
+    assert [run.repeats for run in read(path).runs] == [1]
+    with open_audit(path, about) as (audit, _):
+        assert rounds(audit, 2, 3) == 2
+    assert [run.repeats for run in read(path).runs] == [2]
+
+
+def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a server has rounds done again, the file has at most its size and a margin."""
+    path = tmp_path / "audit.jsonl"
+    monkeypatch.setattr("silograph.federation.session.audit.MOST_FILE", 2000)
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({})
+        written = 0
+        while written < 10 and path.stat().st_size < 1700:  # a line has some 300 bytes
+            answer(audit, "r1")
+            written += 1
+        with pytest.raises(PolicyError, match=r"expected at most 2,000 bytes in audit.jsonl, got"):
+            answer(audit, "r1")
+        before = path.stat().st_size
+        assert 1500 < before <= 2000
+        audit.of_run("r1").refused("full")
+        audit.to_end(lambda: "full")
+    assert read(path).broken is None
+    assert path.stat().st_size > before
+    with (
+        pytest.raises(ConfigError, match=r"move the file away, the next start begins a new one"),
+        open_audit(path, ABOUT),
+    ):
+        pass

@@ -19,7 +19,7 @@ from silograph.core.errors import FrameError  # noqa: E402
 from silograph.core.key import Key  # noqa: E402
 from silograph.core.kinds import Kind  # noqa: E402
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State  # noqa: E402
-from silograph.federation.expected_bytes import most_of_frame  # noqa: E402
+from silograph.federation.expected_bytes import frame_bound  # noqa: E402
 from silograph.federation.field_specs import SLOTS, Extent, FieldSpec, places  # noqa: E402
 from silograph.federation.frame import Envelope, encode  # noqa: E402
 from silograph.federation.program import Call, Program  # noqa: E402
@@ -116,11 +116,11 @@ def nothing(cfg: Any, block: Any, state: State, inbox: Payload, key: Key) -> Any
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_the_longest_frame_is_that_of_all_rows(rows: int) -> None:
     extent = Extent(1, torch.float32, {SLOTS: [7]})
-    most = most_of_frame("nothing", SPECS, extent, ASKED)
+    most = frame_bound("nothing", SPECS, extent, ASKED).most
     frame = encode(Envelope("nothing", Kind.WEIGHTS, 1, 1), fields(rows), 0)
     assert most == len(frame) + (7 - rows) * (4 + 5 * 4)
-    assert most_of_frame("nothing", SPECS, Extent(1, torch.float32, {}), ASKED) is None
-    assert most_of_frame("nothing", SPECS, extent) is None
+    assert frame_bound("nothing", SPECS, Extent(1, torch.float32, {}), ASKED).most is None
+    assert frame_bound("nothing", SPECS, extent).most is None
 
 
 def test_replies_and_calls_are_bounded_by_the_program() -> None:
@@ -128,7 +128,7 @@ def test_replies_and_calls_are_bounded_by_the_program() -> None:
     extent = Extent(1, torch.float32, {})
     call = Call(nothing, Kind.WEIGHTS, KEY, {"w": wide}, {"w": FieldSpec(Stacked, (500, 1000))})
     free = Call(nothing, Kind.WEIGHTS, KEY, {}, {"w": FieldSpec(Stacked, (None,))})
-    size = most_of_frame("nothing", call.gives, extent)
+    size = frame_bound("nothing", call.gives, extent).most
     assert size is not None
     assert longest_reply(call, {}, extent) == size + AROUND
     assert longest_reply(free, {}, extent) == MAX_MESSAGE_BYTES
@@ -136,7 +136,7 @@ def test_replies_and_calls_are_bounded_by_the_program() -> None:
     longest = LongestCall(Program((), lambda t: call if t == 5 else (), 9, {}), extent)
     assert longest.most(1, 4, {}) == MAX_FACTS
     assert longest.most(4_000_000, 3, {}) == MAX_FACTS  # round 5 is neither this nor the next one
-    frame = most_of_frame("nothing", call.takes, extent)
+    frame = frame_bound("nothing", call.takes, extent).most
     assert frame is not None
     assert longest.most(4_000_000, 4, {}) == frame + AROUND
 

@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from silograph.federation.session.identity import (  # noqa: E402
 from silograph.federation.session.message import NO_TOKEN, Message, Type, pack  # noqa: E402
 from silograph.federation.session.peer import LostError, one_line  # noqa: E402
 from silograph.federation.session.responder import Responder  # noqa: E402
+from silograph.federation.session.state_store import StateStore  # noqa: E402
 from silograph.federation.session.wire import (  # noqa: E402
     check_plaintext,
     is_loopback,
@@ -131,9 +133,9 @@ def test_who_is_not_expected(hubs: Any, raws: Any) -> None:
     ("said", "says"),
     [
         (b"garbage", "expected a message of"),
-        (pack(Message(Type.PROOF, NO_TOKEN, 0, b"{}")), "expected HELLO of this run, got PROOF"),
-        (pack(Message(Type.HELLO, TOKEN, 0, b"{}")), "expected HELLO of this run, got HELLO"),
-        (pack(Message(Type.HELLO, NO_TOKEN, 5, b"{}")), "expected HELLO of this run, got HELLO"),
+        (pack(Message(Type.PROOF, NO_TOKEN, 0, b"{}")), "expected HELLO, got PROOF"),
+        (pack(Message(Type.HELLO, TOKEN, 0, b"{}")), "the token of this run, got another token"),
+        (pack(Message(Type.HELLO, NO_TOKEN, 5, b"{}")), "expected HELLO with number 0, got 5"),
         (pack(Message(Type.HELLO, NO_TOKEN, 0, b"[]")), "expected a JSON object in a HELLO"),
     ],
 )
@@ -338,6 +340,39 @@ def test_the_packages_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_others_say_is_one_printable_line() -> None:
     assert one_line("a\nb\x1b[31m" + "c" * 400) == "a b?[31m" + "c" * 292
+
+
+def test_runs_that_come_to_nothing_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server could give its run another name in each stream, and be shown the silo's hello."""
+
+    class Ends:
+        """A stream of another run that ends at once."""
+
+        def __init__(self, channel: Any) -> None:
+            pass
+
+        def greet(self, silo: Attaching) -> bytes:
+            return os.urandom(16)
+
+        def answer(self, worker: Responder, silo: Attaching) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("silograph.federation.session.attach._Stream", Ends)
+    monkeypatch.setattr("silograph.federation.session.attach.MOST_RUNS", 5)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    made: list[bytes] = []
+
+    def make(token: bytes) -> Responder:
+        made.append(token)
+        return Responder(token, {}, None, StateStore(), lambda _: None)  # type: ignore[arg-type]
+
+    silo = Attaching("a", SiloKey.new(), {}, "127.0.0.1:1", None, make, 60.0, lambda _: None)
+    with pytest.raises(ConfigError, match="got 5 that the silo could not agree to: start it again"):
+        take_part(silo)
+    assert len(made) == 6
 
 
 @pytest.mark.parametrize("agreed", [True, False])

@@ -7,14 +7,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+import silograph as sg
+from conftest import planted_graph
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
+from silograph.experiment.resolve.cutting import Cut, clients_block
+from silograph.graph.block.block import whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
+from silograph.graph.measure.statistics import describe, leaked_tests
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import (
     choose_split,
+    copies_split,
+    drawn_split,
     full_split,
     make_split,
     parse_ratios,
@@ -220,3 +228,115 @@ def test_the_full_split_trains_on_all_that_is_not_judged() -> None:
 def test_a_missing_public_split_is_refused() -> None:
     with pytest.raises(DataError, match="expected a graph with a public split, got 'graph'"):
         public_split(sample(5))
+
+
+# --- a split by client ----------------------------------------------------------------------------
+
+BY_CLIENT = "by-client:0.5/0.2/0.3"
+
+
+def overlapping(graph: Graph) -> Partition:
+    return make_partition(
+        graph, "shares", clients=4, key=Key.of(2), share_mean=0.6, share_variance=0.0
+    )
+
+
+def by_client(graph: Graph, partition: Partition) -> Split:
+    found = copies_split(graph, partition, BY_CLIENT, Key.of(1))
+    assert found is not None
+    return found
+
+
+def test_a_split_made_once_tells_no_copies_apart() -> None:
+    graph = sample(60)
+    assert copies_split(graph, overlapping(graph), "0.5/0.2/0.3", Key.of(1)) is None
+
+
+def test_each_client_splits_what_it_holds() -> None:
+    graph = sample(90)
+    partition = overlapping(graph)
+    copies = by_client(graph, partition)
+    for c, nodes in enumerate(partition.nodes):
+        mine = partition.holder == c
+        alone = Partition((partition.ids[c],), (nodes,), graph.num_nodes, "hand")
+        own = by_client(graph, alone)
+        known = int(graph.labeled[nodes].sum())
+        ends = [int(share * known + 0.5 + 1e-9) for share in (0.5, 0.7, 1.0)]
+        for part, size in zip(("train", "val", "test"), np.diff([0, *ends]), strict=True):
+            mask = getattr(copies, part)[mine]
+            assert torch.equal(mask, getattr(own, part))  # whoever else takes part
+            assert int(mask.sum()) == size
+            assert not bool((mask & ~graph.labeled[nodes]).any())
+
+
+def test_owners_roles_are_the_graphs_and_leaks_are_counted() -> None:
+    graph = sample(90)
+    partition = overlapping(graph)
+    copies = by_client(graph, partition)
+    split = choose_split(graph, partition, BY_CLIENT, Key.of(1))
+    roles: dict[int, dict[int, str]] = {}
+    for row, (node, client) in enumerate(
+        zip(partition.copies.tolist(), partition.holder.tolist(), strict=True)
+    ):
+        role = [part for part in ("train", "val", "test") if getattr(copies, part)[row]]
+        assert len(role) <= 1
+        roles.setdefault(node, {})[client] = role[0] if role else ""
+    for node, by_holder in roles.items():
+        owns = by_holder[int(partition.owner[node])]
+        assert [p for p in ("train", "val", "test") if getattr(split, p)[node]] == [owns] * bool(
+            owns
+        )
+    leaks = sum(
+        list(by_holder.values()).count("test")
+        for by_holder in roles.values()
+        if "train" in by_holder.values()
+    )
+    assert leaks > 0
+    assert leaked_tests(copies, partition) == leaks
+    assert describe(graph, partition, copies=copies).test_leaks == leaks
+    assert describe(graph, partition, split).test_leaks == 0
+
+
+def test_a_block_has_the_roles_of_copies() -> None:
+    graph = sample(90)
+    partition = overlapping(graph)
+    copies = by_client(graph, partition)
+    split = choose_split(graph, partition, BY_CLIENT, Key.of(1))
+    block, _ = clients_block(Cut(graph, partition, split, copies=copies), torch.float32)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(vars(block.split).values(), vars(copies).values(), strict=True)
+    )
+    assert Cut(graph, partition, split).test_leaks == 0
+
+
+def test_silos_split_their_own_as_the_simulation_does() -> None:
+    graph = sample(90)
+    partition = cut(graph, 3)
+    copies = by_client(graph, partition)
+    for c, nodes in enumerate(partition.nodes):
+        own = subgraph(graph, nodes)
+        found = drawn_split(own, whole(own, partition.ids[c]), BY_CLIENT, Key.of(1))
+        for part in ("train", "val", "test"):
+            assert torch.equal(getattr(found, part), getattr(copies, part)[partition.holder == c])
+
+
+@pytest.mark.parametrize("how", ["by-client:public", "by-client:fold=1/5", "by-client:"])
+def test_only_shares_are_split_by_client(how: str) -> None:
+    graph = sample(60)
+    with pytest.raises(ConfigError, match="expected a split of 'public', 'full' or train/val/test"):
+        choose_split(graph, overlapping(graph), how, Key.of(1))
+
+
+def test_a_run_says_how_many_test_nodes_train_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = sg.run(
+        planted_graph(), clients=3, partition="shares", split=BY_CLIENT, rounds=1, threads=1
+    )
+    assert result.cut is not None
+    leaks, tests = result.cut.test_leaks, int(result.cut.copies_split.test.sum())
+    assert result.to_dict()["test_leaks"] == leaks > 0
+    result.print_to(Console(width=200))
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"leaks: {leaks} of {tests} test nodes train at another client" in told

@@ -141,6 +141,18 @@ def test_a_node_is_separable_if_others_cancel() -> None:
     assert separable(behind).tolist() == [True, True, True, False, False]
     assert separable(behind[:2]).tolist() == [False] * 5
     assert separable(torch.zeros(0, 2)).tolist() == [False, False]
+    assert separable(torch.zeros(3, 2)).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_separable_nodes_are_those_in_the_span(seed: int) -> None:
+    """The oracle is the pseudoinverse: the projector onto the rows has 1 at such a node."""
+    drawn = torch.Generator().manual_seed(seed)
+    behind = torch.rand(40, 30, generator=drawn) * (torch.rand(40, 30, generator=drawn) < 0.06)
+    projector = torch.linalg.pinv(behind.double(), rtol=1e-9) @ behind.double()
+    found = projector.diagonal() > 1 - 1e-6
+    assert 0 < int(found.sum()) < 30
+    assert separable(behind).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1, 5e-4), Adam(0.01, 5e-4)])

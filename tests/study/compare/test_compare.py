@@ -20,6 +20,7 @@ from commands import save
 from conftest import planted_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.compare.comparison import Comparison
 
@@ -226,6 +227,54 @@ def test_defaults_that_do_not_learn_are_told(make_graph: MakeGraph) -> None:
     assert not any(note.startswith("fedavg: ") for note in other.notes)
 
 
+def test_the_largest_class_ends_the_tables_of_scores(compared: Comparison) -> None:
+    """Training labels name it; it has the share of the test nodes that have it."""
+    for clients, found in zip((3, 5), compared.constants, strict=True):
+        shares = []
+        for seed in (0, 4):
+            given: dict[str, Any] = SHORT | {"clients": clients, "rounds": 1, "seed": seed}
+            cut = sg.run(planted_graph(), **given).cut
+            assert cut is not None
+            y, split = cut.graph.y, cut.split
+            share = (y[split.test] == y[split.train].bincount().argmax()).double().mean()
+            shares.append(float(share))
+        assert found["name"] == "largest class"
+        assert found["mean"] == pytest.approx(statistics.mean(shares))
+        assert found["std"] == pytest.approx(statistics.stdev(shares))
+        text = f"{100 * statistics.mean(shares):.2f} ± {100 * statistics.stdev(shares):.2f}"
+        (line,) = re.findall(f"^largest class .*{text}.*", compared.summary(), re.MULTILINE)
+        assert line.count(text) == 3  # in every view
+        assert text in compared.to_markdown()
+        assert text in compared._repr_html_()
+    assert json.loads(compared.to_json())["constants"] == compared.constants
+    old = tuple({k: v for k, v in line.items() if k != "constant"} for line in told(compared))
+    assert "largest class" not in replace(compared, lines=old).summary()
+
+
+def test_what_trains_as_fedavg_says_where_it_fails() -> None:
+    """Adam, built anew in each round, fails where FedAvg's does; what keeps it says so itself."""
+    for method in METHODS_BY_NAME.values():
+        needs = method.needs
+        anew = needs.optimizer == "adam" and not needs.keep_optimizer
+        if anew:
+            assert method.caution, method.name
+    for name in ("local", "centralized", "fedopt"):
+        assert METHODS_BY_NAME[name].caution == ""
+
+
+def test_runs_that_were_still_improving_are_told(compared: Comparison) -> None:
+    lines = [line | {"best_round": 2} for line in told(compared)]
+    known = replace(compared, lines=tuple(lines))
+    assert not any("still improving" in note for note in known.notes)
+    for line, cell in zip(lines, compared.cells, strict=True):
+        if cell.labels["method"] == "fedopt" and cell.labels["seed"] == 4:
+            line["best_round"] = 3
+    (note,) = [n for n in replace(compared, lines=tuple(lines)).notes if "still improving" in n]
+    assert note.endswith("raise --rounds (fedopt in 2 of 4 runs)")
+    early = replace(compared, lines=tuple(line | {"rounds": 2, "best_round": 2} for line in lines))
+    assert not any("still improving" in note for note in early.notes)  # stopped by a limit
+
+
 def test_pairs_are_the_seeds_that_both_have() -> None:
     table = with_scores({"fedavg": [0.7, None, 0.5], "local": [0.6, 0.9, None]}, baseline="fedavg")
     row = {row["method"]: row for row in table.rows}["local"]
@@ -282,7 +331,7 @@ def test_tables_fit(compared: Comparison, width: int) -> None:
     text = compared.summary(width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
-    assert text.count("fedopt") == (6 if width == 80 else 4)
+    assert len(re.findall("^fedopt  ", text, re.MULTILINE)) == (6 if width == 80 else 4)
     assert "p, Holm" in text
     tested = [row for row in compared.rows if row["low"] is not None]
     assert len(re.findall(r"[+-]\d+\.\d\d to [+-]\d+\.\d\d", text)) == len(tested) > 0

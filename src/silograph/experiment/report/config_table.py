@@ -101,6 +101,8 @@ def applies(run: RunRecord, name: str, value: Any) -> bool:
         "eval_on_receipt": bool(value),
         "min_nodes_per_row": value != 1,
         "min_silos_per_row": value != 1,
+        "weights_as": value != "exact",
+        "weight_rows": value != "all",
         "largest_component": run.cut is not None,
         "drop_edges": run.cut is not None,
         "local_bias": run.cut is not None,

@@ -118,6 +118,13 @@ class RunRecord:
         return None if self.result is None else self.result["baseline"]
 
     @property
+    def untrained(self) -> Mapping[str, Mapping[str, float | None]]:
+        """Test scores of what predicts ratings without training, the global mean first, by name."""
+        found = {} if self.result is None else self.result.get("untrained", {})
+        first = self.baseline
+        return {first["name"]: first["scores"], **found} if found and first else found
+
+    @property
     def total_bytes(self) -> int:
         """Bytes so far, evaluation included."""
         if self.result is not None:

@@ -1,7 +1,7 @@
 """The page of several runs: curves over each other, final scores, and where the configs differ."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
                 if name not in different
                 and (value := runs[0].about["config"].get(name)) is not None
             },
+            constants=sorted({run.baseline["name"] for run in runs if run.baseline}),
             cuts=len({run.about["partition_hash"] for run in runs}),
             graphs=len({run.about["same"]["graph"] for run in runs}),
             judges=sorted({run.judge for run in runs}),
@@ -82,15 +83,24 @@ def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str
                 "runs": len(group),
                 "done": len(done),
                 "without": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
-                "scores": {view: _spread(done, view) for view in VIEWS},
+                "scores": {
+                    view: _spread(r.scores("test").get(view, {}).get(r.metric.name) for r in done)
+                    for view in VIEWS
+                },
+                "constant": _spread(map(constant_of, done)),
             }
         )
     return table
 
 
-def _spread(runs: Sequence[RunRecord], view: str) -> str:
-    """Return mean ± sample standard deviation of a view's test scores, a dash without any."""
-    found = [run.scores("test").get(view, {}).get(run.metric.name) for run in runs]
+def constant_of(run: RunRecord) -> float | None:
+    """Return the test score of the best constant prediction, None where nobody knows it."""
+    score: float | None = (run.baseline or {"scores": {}})["scores"].get(run.metric.name)
+    return score
+
+
+def _spread(found: Iterable[float | None]) -> str:
+    """Return mean ± sample standard deviation of scores, a dash without any."""
     values = [value for value in found if value is not None]
     if not values:
         return "-"
@@ -189,6 +199,7 @@ def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
         "over": run.result is not None,
         "stopped": run.result["stopped"] if run.result else open_state(run),
         "test": {view: s[run.metric.name] for view, s in run.scores("test").items()},
+        "constant": constant_of(run),
         "client_mean": next((v for n, v in test.items() if n.endswith("client_mean")), None),
         "val": run.scores("val").get(run.judge, {}).get(run.metric.name),
         "bytes": run.total_bytes,

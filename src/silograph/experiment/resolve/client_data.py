@@ -10,7 +10,13 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.cutting import Cut, cut_graph, standard_cut, trainable
+from silograph.experiment.resolve.cutting import (
+    Cut,
+    clients_block,
+    cut_graph,
+    standard_cut,
+    trainable,
+)
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.source import find_source
@@ -106,8 +112,9 @@ def clients_of(
         cut = cut_graph(config, data, parts.partition)
     if standard:
         cut = standard_cut(cut, uncut=uncut)
-    partition = whole(cut.graph) if uncut else cut.partition
-    return cut, *make_block(cut.graph, partition, cut.split, dtype)
+    if uncut:
+        return cut, *make_block(cut.graph, whole(cut.graph), cut.split, dtype)
+    return cut, *clients_block(cut, dtype)
 
 
 def joined(

@@ -16,6 +16,7 @@ from silograph.experiment.resolve.own_partition import (
 )
 from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.halo import Route
 from silograph.graph.datasets import load
 from silograph.graph.features import with_features
 from silograph.graph.generated.generate import ProgressCallback
@@ -28,9 +29,10 @@ from silograph.graph.graph import (
     standardized,
     subgraph,
 )
+from silograph.graph.measure.statistics import leaked_tests
 from silograph.graph.node_key import key_order
 from silograph.graph.partition.partition import Partition, Partitioner, make_partition
-from silograph.graph.partition.split import choose_split
+from silograph.graph.partition.split import choose_split, copies_split
 
 DEFAULT_CLIENTS = 10
 
@@ -42,7 +44,8 @@ class Cut:
     Attributes:
         graph: all of it.
         partition: who holds what.
-        split: what for.
+        split: what for; where each client splits its own copies, what their owners say.
+        copies: what each copy is for, masks over `partition.copies`, where that is told apart.
         silos: hash of the silos' own data where it came from silos, else nothing.
         given: fingerprint of the graph before clients standardized its features, else nothing.
     """
@@ -52,11 +55,29 @@ class Cut:
     split: Split
     silos: str = ""
     given: str = ""
+    copies: Split | None = None
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the graph, features as silos have them before they standardize them."""
         return self.given or fingerprint(self.graph)
+
+    @property
+    def copies_split(self) -> Split:
+        """What each copy that a client holds is for, masks over `partition.copies`."""
+        return self.copies or self.split.map(lambda mask: mask[self.partition.copies])
+
+    @property
+    def test_leaks(self) -> int:
+        """Copies that test while another copy of their node trains: 0 for a split made once."""
+        return 0 if self.copies is None else leaked_tests(self.copies, self.partition)
+
+
+def clients_block(cut: Cut, dtype: torch.dtype) -> tuple[ClientBlock, Route]:
+    """Return the clients of a cut as one block, and who answers for each halo slot."""
+    block, route = make_block(cut.graph, cut.partition, cut.split, dtype)
+    known = cut.graph.labeled[cut.partition.copies]
+    return replace(block, split=cut.copies_split.map(lambda mask: mask & known)), route
 
 
 def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
@@ -130,7 +151,9 @@ def cut_graph(
         )
     _check_degrees(config, cut)
     key = Key.of(seed_of(config, "split_seed")).fold("split")
-    return trainable(config, Cut(graph, cut, choose_split(graph, cut, config.split, key)))
+    copies = copies_split(graph, cut, config.split, key)
+    split = choose_split(graph, cut, config.split, key)
+    return trainable(config, Cut(graph, cut, split, copies=copies))
 
 
 def standard_cut(cut: Cut, *, uncut: bool) -> Cut:
@@ -198,7 +221,8 @@ def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
 
 def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
     """Return a cut that has something to train on; raise `DataError` for another."""
-    if not bool((cut.split.train & cut.graph.labeled).any()):
+    known = cut.graph.labeled[cut.partition.copies]
+    if not bool((cut.copies_split.train & known).any()):
         raise DataError(
             f"expected at least one labeled training node, got none in {cut.graph.name} with "
             f"split {config.split!r}: give a larger training share"

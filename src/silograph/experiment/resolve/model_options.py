@@ -14,6 +14,7 @@ from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
 from silograph.nn.model import Model
 from silograph.nn.model_options import (
+    FACTOR_MODELS,
     MODULE,
     RATING_MODELS,
     APPNPOptions,
@@ -24,6 +25,7 @@ from silograph.nn.model_options import (
 )
 from silograph.nn.own_module import Make, ModuleModel, check
 from silograph.nn.rating_biases import RatingBiases
+from silograph.nn.rating_factors import RatingFactors, Social
 from silograph.nn.rating_model import RatingConv, RatingModel
 from silograph.nn.rating_profiles import RatingProfiles
 from silograph.nn.schedule import TrainableModel
@@ -137,6 +139,8 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
         )
     if config.model == "rating_biases":
         return RatingBiases(**asdict(options))
+    if config.model in FACTOR_MODELS:
+        return RatingFactors(cast("Social", config.model), **asdict(options))
     hidden = shortest(config.hidden)
     assert isinstance(hidden, int)  # see `check_model`
     layers = num_layers(config.hidden, config.layers)

@@ -12,6 +12,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.rate_schedule import parse_rate_schedule
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import RowMinimum
+from silograph.core.sent_weights import SentWeights
 from silograph.core.widths import num_layers, shortest
 from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.client_data import check_uncut
@@ -125,9 +126,8 @@ def resolve(
     relevant = ranked_in(asked, parts, schema, model)
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
-    corrections = parts.method.part.needs.corrections(parts.method.options)
-    losses = parts.method.part.needs.losses(parts.method.options)
-    training = Training(model, optimizer, schedule, corrections, losses)
+    needs, own = parts.method.part.needs, parts.method.options
+    training = Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
     found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
@@ -146,10 +146,11 @@ def resolve(
         aggregator_options=parts.aggregator.options,
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
         relevant=relevant,
-        options=parts.method.options,
+        options=own,
         backend=backend,
-        corrections=corrections,
-        losses=losses,
+        corrections=training.corrections,
+        losses=training.losses,
+        sent=SentWeights(config.weights_as, config.weight_rows),
         rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
     )
     return Resolved(config, parts, method_config, schema, where)
@@ -302,6 +303,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             "local_bias out"
         )
     check_minimum(config, method)
+    check_sent(config, parts)
     if config.eval_on_receipt:
         check_received(method)
     check_features(config)
@@ -324,6 +326,32 @@ def check_minimum(config: RunConfig, method: Method) -> None:
         raise ConfigError(
             f"expected a method that exchanges sums of rows for {given[0]}, got {method.name}, "
             f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(given)} out"
+        )
+
+
+def check_sent(config: RunConfig, parts: Parts) -> None:
+    """Raise `ConfigError` unless weights can travel as they are asked to."""
+    method = parts.method.part
+    if SentWeights(config.weights_as, config.weight_rows).plain:
+        return
+    asked = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
+    if not method.small_weights:
+        raise ConfigError(
+            f"expected weights_as=exact and weight_rows=all for method {method.name}, got {asked}: "
+            "fedavg, fedopt, fedprox, fedais and its presets can send them otherwise"
+        )
+    if config.eval_on_receipt or parts.selector.part.on_receipt:
+        raise ConfigError(
+            f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
+            f"got {asked}: those that do not train would score other weights"
+        )
+    if config.weight_rows == "all":
+        return
+    keep = method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    if keep or config.batch_size is not None or config.collect:
+        raise ConfigError(
+            "expected neither keep_optimizer, batch_size nor collect with weight_rows=used: then "
+            "the server cannot know what becomes of the rows that a client does not use"
         )
 
 

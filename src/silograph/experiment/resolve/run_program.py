@@ -1,5 +1,7 @@
 """The program of a run: what its config, method and model call at every client, put together."""
 
+from itertools import chain, islice
+
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Shared
@@ -12,8 +14,11 @@ from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
+from silograph.nn.shared_items import ITEMS
 
-COLLECT = "collect"  # named beside methods where a silo says what it allows
+MOST_LOOKED_AT = 1000  # calls of a run, for rows in them
+COLLECT = "collect"  # named beside methods where a silo says what it allows, as items are
+BESIDES = (COLLECT, ITEMS)
 
 
 def training_key(config: ResolvedConfig) -> Key:
@@ -127,16 +132,30 @@ def _scoring_steps(
 def beyond_weights(
     config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> tuple[str, ...]:
-    """Return what a silo must allow by name: whatever sends rows of single nodes."""
+    """Return what a silo must allow by name: whatever sends rows of single nodes.
+
+    Set-up, the last round and the first ones are looked at, until `MOST_LOOKED_AT` calls. Where
+    rows appear later still, the silo refuses the call (`Prepared.sends_rows`).
+    """
     calls, key, names = method.calls, training_key(config), []
     assert calls is not None  # it has a program
-    scored = _scoring_steps(config, method, method_config, 1, key)
-    steps = calls.setup(method_config, key), calls.round(method_config, 1, key), scored
-    if any(call.rows for call in calls_of(steps)):
+    own = calls.setup(method_config, key.fold("init")), _scored(config, method, method_config, 0)
+    later = (
+        (calls.round(method_config, t, key), _scored(config, method, method_config, t))
+        for t in (config.rounds, *range(1, config.rounds))
+    )
+    every = (call for steps in chain([own], later) for call in calls_of(steps))
+    if any(call.rows for call in islice(every, MOST_LOOKED_AT)):
         names.append(config.method)
     if config.collect:
         names.append(COLLECT)
+    if ITEMS in method_config.model.weight_shapes:  # which rows move says what a silo sells
+        names.append(ITEMS)
     return tuple(names)
+
+
+def _scored(config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int) -> Steps:
+    return _scoring_steps(config, method, method_config, t, training_key(config))
 
 
 def kinds_sent(program: Program) -> tuple[str, ...]:

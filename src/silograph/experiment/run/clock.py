@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import torch
 
 from silograph.core.client_speeds import parse_links, parse_speeds
-from silograph.core.key import Key, hash_text, signed
+from silograph.core.key import Key, hash_texts
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.federation.virtual_clock import VirtualClock
 
@@ -29,8 +28,7 @@ def clock_of(config: ResolvedConfig, ids: Sequence[str]) -> VirtualClock | None:
 def _clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
     given, clients = parse_speeds(speed_text), np.arange(len(ids))
     if given is None:
-        keys = torch.tensor([signed(hash_text(name)) for name in ids])
-        u = Key.of(seed).fold("speeds").uniform(keys, 2).numpy()
+        u = Key.of(seed).fold("speeds").uniform(hash_texts(ids), 2).numpy()
         speeds = np.exp(np.sqrt(-2 * np.log(1 - u[:, 0])) * np.cos(2 * math.pi * u[:, 1]))
     else:
         speeds = np.array(given)[clients % len(given)]

@@ -14,6 +14,7 @@ from silograph.aggregation.aggregators import MEAN
 from silograph.core.key import Key
 from silograph.core.payload import ranges
 from silograph.exchange.collect import collect, local_graph
+from silograph.experiment.resolve.cutting import clients_block
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.setup import Setup
 from silograph.federation.in_process import InProcess
@@ -43,7 +44,7 @@ def local_bias(
     """
     cut, cfg, device = setup.cut, setup.method_config, setup.device
     dtype = DTYPES[setup.config.dtype]
-    block, route = make_block(cut.graph, cut.partition, cut.split, dtype)
+    block, route = clients_block(cut, dtype)
     uncut, no_route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
     if not setup.method.setting.uncut:  # a node draws as it does at its client
         row_key = uncut.row_key.clone()

@@ -23,13 +23,16 @@ from silograph.experiment.run.round_scores import (
     scores_by_client,
     task_in,
     uncut_counts,
+    uncut_rows,
     views_of,
 )
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.run.untrained import untrained_scores
 from silograph.methods.base import client_weights
 from silograph.nn.conv import Params
+from silograph.task.counts import JudgedRows, confusion
 from silograph.task.scores import Views
 
 
@@ -58,7 +61,8 @@ def make_result(
     """
     best, config = snapshot.best, setup.config
     assert best is not None  # a run ends after a judged round
-    uncut = _uncut_counts(setup, best)
+    rows_of_all = _uncut_rows(setup, best)
+    uncut = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
     val, test = _finite_views(setup, best, uncut)
     task = task_in(setup)
     return Result(
@@ -67,11 +71,13 @@ def make_result(
         held=setup.method.setting.held(setup.method_config.options),
         test=test,
         val=val,
-        baseline=None if setup.simulated is None else baseline_scores(setup),
+        baseline=baseline_scores(setup, best),
+        untrained=untrained_scores(setup),
         constant=task.constant,
         metrics=metrics_of(setup),
         client_scores=scores_by_client(setup, best, uncut),
         class_scores=scores_by_class(setup, best),
+        confusion=None if rows_of_all is None else confusion(rows_of_all),
         client_facts=snapshot.client_facts,
         judged_without=best.away,
         left_out=setup.federation.left_out,
@@ -95,13 +101,13 @@ def make_result(
     )
 
 
-def _uncut_counts(setup: Setup, best: Judged) -> Counts | None:
-    """Return what the server's model gets right on the uncut graph, None where there is none."""
+def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
+    """Return what the server's model says of the uncut graph, None where there is none."""
     if best.weights is None or setup.simulated is None:
         return None
     if setup.method_config.model.table_widths:
         return None  # nobody has the tables of all clients
-    return uncut_counts(setup, best.weights)
+    return uncut_rows(setup, best.weights)
 
 
 def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:

@@ -86,7 +86,7 @@ def model_file(run: Path, silo: str | None = None) -> Path:
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"
         )
-    known = [row["client"] for row in read_csv(run / CLIENTS)]
+    known = [row.get("client", "") for row in read_csv(run / CLIENTS)]
     if silo not in known:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "

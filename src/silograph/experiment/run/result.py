@@ -45,14 +45,20 @@ class Result:
         held: share of the nodes that the server held itself; None is no node.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
-        baseline: test scores of the best constant prediction by all training labels; None without
-            test nodes, and where silos hold the labels.
+        baseline: test scores of the best constant prediction by all training labels; where silos
+            hold these, by the classes of validation nodes, without AUC. None without test nodes,
+            and for numbers that silos hold.
+        untrained: test scores of what else predicts without training, by name: of ratings means
+            and biases, in simulation.
         constant: what that prediction is called.
         metrics: names of the scores that the task has.
         client_scores: test scores of each client at the best round, by metric and by the views
             that exist; None for a client without test nodes.
         class_scores: test scores of each class at the best round, by its name, in the view that
             picks the round; none where the task has no classes.
+        confusion: how many test nodes of a class (row) the server's model took for a class (column)
+            on the uncut graph, (K, K) int64; None where silos hold the labels, which never say it,
+            where the server has no model, and where a node is not of one class.
         client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
@@ -89,10 +95,12 @@ class Result:
     test: Views
     val: Views
     baseline: Scores | None
+    untrained: Mapping[str, Scores]
     constant: str
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
     class_scores: Mapping[str, ClassScores]
+    confusion: Tensor | None
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -163,8 +171,15 @@ class Result:
             "metric": self.metric.name,
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported(self.baseline)},
+            **named_untrained({n: reported(s) for n, s in self.untrained.items()}),
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
+            "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
+            **(
+                {}
+                if self.cut is None or not self.cut.test_leaks
+                else {"test_leaks": self.cut.test_leaks}
+            ),
             "judged_without": list(self.judged_without),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "best_round": self.best_round,
@@ -242,7 +257,8 @@ class Result:
         if self.cut is None:
             del found["uncut"]  # nobody has that graph
         if self.baseline is not None:
-            found[self.constant] = self.baseline
+            first = {self.constant: self.baseline, **self.untrained}
+            found = {**first, **found} if self.untrained else {**found, **first}
         rows = [
             [view, *(METRICS[name].text(scores and scores[name]) for name in names)]
             for view, scores in found.items()
@@ -274,6 +290,10 @@ class Result:
             yield f"local bias: {self.local_bias:.4g}, {mean}"
         if self.held is not None:
             yield f"held by the server: features, labels and edges of {self.held:.0%} of the nodes"
+        if self.cut is not None and (leaks := self.cut.test_leaks):
+            tests = int(self.cut.copies_split.test.sum())
+            where = "test nodes train at another client, so test scores are too high"
+            yield f"leaks: {leaks:,} of {tests:,} {where}"
         yield f"stopped: {self.stopped}"
         chosen = any(getattr(self.val, view) is not None for view in VIEWS)
         how = "by validation" if chosen else "the last one: no validation nodes"
@@ -297,6 +317,11 @@ class Result:
         """Return how much of the time went into compiling, nothing where none did."""
         spent = self.compile_seconds
         return f" ({spent:.1f} s of them to compile kernels, once)" if spent >= 0.05 else ""
+
+
+def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key of what predicts without training, none for tasks that have nothing."""
+    return {"untrained": dict(found)} if found else {}
 
 
 def reported(scores: Scores | None) -> Mapping[str, float | None] | None:

@@ -75,6 +75,7 @@ from silograph.graph.measure.statistics import CutStatistics, describe
 from silograph.methods.base import seen_by
 
 GROWING = (ROUNDS, LEDGER)
+SOURCE = {"data_dir", "dataset"}  # what run.json says of data that can be read again
 _KNOWN: Mapping[str, TypeAdapter[Any]] = {  # of run.json
     "same": TypeAdapter(dict[str, str]),
     "source": TypeAdapter(dict[str, str | None] | None),
@@ -219,6 +220,8 @@ class ResultFolder:
             }
             code = _KNOWN["same"].validate_python(found.get("code", {}))
             simulated = found.get("simulated", True) is True
+            if known["source"] is not None and not known["source"].keys() >= SOURCE:
+                raise ValueError(f"a source without {' and '.join(sorted(SOURCE))}")
         # pydantic's ValidationError is a ValueError.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             line = " ".join(str(error).split())[:200]
@@ -448,7 +451,7 @@ def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | 
     if cut is None:
         rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
     else:
-        figures = describe(cut.graph, cut.partition, cut.split)
+        figures = describe(cut.graph, cut.partition, copies=cut.copies_split)
         rows, known = figures.client_rows(), _simulated(figures, cut.graph)
         write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))

@@ -10,9 +10,9 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.evaluation.evaluate import (
     VAL_HISTOGRAM,
-    counts_here,
     counts_of,
     own_counts,
+    rows_here,
     with_validation,
 )
 from silograph.evaluation.ranking import unranked, with_rankings
@@ -25,7 +25,7 @@ from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
 from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
-from silograph.task.scores import PARTS, ClassScores, Scores, Views
+from silograph.task.scores import PARTS, ClassScores, Scores, Views, constant_scores
 
 Counts = Mapping[str, Tensor]
 ViewScores = Mapping[str, Scores | None]
@@ -211,24 +211,34 @@ def progress_of(setup: Setup, row: Row) -> str:
     return f"val {metric.title} {shown}  train loss {loss}"
 
 
-def uncut_counts(setup: Setup, weights: Params) -> Counts:
-    """Judge the server's model on the uncut graph, each node counted for its owner."""
+def uncut_rows(setup: Setup, weights: Params) -> JudgedRows:
+    """Return what the server's model says of the uncut graph, each node counted for its owner."""
     block, partition = uncut_block(setup), setup.cut.partition
     owner = partition.owner.to(setup.device)
     held = owner >= 0
     split = block.split.map(lambda mask: mask & held)
     judged = replace(block, split=split)
     cfg, clients = setup.method_config, len(partition.ids)
-    extra = scores_extra(setup.config)
-    counts = counts_here(cfg.backend, cfg.model, weights, judged, owner, clients, validation=extra)
-    return counts | (unranked(clients) if cfg.relevant is not None else {})
+    return rows_here(cfg.backend, cfg.model, weights, judged, owner, clients)
 
 
-def baseline_scores(setup: Setup) -> Scores | None:
+def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
+    """Return the counts of `uncut_rows`."""
+    counts = counts_of(rows, validation=scores_extra(setup.config))
+    ranked = setup.method_config.relevant is not None
+    return counts | (unranked(rows.groups) if ranked else {})
+
+
+def baseline_scores(setup: Setup, best: Judged) -> Scores | None:
     """Return the test scores of the best constant prediction by all training labels.
 
-    The experiment knows the labels, as it has cut the graph; silos would not tell them.
+    The experiment knows the labels, as it has cut the graph. Silos would not tell them: what they
+    do tell has the classes of validation nodes, and the commonest of these is what counts then.
     """
+    if setup.simulated is None:
+        told = best.personalized if best.server is None else best.server
+        form = task_in(setup).labels
+        return constant_scores(told, form) if form in ("multiclass", "multilabel") else None
     graph, split = setup.cut.graph, setup.cut.split
     owner, task = setup.cut.partition.owner, task_in(setup)
     known = graph.labeled & (owner >= 0)

@@ -4,7 +4,10 @@ import contextlib
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 
 import torch
 
@@ -33,11 +36,16 @@ EXTRAS = ("numba",)
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide numbers."""
+    return {"python": platform.python_version(), **_installed()}
+
+
+@cache  # a quarter of the time of a short run: every package's whole description is parsed
+def _installed() -> Mapping[str, str]:
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     for name in EXTRAS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return {"python": platform.python_version(), **found}
+    return MappingProxyType(found)
 
 
 @dataclass(frozen=True, eq=False)

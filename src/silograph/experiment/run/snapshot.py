@@ -24,6 +24,8 @@ from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
+OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
+COUNTED = ("best/personalized", "best/server", "scores/personalized", "scores/server", "pending")
 OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
@@ -178,6 +180,25 @@ def _number(found: Any) -> float | None:
     return None if found is None else float(found)
 
 
+def _check_groups(setup: Setup, groups: Any, parts: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` for groups of tensors that no run of this model writes."""
+    if not isinstance(groups, list) or not all(isinstance(prefix, str) for prefix in groups):
+        raise ValueError(groups)
+    for prefix in COUNTED:
+        found = below(prefix, parts)
+        if found and prefix not in groups:
+            raise ValueError(prefix)
+        if any(not t.is_floating_point() and bool((t < 0).any()) for t in found.values()):
+            raise ValueError(prefix)
+    weights, calls = below("server/weights", parts), setup.method.calls
+    has_model = calls is not None and calls.scores_server(setup.method_config)
+    if "server/weights" not in groups and (weights or has_model):
+        raise ValueError(groups)
+    shapes = dict(setup.method_config.model.weight_shapes)
+    if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
+        raise ValueError(weights.keys())
+
+
 def from_checkpoint(
     setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
 ) -> tuple[Snapshot, list[State]]:
@@ -198,6 +219,7 @@ def from_checkpoint(
         return below(prefix, parts) if prefix in facts["groups"] else None
 
     try:
+        _check_groups(setup, facts["groups"], parts)
         state = ServerState(group("server/weights"), below("server/memory", parts))
         best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
         if best_round is not None:
@@ -226,7 +248,7 @@ def from_checkpoint(
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
     except SilographError:
         raise
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
+    except OTHER_FORM as error:
         raise CheckpointError(
             "expected a checkpoint as this version writes it, got facts or tensors of another form "
             f"({type(error).__name__}): begin a new run"

@@ -29,6 +29,7 @@ from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.nn.rating_biases import RatingBiases
+from silograph.nn.rating_factors import RatingFactors
 from silograph.nn.rating_model import RatingModel
 from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
@@ -213,6 +214,8 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
     """
     if told.get("task") == "rating":
         given = {name: value for name, value in told.items() if name != "task"}
+        if "social" in told:
+            return TypeAdapter(RatingFactors).validate_python(given)
         if "embedding" in told:
             return TypeAdapter(RatingModel).validate_python(given)
         if "folds" in told:

@@ -67,9 +67,20 @@ def read_answer(
     return Answer(place, reply, form, len(frame), meter)
 
 
-def check_work(meter: Meter, seconds: float) -> None:
-    """Raise `ProtocolError` for work that nobody does in so many seconds."""
+def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
+    """Raise `ProtocolError` for work that nobody does in so many seconds, or for such a call.
+
+    Args:
+        meter: of a reply.
+        seconds: that the silo has taken.
+        most: operations that a call can be; None is not known.
+    """
     flops = sum(float(each.flops.sum()) for each in (meter, *meter.apart.values()))
+    if most is not None and flops > most:
+        raise ProtocolError(
+            f"expected work of at most {most:.4g} operations, by the model and the rows and edges "
+            f"reported at first, got {flops:.4g}"
+        )
     if flops > MOST_RATE * max(seconds, LEAST_SECONDS):
         raise ProtocolError(
             f"expected work of at most {MOST_RATE:g} operations a second, got {flops:g} in "

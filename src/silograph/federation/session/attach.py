@@ -28,6 +28,7 @@ UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
 INTERRUPTED = "the server was interrupted"
 LAST_SECONDS = 10.0  # for which a server may leave the stream open after the silo's last word
+MOST_RUNS = 1000  # of a process, until it agrees to one: it shows itself in each, and logs it
 LONGEST_WAIT = 10 * 365 * 86400  # seconds: a longer one has no end that is worth a date
 
 
@@ -69,9 +70,17 @@ def take_part(silo: Attaching) -> str:
     """
     last = _Attempt(None, NO_TOKEN, attached=False, reason="")
     pause, since = SHORTEST_PAUSE, time.monotonic()
+    runs = 0
     while True:
+        token = last.token
         last = _attempt(silo, last.worker, last.token)
         worker = last.worker
+        runs += last.token != token
+        if runs > MOST_RUNS:
+            raise ConfigError(
+                f"expected a run at {silo.server}, got {MOST_RUNS:,} that the silo could not agree "
+                "to: start it again to go on"
+            )
         if worker is not None and worker.ended is not None:
             return worker.ended
         stopped = worker is not None and worker.stopped

@@ -5,24 +5,31 @@ than its file says, never more. Lines are forced to the disk when a run is agree
 is over and at the end; a machine that loses power may lose the lines of one round, which is done
 again then.
 
-A server cannot fill the disk: calls are bounded by the agreed config, and of what can be repeated
-without end (refusals, hellos) the first 16 have a line each, then the 32nd, the 64th and so on,
-each of which says for how many it stands.
+A server cannot fill the disk: of what can be repeated without end (refusals, hellos) the first 16
+have a line each, then the 32nd, the 64th and so on, each of which says for how many it stands. And
+once the file has `MOST_FILE` bytes nothing leaves any more, until it is moved away.
+
+A frame's tag is a GMAC, which costs a twelfth of a SHA-256, under a key that only the silo has
+(`audit.key` beside the file): so nobody else can make another frame that fits the line.
 """
 
 import fcntl
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 from silograph.core.errors import ConfigError, PolicyError, ProtocolError
+from silograph.core.files import opens_private
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
+from silograph.federation.program import BLANK
 from silograph.federation.session.audit_chain import (
     NO_LINE,
     AuditedRun,
@@ -32,6 +39,9 @@ from silograph.federation.session.audit_chain import (
 from silograph.federation.session.peer import one_line
 
 AUDIT = "audit.jsonl"
+MOST_FILE = 2**30  # bytes: some two million calls
+MARGIN = 2**20  # bytes for why and how a run ends, once it is full
+KEY_BYTES, NONCE_BYTES = 32, 12  # of AES-256 in Galois counter mode
 WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
 
 
@@ -44,6 +54,7 @@ class Audit:
         runs: that the file has already.
         head: hash of its last line.
         size: its bytes.
+        key: of the tags of frames; None makes none.
     """
 
     def __init__(
@@ -53,8 +64,10 @@ class Audit:
         runs: Mapping[str, AuditedRun] | None = None,
         head: str = NO_LINE,
         size: int = 0,
+        key: bytes | None = None,
     ) -> None:
         self._file = file
+        self._key = key
         self._torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
@@ -114,11 +127,18 @@ class Audit:
         line, own = line_of(told, self.head)
         if self._torn:
             raise _unwritable("its last line could not be written")
+        most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
+        if self._file is not None and self._size + len(line) > most:
+            raise PolicyError(_full(AUDIT))
         if self._file is not None:
             self._write(line)
         self.head, self._size = own, self._size + len(line)
         if force:
             self.force()
+
+    def tag(self, frame: bytes) -> dict[str, str]:
+        """Return what the next line says of a frame's content, nothing without a key."""
+        return {} if self._key is None else {"tag": tag_of(self._key, self.head, frame)}
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None
@@ -172,6 +192,8 @@ class RunAudit:
         self._run = run
         self._before = before
         self._sent = 0 if before is None else before.sent
+        self._repeats = 0 if before is None else before.repeats
+        self._last = BLANK if before is None or before.rounds is None else before.rounds[1]
         self._calls = 0
         self._bytes = 0
 
@@ -188,6 +210,10 @@ class RunAudit:
         """
         others = sum(size for run, size in self._audit.strays.items() if run != self._run)
         return self._sent + others
+
+    def repeats_with(self, number: int) -> int:
+        """Return how many rounds have been done again once this one has begun, also by others."""
+        return self._repeats + (number <= self._last)
 
     def check_again(self, digest: str) -> None:
         """Raise `ProtocolError` for a run of a name that was another one's, or of one that is over.
@@ -222,20 +248,26 @@ class RunAudit:
         self._audit.take_agreement(self, {"run": self._run, **facts})
         self._audit.strays.pop(self._run, None)
 
-    def answered(self, envelope: Envelope, reply: Payload, frame: bytes) -> None:
-        """Record a reply that is about to leave."""
+    def answered(
+        self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
+    ) -> None:
+        """Record a reply that is about to leave; `begins`: it is the first one of its round."""
         self._audit.add(
             "answered",
             {
                 "run": self._run,
                 "round": envelope.round,
+                **({"begins": True} if begins else {}),
                 "op": envelope.op,
                 "kind": str(envelope.kind),
                 "bytes": len(frame),
                 "fields": {name: field.t.nbytes for name, field in reply.items()},
-                "digest": digest_of(frame),
+                **self._audit.tag(frame),
             },
         )
+        if begins:
+            self._repeats = self.repeats_with(envelope.round)
+        self._last = max(self._last, envelope.round)
         self._calls += 1
         self._count(len(frame))
 
@@ -260,8 +292,21 @@ class RunAudit:
 
 
 def digest_of(data: bytes) -> str:
-    """Return the SHA-256 of what leaves, in hexadecimal."""
+    """Return a SHA-256 in hexadecimal."""
     return sha256(data).hexdigest()
+
+
+def tag_of(key: bytes, former: str, frame: bytes) -> str:
+    """Return the GMAC of a frame (NIST SP 800-38D) in hexadecimal.
+
+    Args:
+        key: of the silo's audit file, `KEY_BYTES` long.
+        former: hash of the line before the frame's; no two lines have the same, as a GMAC needs.
+        frame: that left.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key).encrypt(bytes.fromhex(former)[:NONCE_BYTES], b"", frame).hex()
 
 
 def _now() -> str:
@@ -272,6 +317,13 @@ def _unwritable(reason: str | None) -> PolicyError:
     return PolicyError(
         f"expected to write down in {AUDIT} what leaves, got: {reason}: nothing more is sent; make "
         "room and start the silo again"
+    )
+
+
+def _full(name: str) -> str:
+    return (
+        f"expected at most {MOST_FILE:,} bytes in {name}, got as many: nothing more is sent; move "
+        "the file away, the next start begins a new one"
     )
 
 
@@ -294,6 +346,8 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
     except OSError as error:
         raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe would never be read to its end
+            raise ConfigError(f"expected a file at {path}, got something else")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -303,6 +357,25 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
         yield _continued(path, file, about)
     finally:
         os.close(file)
+
+
+def _key_beside(path: Path) -> bytes:
+    """Return the key of an audit file's tags, made at first."""
+    beside = path.with_suffix(".key")
+    try:
+        with suppress(FileExistsError), open(beside, "xb", opener=opens_private) as file:
+            file.write(token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        key = beside.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"expected to keep a key in {beside}, got: {error.strerror}") from None
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"expected the key of {path} in {beside}, {KEY_BYTES} bytes, got {len(key)}: restore "
+            "it, or move it away and the next start makes a new one"
+        )
+    return key
 
 
 def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
@@ -317,10 +390,12 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
             "move it away, the next start begins a new one (docs/federation.md)"
         )
     torn = 0 if broken is None else size - broken.whole
+    if size - torn >= MOST_FILE:
+        raise ConfigError(_full(str(path)))
     if torn:
         os.ftruncate(file, size - torn)
     runs = {run.run: run for run in found.runs}
-    audit = Audit(file, about, runs, found.head, size - torn)
+    audit = Audit(file, about, runs, found.head, size - torn, _key_beside(path))
     note = f"{path} has {found.lines:,} lines, each as it was written"
     if torn:
         audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)

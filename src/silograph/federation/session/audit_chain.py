@@ -114,6 +114,7 @@ class AuditedRun:
         calls: answered, by kind.
         bytes: sent in them, by kind, and those of the hello under `hello`.
         rounds: first and last round of a call; None without a call.
+        repeats: rounds that were begun again.
         refusals: what was refused, or failed; one entry may stand for many.
         refused: how many they were.
         ended: its last entry of an end; None where it has none, as after a crash.
@@ -125,6 +126,7 @@ class AuditedRun:
     calls: Mapping[str, int]
     bytes: Mapping[str, int]
     rounds: tuple[int, int] | None
+    repeats: int
     refusals: Sequence[AuditEntry]
     refused: int
     ended: AuditEntry | None
@@ -153,6 +155,7 @@ class RunCounts:
         self.calls: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.rounds: tuple[int, int] | None = None
+        self.repeats = 0
         self.refusals: list[AuditEntry] = []
         self.refused = 0
 
@@ -169,12 +172,14 @@ class RunCounts:
                 number, kind = _count(facts["round"]), str(facts["kind"])
                 self.calls[kind] += 1
                 self.bytes[kind] += _count(facts["bytes"])
+                self.repeats += "begins" in facts and number <= (self.rounds or (0, -1))[1]
                 first, last = self.rounds or (number, number)
                 self.rounds = min(first, number), max(last, number)
             case "refused":
                 self.refused += _count(facts["times"])
                 self.refusals.append(entry)
             case "ended":
+                self.refused += _count(facts.get("refusals_without_a_line", 0))
                 self.ended = entry
 
     def summary(self) -> AuditedRun:
@@ -186,6 +191,7 @@ class RunCounts:
             dict(sorted(self.calls.items())),
             dict(sorted(self.bytes.items())),
             self.rounds,
+            self.repeats,
             tuple(self.refusals),
             self.refused,
             self.ended,

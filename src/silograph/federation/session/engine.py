@@ -66,7 +66,7 @@ class Session:
         compiled: fold replies with the compiled kernel, to the same bits.
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
-        nodes: of each silo, by TRAIN, VAL and TEST, as it has reported them.
+        nodes: of each silo, by TRAIN, VAL, TEST, ROWS and EDGES, as it has reported them.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Session:
         self._course = course
         known = enumerate(nodes.get(name, {}) for name in self._ids)
         self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known]
+        self._most_work = [limits.most_work(nodes.get(name, {})) for name in self._ids]
         self._failures = Failures(limits.failures)
         self._limits = limits
         self._compiled = compiled
@@ -253,7 +254,7 @@ class Session:
             answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
             asked_of = take_all(inbox, torch.tensor([place]))
             agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
-            check_work(answer.meter, peer.took)
+            check_work(answer.meter, peer.took, self._most_work[int(positions[place])])
             check_update(answer.reply, asked_of, reduce, self._limits.update_norm)
             return answer
 

@@ -51,10 +51,21 @@ class SendingBounds:
     Attributes:
         kinds: of replies; None: all.
         most_bytes: of all frames of the run, also those of earlier processes; None: no bound.
+        most_repeats: rounds of the run that are done again, also in other processes; None: no
+            bound.
     """
 
     kinds: tuple[str, ...] | None = None
     most_bytes: int | None = None
+    most_repeats: int | None = None
+
+    def check_repeats(self, repeats: int) -> None:
+        """Raise `PolicyError` where a round must not be done again, which would make so many."""
+        if self.most_repeats is not None and repeats > self.most_repeats:
+            raise PolicyError(
+                f"expected at most {self.most_repeats:,} rounds to be done again in a run "
+                "(most_repeats of this silo's policy), got one more: the silo leaves the run"
+            )
 
     def check(self, kind: str, sent: int, size: int) -> None:
         """Raise `PolicyError` where a reply must not leave.
@@ -92,11 +103,13 @@ class Prepared:
         block: the silo's own rows, where it computes.
         device: that place.
         course: what the run does, call by call.
-        nodes: how many it has, by TRAIN, VAL and TEST; the server is told once.
+        nodes: how many it has, by TRAIN, VAL, TEST, ROWS and EDGES; the server is told once.
         note: what the silo agrees to, in one line for its people.
         keep: writes down what the run has come to.
         plan: what the run sends, in lines for its people.
         agreed: the same in facts for the audit file.
+        sends_rows: whether rounds may have replies with rows of single nodes. (Those of set-up are
+            all known when the silo agrees.)
     """
 
     cfg: Any
@@ -108,6 +121,7 @@ class Prepared:
     keep: Callable[[Outcome], None] = keep_nothing
     plan: tuple[str, ...] = ()
     agreed: Mapping[str, Any] = field(default_factory=dict)
+    sends_rows: bool = False
 
     @cached_property
     def extent(self) -> Extent:

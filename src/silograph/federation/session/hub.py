@@ -348,8 +348,12 @@ def _next(requests: Stream, kind: Type, token: bytes) -> Message:
             f"expected a greeting of at most {LONGEST_GREETING} bytes, got {len(data)}"
         )
     message = unpack(data)
-    if message.type is not kind or message.token != token or message.sequence:
-        raise ProtocolError(f"expected {kind.name} of this run, got {message.type.name}")
+    if message.type is not kind:
+        raise ProtocolError(f"expected {kind.name}, got {message.type.name}")
+    if message.token != token:
+        raise ProtocolError(f"expected {kind.name} with the token of this run, got another token")
+    if message.sequence:
+        raise ProtocolError(f"expected {kind.name} with number 0, got {message.sequence}")
     return message
 
 

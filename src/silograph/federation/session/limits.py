@@ -1,10 +1,10 @@
 """How long a session waits, for how many silos, and how long messages may be."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from silograph.core.payload import Payload, State
-from silograph.federation.expected_bytes import most_of_frame
+from silograph.federation.expected_bytes import frame_bound
 from silograph.federation.field_specs import Extent
 from silograph.federation.frame import RESULT
 from silograph.federation.program import Call, Program, calls_of
@@ -26,6 +26,7 @@ class Limits:
         patience: seconds for which a round that cannot go on waits for silos to attach again.
         failures: unusable answers after which a silo is left out for good; None: it never is.
         update_norm: largest Euclidean norm of the update of a silo; None is any.
+        most_work: operations of a call at a silo of so many nodes, rows and edges; None is any.
     """
 
     least: int
@@ -33,11 +34,12 @@ class Limits:
     patience: float = 0.0
     failures: int | None = None
     update_norm: float | None = None
+    most_work: Callable[[Mapping[str, int]], float | None] = lambda _: None
 
 
 def longest_reply(call: Call, inbox: Payload, extent: Extent) -> int:
     """Return the most bytes that the reply to an inbox of one client can have as a message."""
-    return _around(most_of_frame(call.op.__name__, call.gives, extent, {"inbox": inbox}))
+    return _around(frame_bound(call.op.__name__, call.gives, extent, {"inbox": inbox}).most)
 
 
 class LongestCall:
@@ -51,7 +53,7 @@ class LongestCall:
     def __init__(self, program: Program, extent: Extent) -> None:
         self._program = program
         self._extent = extent
-        result = most_of_frame(RESULT, program.result, extent)
+        result = frame_bound(RESULT, program.result, extent).most
         self._most = max(MAX_FACTS, _around(result))
         self._seen: set[int] = set()
 
@@ -76,7 +78,7 @@ class LongestCall:
         yield SHORT
         others = {"state": state}
         for call in calls_of(self._program.steps(number)):
-            yield _around(most_of_frame(call.op.__name__, call.takes, self._extent, others))
+            yield _around(frame_bound(call.op.__name__, call.takes, self._extent, others).most)
 
 
 def _around(frame: int | None) -> int:

@@ -62,7 +62,8 @@ from silograph.federation.session.requests import (
 from silograph.federation.session.state_store import StateStore
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
-MOST_EXPLAINED = 1000  # silos that one silo has edges to, in a stream
+MOST_EXPLAINED = 1000  # silos that one silo has edges to
+MOST_REFUSALS = 10_000  # of a process; an honest server gets a few
 MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
 
 
@@ -102,9 +103,10 @@ class Responder:
         self._prepared: Prepared | None = None
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._joined: bytes | None = None  # nonce of the JOIN of this stream
+        self._refusals = 0
         self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
         self._longest: LongestCall | None = None
-        self._explained = 0  # edges explained in this stream
+        self._explained = 0  # edges explained, in all streams: each is a line of the log
         self._started = False  # in this stream
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
@@ -129,7 +131,7 @@ class Responder:
     def attach(self) -> None:
         """Begin a new stream: the server counts its messages from 1 again."""
         self._sequence = 0
-        self._joined, self._explained, self._started = None, 0, False
+        self._joined, self._started = None, False
         self.stopped, self._is_over = False, False
 
     def answer(self, data: bytes | bytearray) -> bytes:
@@ -171,10 +173,24 @@ class Responder:
             return self._failed(type(error.__cause__).__name__)
         except SilographError as error:
             reason = one_line(error)  # it may quote what the server has sent
-            self.audit.refused(reason)
+            self._refused(reason)
             return self._declined(reason)
         except Exception as error:
             return self._failed(type(error).__name__)
+
+    def _refused(self, reason: str) -> None:
+        """Record a refusal."""
+        self.audit.refused(reason)
+        self._count_line()
+
+    def _count_line(self) -> None:
+        """Count what makes a line in the log whenever a server likes."""
+        self._refusals += 1
+        if self._refusals == MOST_REFUSALS:
+            raise PolicyError(
+                f"expected what was agreed, got {MOST_REFUSALS:,} requests that were refused, "
+                "failed or told of a dismissal: the silo leaves the run"
+            )
 
     def _declined(self, reason: str) -> tuple[Type, bytes]:
         self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
@@ -191,7 +207,7 @@ class Responder:
         """Log what is being handled, and return the answer: the server hears the type only."""
         about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
         self._report(about)
-        self.audit.refused(f"{self._doing} failed: {what}")
+        self._refused(f"{self._doing} failed: {what}")
         reason = f"{what} at the silo: its log says more"
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -214,6 +230,7 @@ class Responder:
                 self._load(number_of(message))
             case Type.DISMISSED:
                 reason = one_line(message.facts().get("reason"))
+                self._count_line()
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
             case Type.RESULT:
                 self._finish(message.body)
@@ -341,9 +358,11 @@ class Responder:
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
         agreed, after, op, envelope, arrived = self._agreed(at, call)
-        at.course.go_on(envelope.round, after)
+        begins = at.course.go_on(envelope.round, after)
         try:
-            return self._run(at, call, agreed, op, envelope, arrived)
+            if begins:
+                self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
+            return self._run(at, call, agreed, op, envelope, arrived, begins=begins)
         except Exception:
             at.course.break_off()  # the server may not pass over what has failed
             raise
@@ -364,6 +383,11 @@ class Responder:
         agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
+        if agreed.rows and envelope.round > 0 and not at.sends_rows:
+            raise ProtocolError(
+                f"expected no rows of single nodes in a run that this silo agreed to without them, "
+                f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
+            )
         agreed.check_inbox(arrived, at.extent, self._state)
         return agreed, after, op, envelope, arrived
 
@@ -375,6 +399,8 @@ class Responder:
         op: Op,
         envelope: Envelope,
         arrived: dict[str, Field],
+        *,
+        begins: bool,
     ) -> bytes:
         """Run an op and return the body of the answer; the state is the new one then."""
         if envelope.round != self._round:  # the round before is over here
@@ -403,7 +429,7 @@ class Responder:
         body = reply_body(envelope.kind, meter, frame)
         check_size(body)
         self._bounds.check(envelope.kind, self.audit.sent, len(frame))
-        self.audit.answered(answer, reply, frame)
+        self.audit.answered(answer, reply, frame, begins=begins)
         self._state = new
         self._answered(op.__name__, frame, time.monotonic() - began)
         return body

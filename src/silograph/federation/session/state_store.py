@@ -91,12 +91,17 @@ class StateStore:
         _only_last(self._recent)
 
     def keep(self, number: int, state: State, needed: Collection[int] = ()) -> None:
-        """Write the state after a round down; the last two are kept, and those `needed`."""
+        """Write the state after a round down; the last two are kept, and those `needed`.
+
+        Raises:
+            CheckpointError: less room than it takes would be left on the disk.
+        """
         self._kept[number] = state
         _only_last(self._kept, needed)
         if self._folder is not None:
-            self._made()
-            found = Checkpoint(number, state_tensors(state), {"data": self._data})
+            tensors = state_tensors(state)
+            _check_room(self._made(), sum(t.nbytes for t in tensors.values()))
+            found = Checkpoint(number, tensors, {"data": self._data})
             self._folder.write(found, needed)
 
     def load(self, number: int) -> State:
@@ -132,6 +137,16 @@ class StateStore:
         self._kept.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder.path, ignore_errors=True)
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Raise `CheckpointError` where a state would fill the disk: a server chooses its size."""
+    free = shutil.disk_usage(folder).free
+    if 2 * size > free:
+        raise CheckpointError(
+            f"expected room for a state of {size:,} bytes and as much again in {folder.name}, got "
+            f"{free:,} bytes: make room, or leave the run"
+        )
 
 
 def _only_last(states: dict[int, State], needed: Collection[int] = ()) -> None:

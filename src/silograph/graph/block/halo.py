@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from silograph.core.key import hash_texts
 from silograph.core.payload import offsets, runs_at
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
-from silograph.graph.node_key import row_keys
+from silograph.graph.node_key import client_words, node_words
 from silograph.graph.partition.held_edges import held_edges
 from silograph.graph.partition.partition import Partition
 
@@ -106,11 +107,11 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     boundary, target = torch.unique(owner_row, return_inverse=True)
     boundary_off = torch.searchsorted(boundary, off)
     slot_off = torch.searchsorted(slot_client, clients)
-    named = zip(partition.ids, slot_node.split(slot_off.diff().tolist()), strict=True)
+    names, words = hash_texts(partition.ids), node_words(graph.node_id)
     halo = Halo(
         off=slot_off,
         adj=CSR.from_pairs(row, slot_of_edge, (num_rows, len(slots))),
-        key=torch.cat([row_keys(name, graph.node_id[part.numpy()]) for name, part in named]),
+        key=client_words(names[slot_client], words[slot_node]),
         boundary=boundary,
         boundary_off=boundary_off,
     )

@@ -42,6 +42,8 @@ class CutStatistics:
         train: (C,) int64 training nodes held, or None without a split.
         val: as `train`, validation nodes.
         test: as `train`, test nodes.
+        test_leaks: test nodes held whose copy trains at another client, or None without a split;
+            0 unless clients split their own copies.
         num_edges: undirected edges of the uncut graph.
         edges_cut: missing links: undirected edges of it that are internal to no client.
         num_nodes: nodes of the uncut graph.
@@ -68,6 +70,7 @@ class CutStatistics:
     train: Tensor | None
     val: Tensor | None
     test: Tensor | None
+    test_leaks: int | None
     num_edges: int
     edges_cut: int
     num_nodes: int
@@ -128,12 +131,18 @@ class CutStatistics:
             "clustering": None if self.clustering is None else float(self.clustering.mean()),
             "uncut_clustering": self.uncut_clustering,
             "homophily": self.homophily,
+            "test_leaks": self.test_leaks,
         }
         return {k: None if v is None or math.isnan(v) else v for k, v in figures.items()}
 
 
 def describe(
-    graph: Graph, partition: Partition, split: Split | None = None, *, clustering: bool = False
+    graph: Graph,
+    partition: Partition,
+    split: Split | None = None,
+    *,
+    copies: Split | None = None,
+    clustering: bool = False,
 ) -> CutStatistics:
     """Return the figures of a cut; the split's are left out where none is given.
 
@@ -141,6 +150,7 @@ def describe(
         graph: the uncut graph.
         partition: its cut.
         split: who trains, validates and tests.
+        copies: what each copy is for, masks over `partition.copies`, where that is not `split`.
         clustering: whether to work out clustering coefficients, which takes a while on dense
             graphs.
 
@@ -157,6 +167,8 @@ def describe(
     inside, outside = partition.internal(edges), partition.external(edges)
     row, distinct = edges.row[inside], client[edges.row] * graph.num_nodes + edges.neighbor
     remote = torch.unique(distinct[outside]) // graph.num_nodes
+    if copies is None and split is not None:
+        copies = split.map(lambda mask: mask[nodes])
     labels = _labels(graph, nodes, client, clients)
     apart = label_distances(labels)
     local = CSR.from_pairs(row, edges.position[inside], (len(nodes), len(nodes)))
@@ -170,7 +182,8 @@ def describe(
         halo=torch.bincount(remote, minlength=clients),
         between=_between(*ends, clients) if clients <= MOST_PAIRED else None,
         labels=labels,
-        **_roles(split, nodes, client, clients),
+        **_roles(copies, client, clients),
+        test_leaks=None if copies is None else leaked_tests(copies, partition),
         num_edges=graph.num_edges,
         edges_cut=graph.num_edges - _covered(nodes, edges, inside, graph.num_nodes),
         num_nodes=graph.num_nodes,
@@ -189,14 +202,24 @@ def _between(mine: Tensor, theirs: Tensor, clients: int) -> Tensor:
     return torch.bincount(mine * clients + theirs, minlength=clients**2).view(clients, clients)
 
 
-def _roles(
-    split: Split | None, nodes: Tensor, client: Tensor, clients: int
-) -> dict[str, Tensor | None]:
+def _roles(copies: Split | None, client: Tensor, clients: int) -> dict[str, Tensor | None]:
     """Return the nodes of each client that train, validate and test, (C,) each."""
-    if split is None:
+    if copies is None:
         return dict.fromkeys(("train", "val", "test"))
-    masks = {"train": split.train, "val": split.val, "test": split.test}
-    return {k: torch.bincount(client[mask[nodes]], minlength=clients) for k, mask in masks.items()}
+    masks = {"train": copies.train, "val": copies.val, "test": copies.test}
+    return {k: torch.bincount(client[mask], minlength=clients) for k, mask in masks.items()}
+
+
+def leaked_tests(copies: Split, partition: Partition) -> int:
+    """Return how many copies test while another copy of their node trains.
+
+    Args:
+        copies: what each copy is for, masks over `partition.copies`.
+        partition: who holds what.
+    """
+    nodes = partition.copies
+    trains = torch.bincount(nodes[copies.train], minlength=partition.num_nodes) > 0
+    return int(trains[nodes[copies.test]].sum())
 
 
 def _mean(values: np.ndarray) -> float:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from silograph.core.config import checked
 from silograph.core.errors import PartitionError, lookup
-from silograph.core.key import Key
+from silograph.core.key import Key, hash_texts
 from silograph.core.payload import offsets, owners
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import client_words, node_words
@@ -285,9 +285,8 @@ def _keep_edges(drop_edges: float) -> None:
 
 def row_keys_of(graph: Graph, partition: Partition) -> Tensor:
     """Return the counters of all clients' rows, (sum of n_c,) int64."""
-    words = node_words(graph.node_id)  # once, however many clients hold a node
-    parts = zip(partition.ids, partition.nodes, strict=True)
-    return torch.cat([client_words(name, words[part]) for name, part in parts])
+    words, holder = node_words(graph.node_id), partition.holder
+    return client_words(words[partition.copies], hash_texts(partition.ids)[holder])
 
 
 def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:

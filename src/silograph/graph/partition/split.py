@@ -1,9 +1,11 @@
 """Which nodes train, choose and judge.
 
 The split is made once, on the nodes of the uncut graph: where clients overlap, all copies of a
-node have the same role, so that no client's test node is another client's training node.
+node have the same role, so that no client's test node is another client's training node. Only in a
+split `by-client:` every client draws the roles of its own copies, as in Chen et al., "FedGraph",
+IEEE TPDS 2022; `silograph.graph.measure.statistics` counts what leaks.
 
-n: nodes of the graph.
+n: nodes of the graph. k: copies of them that clients hold.
 """
 
 import itertools
@@ -17,10 +19,11 @@ from torch import Tensor
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.graph.graph import Graph, Split
-from silograph.graph.node_key import key_order
-from silograph.graph.partition.partition import Partition
+from silograph.graph.node_key import drawn_order, key_order
+from silograph.graph.partition.partition import Partition, row_keys_of
 
 TIMED = "time:"  # begins a split in the order of time
+BY_CLIENT = "by-client:"  # begins a split that every client draws for its own copies
 TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
 
 
@@ -80,11 +83,51 @@ def draw_split(
     """Return the split of `make_split`, which may have no training node."""
     _check_ratios(ratios)
     nodes, owner, size, place = _ranked(graph, partition, key, timed=timed)
+    return _shares(nodes, owner, size, place, ratios, graph.num_nodes)
+
+
+def copies_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split | None:
+    """Return what each copy is for where every client splits its own nodes (`by-client:`).
+
+    The order is drawn from client and node together, so that a client's split is a function of
+    what it holds itself.
+
+    Returns:
+        Masks (k,) bool over `partition.copies`, or None for a split that is made once.
+
+    Raises:
+        ConfigError: see `parse_ratios` and `make_split`.
+    """
+    if not how.startswith(BY_CLIENT):
+        return None
+    ratios = parse_ratios(how.removeprefix(BY_CLIENT))
+    _check_ratios(ratios)
+    order = drawn_order(row_keys_of(graph, partition), key.fold("split by client"))
+    eligible = graph.labeled[partition.copies][order]
+    ranked = _by_owner(order[eligible], partition.holder, len(partition.ids))
+    return _shares(*ranked, ratios, len(order))
+
+
+def owners_split(partition: Partition, copies: Split) -> Split:
+    """Return the roles that the nodes' owners gave their copies, masks (n,) bool."""
+    own = partition.owner[partition.copies] == partition.holder
+    return copies.map(lambda mask: _mask(partition.copies[own & mask], partition.num_nodes))
+
+
+def _shares(
+    nodes: Tensor,
+    owner: Tensor,
+    size: Tensor,
+    place: Tensor,
+    ratios: tuple[float, float, float],
+    total: int,
+) -> Split:
+    """Return the split of ranked nodes by shares of their owner's, masks (total,) bool."""
     # Halves round up; the tolerance keeps sums such as .6 + .3 from falling short of one.
     ends = [torch.floor(t * size.double() + 0.5 + TOLERANCE)[owner] for t in np.cumsum(ratios)]
     roles = [place < ends[0]]
     roles += [(place >= ends[i]) & (place < ends[i + 1]) for i in (0, 1)]
-    return Split(*(_mask(nodes[role], graph.num_nodes) for role in roles))
+    return Split(*(_mask(nodes[role], total) for role in roles))
 
 
 def fold_split(graph: Graph, partition: Partition, *, fold: int, folds: int, key: Key) -> Split:
@@ -106,6 +149,9 @@ def fold_split(graph: Graph, partition: Partition, *, fold: int, folds: int, key
 
 def drawn_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split:
     """Return the split of ratios or a fold, see `choose_split`, which may have no training node."""
+    copies = copies_split(graph, partition, how, key)
+    if copies is not None:
+        return owners_split(partition, copies)
     fold = parse_fold(how)
     if fold is None:
         ratios, timed = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
@@ -121,11 +167,15 @@ def _ranked(
     if timed:
         order = order[torch.argsort(_times(graph)[order], stable=True)]
     eligible = (graph.labeled & (partition.owner >= 0))[order]
-    nodes = order[eligible]
-    owner = partition.owner[nodes]
+    return _by_owner(order[eligible], partition.owner, len(partition.ids))
+
+
+def _by_owner(nodes: Tensor, owners: Tensor, clients: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return nodes by owner, each owner's in the order given; owners, their counts, and places."""
+    owner = owners[nodes]
     by_owner = torch.argsort(owner, stable=True)
     nodes, owner = nodes[by_owner], owner[by_owner]
-    size = torch.bincount(owner, minlength=len(partition.ids))
+    size = torch.bincount(owner, minlength=clients)
     place = torch.arange(len(nodes)) - (size.cumsum(0) - size)[owner]
     return nodes, owner, size, place
 
@@ -173,7 +223,9 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
 
     `public`, `full`, ratios such as `0.2/0.4/0.4`, or a fold of cross validation: `fold=1/5`.
 
-    Ratios behind `time:` are taken in the order of time; see `make_split`.
+    Ratios behind `time:` are taken in the order of time; see `make_split`. Ratios behind
+    `by-client:` are taken by every client of its own copies: then these are the owners' roles, and
+    `copies_split` has all of them.
 
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.
@@ -218,8 +270,8 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
         train, val, test = (float(part) for part in text.split("/"))
     except ValueError:
         raise ConfigError(
-            "expected a split of 'public', 'full' or train/val/test such as '0.2/0.4/0.4', or "
-            f"fold=I/K, got {text!r}"
+            "expected a split of 'public', 'full' or train/val/test such as '0.2/0.4/0.4' (after "
+            f"'time:' or 'by-client:' if you like), or fold=I/K, got {text!r}"
         ) from None
     return train, val, test
 

@@ -13,6 +13,7 @@ from numba.core.compiler import Compiler
 
 from silograph.core import key
 from silograph.nn.kernels.linking import SelfContained
+from silograph.nn.kernels.one_compiler import one_at_a_time
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
@@ -44,8 +45,14 @@ def compiled(function: Function) -> Function:
 
 
 def kernel(function: Function) -> Function:
-    """Do the same for a function that Python calls: bits do not depend on what else is loaded."""
-    return _compiled(function, SelfContained)
+    """Do the same for a function that Python calls: bits do not depend on what else is loaded.
+
+    No compiled function calls it, so that a process that compiles it waits for no other kernel.
+    """
+    made: Any = _compiled(function, SelfContained)
+    name = f"{function.__name__}.{sources().hex()[:16]}"
+    made.compile = one_at_a_time(made.compile, Path(made._cache.cache_path), name)
+    return cast(Function, made)
 
 
 def _compiled(function: Function, compiler: type[Compiler]) -> Function:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+from scipy.linalg import qr
 from torch import Tensor
 
 MOST_GROUPS = 64  # of rows seen in the same steps; each is a system of its own
@@ -67,10 +68,11 @@ def separable(behind: Tensor) -> Tensor:
     """
     if not len(behind):
         return torch.zeros(behind.shape[1], dtype=torch.bool)
-    _, values, right = torch.linalg.svd(behind.double(), full_matrices=False)
-    spanned = right[values > 1e-9 * values[0].clamp(min=1e-300)]
-    leverage: Tensor = (spanned**2).sum(0)
-    return leverage > 1 - 1e-6
+    # Pivoted, for it tells the rank; a singular value decomposition fails where many values repeat.
+    q, r, _ = qr(behind.double().numpy().T, mode="economic", pivoting=True)
+    sizes = abs(r.diagonal())
+    spanned = q[:, sizes > 1e-9 * max(sizes[0], 1e-300)]
+    return torch.from_numpy((spanned**2).sum(1) > 1 - 1e-6)
 
 
 def labels_behind(cotangents: Tensor) -> Tensor:

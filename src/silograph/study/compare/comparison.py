@@ -209,6 +209,44 @@ class Comparison:
                 names.append(name)
         return ways
 
+    @cached_property
+    def constants(self) -> list[ComparisonRow]:
+        """One dict for each value of what is varied: scores of the best constant prediction.
+
+        `mean` and `std` over seeds of the metric on test nodes, and its `name`, such as
+        `largest class`; both None where no line says it.
+        """
+        return [self._constant_at(p) for p in dict.fromkeys(map(self._point, self.cells))]
+
+    def _constant_at(self, point: Point) -> ComparisonRow:
+        lines = self._lines_at(point)
+        metric = self._metric(lines)
+        # All methods of a seed have one partition, so any of their lines says it.
+        found = {
+            line["config"]["seed"]: line["constant"]
+            for line in lines
+            if line is not None and line.get("constant") is not None
+        }
+        scores = [constant["scores"].get(metric.name) for constant in found.values()]
+        values = [score for score in scores if score is not None]
+        return {
+            "name": next((constant["name"] for constant in found.values()), None),
+            "metric": metric.name,
+            "mean": statistics.mean(values) if values else None,
+            "std": statistics.stdev(values) if len(values) > 1 else None,
+        }
+
+    def _improving(self) -> list[str]:
+        """Return which methods had their best round last, in one line or none."""
+        found = []
+        for method in self.asked.methods:
+            pairs = zip(self.cells, self.lines, strict=True)
+            ran = _scored([ln for c, ln in pairs if ln and c.labels["method"] == method])
+            if last := sum(_ends_best(line) for line in ran):
+                found.append(f"{self.names[method]} in {last} of {len(ran)} runs")
+        what = "the last round was the best one, and scores were still improving: raise --rounds"
+        return [f"{what} ({', '.join(found)})"] if found else []
+
     def _alike(self) -> list[list[str]]:
         """Return the groups of methods whose runs coincide in all scores and losses."""
         groups: dict[str, list[str]] = {}
@@ -219,6 +257,23 @@ class Comparison:
                 came = json.dumps([_outcome(line) for line in ran if line is not None])
                 groups.setdefault(came, []).append(method)
         return [names for names in groups.values() if len(names) > 1]
+
+    def _untrained(self) -> list[str]:
+        """Return what predicts ratings without training, for each point."""
+        notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
+        for point in points:
+            lines = _scored([line for line in self._lines_at(point) if line is not None])
+            found = [line["untrained"] for line in lines if "untrained" in line]
+            metric = self._metric(lines)
+            texts = []
+            for name in found[0] if found else ():
+                values = [each[name][metric.name] for each in found]
+                if None not in values:
+                    texts.append(f"{name} {metric.text(sum(values) / len(values))}")
+            if texts:
+                where = f" ({', '.join(map(str, point))})" if len(points) > 1 else ""
+                notes.append(f"without training, test {metric.title}{where}: {', '.join(texts)}")
+        return notes
 
     def _cautions(self) -> list[str]:
         """Return what methods say of their defaults, where clients train by these."""
@@ -261,6 +316,8 @@ class Comparison:
             "settings they are the same method"
             for names in self._alike()
         ]
+        notes += self._improving()
+        notes += self._untrained()
         notes += self._cautions()
         if any(row["diverged"] or row["failed"] for row in self.rows):
             notes.append(
@@ -278,6 +335,7 @@ class Comparison:
             **asdict(self.asked),
             "metric": " ".join(metric.name for metric in self.metrics),
             "rows": self.rows,
+            "constants": self.constants,
             "notes": self.notes,
             "failed": self.failed,
             "cells": list(self.lines),
@@ -311,6 +369,12 @@ class Comparison:
 
 def _scored(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if "error" not in line]
+
+
+def _ends_best(line: Line) -> bool:
+    """Whether a run of more than one evaluation was best in the last round that it was to have."""
+    last = line["config"]["rounds"]
+    return len(line["curve"]["round"]) > 1 and line["best_round"] == line["rounds"] == last
 
 
 def _outcome(line: Line) -> list[Any]:

@@ -41,6 +41,10 @@ class Compared(Protocol):
         """A row for each method and value of what is varied."""
 
     @property
+    def constants(self) -> Sequence[ComparisonRow]:
+        """What the best constant prediction has, for each value of what is varied."""
+
+    @property
     def notes(self) -> Sequence[str]:
         """What a reader must know."""
 
@@ -136,12 +140,13 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
     return [(title, [method, *columns]) for title, columns in apart]
 
 
-def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow]]]:
-    """Return the rows by the values of what is varied, with those values in words."""
+def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:
+    """Return the rows by the values of what is varied, those values in words, and the constant."""
     over = comparison.asked.over
+    found = groupby(comparison.rows, key=lambda row: [row[key] for key in over])
     return [
-        (", ".join(f"{key} {value}" for key, value in zip(over, point, strict=True)), list(rows))
-        for point, rows in groupby(comparison.rows, key=lambda row: [row[key] for key in over])
+        (", ".join(f"{k} {value}" for k, value in zip(over, point, strict=True)), list(rows), last)
+        for (point, rows), last in zip(found, comparison.constants, strict=True)
     ]
 
 
@@ -156,19 +161,29 @@ def title_of(comparison: Compared) -> str:
     return ", ".join(words)
 
 
-def _texts(columns: Sequence[Column], rows: Sequence[ComparisonRow]) -> list[list[str]]:
-    return [[text(row) for _, text in columns] for row in rows]
+def _texts(
+    columns: Sequence[Column], rows: Sequence[ComparisonRow], constant: ComparisonRow
+) -> list[list[str]]:
+    """Return the rows as text; tables of scores end with the best constant prediction."""
+    texts = [[text(row) for _, text in columns] for row in rows]
+    if constant["mean"] is None or SCORES[0] not in columns:
+        return texts
+    spread = "" if constant["std"] is None else f" ± {shown(constant, constant['std'])}"
+    text = f"{shown(constant, constant['mean'])}{spread}"
+    filled = {v for v in VIEWS if any(row[f"{v}_mean"] is not None for row in rows)}
+    ends = [text if name in filled else "-" for name, _ in columns[1:]]
+    return [*texts, [constant["name"], *ends]]
 
 
 def text_of(comparison: Compared, width: int) -> str:
     """Return tables and notes as plain text of at most so many columns."""
     file = io.StringIO()
     console = console_to(file, width)
-    for point, rows in groups(comparison):
+    for point, rows, last in groups(comparison):
         for title, columns in tables_of(comparison, width):
             words = [w for w in (title_of(comparison), point, title) if w]
             names = [name for name, _ in columns]
-            console.print(table_of(names, _texts(columns, rows), ": ".join(words)))
+            console.print(table_of(names, _texts(columns, rows, last), ": ".join(words)))
             console.print()
     for note in comparison.notes:
         console.print(note)
@@ -183,9 +198,9 @@ def html_of(comparison: Compared) -> str:
         html_table(
             ": ".join(w for w in (title_of(comparison), point, title) if w),
             [name for name, _ in columns],
-            _texts(columns, rows),
+            _texts(columns, rows, last),
         )
-        for point, rows in groups(comparison)
+        for point, rows, last in groups(comparison)
         for title, columns in tables_of(comparison, math.inf)
     ]
     failed = [f"failed: {line}" for line in comparison.failed]
@@ -195,10 +210,10 @@ def html_of(comparison: Compared) -> str:
 def markdown_of(comparison: Compared) -> str:
     """Return tables and notes as a page."""
     parts = [f"# Comparison: {title_of(comparison)}"]
-    for point, rows in groups(comparison):
+    for point, rows, last in groups(comparison):
         for title, columns in tables_of(comparison, -math.inf):
             parts.append("## " + ": ".join(w for w in (point, title) if w))
-            parts.append(markdown_table([name for name, _ in columns], _texts(columns, rows)))
+            parts.append(markdown_table([name for name, _ in columns], _texts(columns, rows, last)))
     parts.append("\n".join(f"- {note}" for note in comparison.notes))
     if comparison.failed:
         parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in comparison.failed))

@@ -93,6 +93,7 @@ class Tuned:
         if self.best is None:
             return [*notes, "no trial went well"]
         tests = [f"{v} {self._text(a)}" for v, a in self.test.items() if a is not None]
+        tests += self._constant()
         unit = ", %" if self.metric.share else ""
         notes.append(f"best: trial {self.best.number}; on test nodes{unit}: {', '.join(tests)}")
         notes.append(
@@ -100,6 +101,13 @@ class Tuned:
             "were searched with favor it against methods that were not"
         )
         return notes
+
+    def _constant(self) -> list[str]:
+        """Return what the best constant prediction has on test nodes, in one text or none."""
+        found = [line["constant"] for line in self.winner if line.get("constant")]
+        scores = [constant["scores"].get(self.metric.name) for constant in found]
+        values = [score for score in scores if score is not None]
+        return [f"{found[0]['name']} {self._text(statistics.mean(values))}"] if values else []
 
     def _text(self, value: float) -> str:
         """Return a score as tables have it: shares in percent."""

@@ -1,0 +1,346 @@
+"""Weights on their way: as float16 or bytes, and only the rows that a client uses.
+
+Three things that any method which averages weights can use (`SentWeights`):
+
+- *Down*, matrices are rounded to float16, or to bytes with a scale for each row. The server keeps
+  its own weights as they are, so what is rounded does not add up over rounds.
+- *Up*, clients send by how much a matrix has changed from what they got, rounded likewise. What
+  was rounded off waits in their state and is added to the next change (error feedback: Seide, Fu,
+  Droppo, Li and Yu, INTERSPEECH 2014; Karimireddy, Rebjock, Stich and Jaggi, ICML 2019). So the
+  sum of what a client has sent is the sum of its changes, less what waits.
+- *Used rows*: a client gets and sends the rows of first weights whose features occur at its nodes;
+  the server works out the others, which no data moves (`silograph.federation.known_rows`). This is
+  exact, and it shows the server which features occur at a client.
+
+Vectors (biases) always travel exactly.
+
+State of a client: `sent/used` (U,) int32 features that occur, `sent/left/NAME` what was rounded
+off: (U, D) of first weights, (C, ...) of others. C: clients. R: rows of a matrix.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import (
+    Field,
+    Patched,
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    take,
+)
+from silograph.exchange.passes import weight_specs
+from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
+from silograph.federation.base import SCALE, Federation, WeightedMean
+from silograph.federation.field_specs import FieldSpec, FieldSpecs
+from silograph.federation.known_rows import rows_for, rows_from
+from silograph.federation.program import Call, Steps
+from silograph.federation.small_numbers import LARGEST, as_bytes, as_halves, from_small
+from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.nn.conv import Params
+from silograph.nn.doors import dtype_of
+
+USED, LEFT = "sent/used", "sent/left/"
+FIRST, OFF = "sent/used", "sent/off"  # of the server's memory: used rows of all clients
+NAMES = "weights/"
+
+
+@dataclass(frozen=True)
+class WeightsForm:
+    """What messages with weights hold in a run.
+
+    Attributes:
+        small: names of the weights that travel as small numbers.
+        first: first weights, whose rows of features that a client does not have are known.
+        rows: those of `first` of which used rows travel only.
+        dtype: of small numbers.
+    """
+
+    small: tuple[str, ...]
+    first: tuple[str, ...]
+    rows: tuple[str, ...]
+    dtype: torch.dtype
+
+
+def form_of(cfg: Any) -> WeightsForm:
+    """Return the form of a method's weights (`MethodConfig.sent`)."""
+    sent, exact = cfg.sent, cfg.sent.numbers == "exact"
+    shapes = cfg.model.weight_shapes
+    first = () if cfg.keep_optimizer else tuple(cfg.model.first_maps)
+    return WeightsForm(
+        small=() if exact else tuple(name for name, shape in shapes.items() if len(shape) > 1),
+        first=first,
+        rows=first if sent.rows == "used" else (),
+        dtype=torch.int8 if sent.numbers == "int8" else torch.float16,
+    )
+
+
+def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return numbers (..., D) as they travel, and the scales of rows if they have any."""
+    return as_bytes(x) if form.dtype is torch.int8 else (as_halves(x), None)
+
+
+# What both ends hold each other to.
+
+
+def takes(cfg: Any) -> FieldSpecs:
+    """Return the specs of weights on their way to clients."""
+    if cfg.sent.plain:
+        return weight_specs(cfg.model, Shared)
+    return _specs(cfg, Shared, f"state/{USED}")
+
+
+def gives(cfg: Any) -> FieldSpecs:
+    """Return the specs of weights on their way to the server."""
+    if cfg.sent.plain:
+        return weight_specs(cfg.model, Stacked)
+    first = form_of(cfg).rows[:1]
+    rows = f"inbox/{NAMES}{first[0]}" if first else ""
+    return _specs(cfg, Stacked, rows)
+
+
+def _specs(cfg: Any, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
+    form, specs = form_of(cfg), dict[str, FieldSpec]()
+    for name, shape in cfg.model.weight_shapes.items():
+        dtype = form.dtype if name in form.small else None
+        some = name in form.rows
+        kind, size, count = (Ragged, shape[1:], rows) if some else (whole, shape, "")
+        specs[f"{NAMES}{name}"] = FieldSpec(kind, tuple(size), dtype, rows=count)
+        if name in form.small and form.dtype is torch.int8:
+            specs[f"{SCALE}{NAMES}{name}"] = FieldSpec(
+                kind, tuple(size[:-1]), torch.float32, rows=count, low=0, high=LARGEST
+            )
+    return specs
+
+
+def kept(cfg: Any) -> FieldSpecs:
+    """Return the specs of what a client's state holds between rounds."""
+    if cfg.sent.plain:
+        return {}
+    form, specs = form_of(cfg), {USED: row_numbers(cfg.model.features)}
+    for name in form.small:
+        shape = tuple(cfg.model.weight_shapes[name])
+        first = name in form.first
+        specs[f"{LEFT}{name}"] = (
+            FieldSpec(Ragged, shape[1:], rows=f"own/{USED}") if first else FieldSpec(Stacked, shape)
+        )
+    return specs
+
+
+# Set-up.
+
+
+def tell_used(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Note which features occur; nothing is rounded off yet. In: nothing. Out: `used` if sent."""
+    del inbox, key
+    form, used, dtype = form_of(cfg), used_of(block), dtype_of(block)
+    new: dict[str, Stacked | Ragged] = {**state, USED: used}
+    for name in form.small:
+        shape, device = cfg.model.weight_shapes[name], block.off.device
+        if name in form.first:
+            rows = torch.zeros(len(used.t), *shape[1:], dtype=dtype, device=device)
+            new[f"{LEFT}{name}"] = Ragged(rows, used.off)
+        else:
+            whole = torch.zeros(block.num_clients, *shape, dtype=dtype, device=device)
+            new[f"{LEFT}{name}"] = Stacked(whole)
+    return new, {"used": used} if cfg.sent.rows == "used" else {}
+
+
+def used_of(block: ClientBlock) -> Ragged:
+    """Return the features (U,) int32 that occur at clients; all where features are dense."""
+    if isinstance(block.x, SparseRows):
+        return Ragged(block.x.used.feature.int(), block.x.used.off)
+    count, clients = block.num_features, block.num_clients
+    every = torch.arange(count, dtype=torch.int32, device=block.off.device).repeat(clients)
+    return Ragged(every, torch.arange(clients + 1, device=block.off.device) * count)
+
+
+def learn_form(fed: Federation, cfg: Any, key: Key) -> Params:
+    """Set clients up for weights in this form; return what the server remembers of it."""
+    if cfg.sent.plain:
+        return {}
+    if cfg.sent.rows == "all":
+        fed.call(tell_used, {}, what=Kind.CONTROL, key=key)
+        return {}
+    used = learn_rows(fed, tell_used, key=key)
+    return {FIRST: used.t.cpu(), OFF: used.off.cpu()}
+
+
+def remembered_form(memory: Mapping[str, Tensor]) -> Params:
+    """Return what `learn_form` has left in a server's memory."""
+    return {name: memory[name] for name in (FIRST, OFF) if name in memory}
+
+
+def learn_steps(cfg: Any, key: Key) -> Steps:
+    """Return the calls of `learn_form`."""
+    if cfg.sent.plain:
+        return ()
+    if cfg.sent.rows == "all":
+        return Call(tell_used, Kind.CONTROL, key)
+    return learn_rows_steps(tell_used, key=key, size=cfg.model.features)
+
+
+# Down.
+
+
+def outgoing(
+    cfg: Any, weights: Mapping[str, Tensor], memory: Mapping[str, Tensor], to: Tensor
+) -> dict[str, Field]:
+    """Return the message with the server's weights.
+
+    Args:
+        cfg: of the method.
+        weights: the server's.
+        memory: of `learn_form`.
+        to: (k,) int64 positions of the clients that get it.
+    """
+    form, found = form_of(cfg), dict[str, Field]()
+    used = take(Ragged(memory[FIRST], memory[OFF]), to) if form.rows else None
+    for name, w in weights.items():
+        parts: dict[str, Tensor | None] = {f"{NAMES}{name}": w}
+        if name in form.small:
+            t, scale = packed(form, w)
+            parts = {f"{NAMES}{name}": t, f"{SCALE}{NAMES}{name}": scale}
+        for field, t in ((f, t) for f, t in parts.items() if t is not None):
+            if name in form.rows:
+                assert isinstance(used, Ragged)  # take keeps the type
+                found[field] = rows_for(t, used)
+            else:
+                found[field] = Shared(t)
+    return found
+
+
+def arrived(cfg: Any, block: ClientBlock, state: State, inbox: Payload) -> dict[str, Shared]:
+    """Return weights that came, `weights/*` whole; rows that did not come are 0.
+
+    Clients read rows of features that they have, which the server sends alike to all.
+
+    Raises:
+        ProtocolError: rows of one feature that differ between clients.
+    """
+    form, found = form_of(cfg), dict[str, Shared]()
+    for name, shape in cfg.model.weight_shapes.items():
+        field, scale = inbox[f"{NAMES}{name}"], inbox.get(f"{SCALE}{NAMES}{name}")
+        t = field.t
+        if name in form.small:
+            t = from_small(t, None if scale is None else scale.t, dtype_of(block))
+        if name in form.rows:
+            rows, used = t, state[USED].t.long()
+            t = rows.new_zeros(tuple(shape)).index_copy_(0, used, rows)
+            if not torch.equal(t[used], rows):
+                raise ProtocolError(
+                    f"expected the same rows of {name} for all clients that use them, got others"
+                )
+        found[f"{NAMES}{name}"] = Shared(t)
+    return found
+
+
+# Up.
+
+
+def leaving(
+    cfg: Any,
+    state: State,
+    start: Mapping[str, Shared],
+    reply: Payload,
+    ended: Mapping[str, Tensor],
+) -> tuple[dict[str, Stacked | Ragged], dict[str, Field]]:
+    """Return a client's state and its reply, with trained weights as they travel.
+
+    Args:
+        cfg: of the method.
+        state: of the clients.
+        start: what they started from; see `arrived`.
+        reply: with `weights/*` (C, ...).
+        ended: `weights/*` that are known of first weights after a round without data, from `start`.
+    """
+    form, used = form_of(cfg), state[USED]
+    assert isinstance(used, Ragged)  # of `tell_used`
+    new, found = dict(state), dict(reply)
+    for name in {**dict.fromkeys(form.rows), **dict.fromkeys(form.small)}:
+        own = f"{NAMES}{name}"
+        field = reply[own]
+        assert isinstance(field, Stacked | Patched)  # trained weights
+        if name not in form.small:
+            found[own] = rows_from(field, used)
+            continue
+        left, base = new[f"{LEFT}{name}"], ended.get(own, start[own].t)
+        rows = rows_from(field, used) if isinstance(left, Ragged) else field
+        assert not isinstance(rows, Patched)  # has rows that are known
+        at = base[used.t.long()] if isinstance(left, Ragged) else base
+        change = rows.t - at + left.t
+        t, scale = packed(form, change)
+        rest = (change - from_small(t, scale, change.dtype)).nan_to_num(0.0, 0.0, 0.0)
+        new[f"{LEFT}{name}"] = replace(left, t=rest)
+        for part, values in (own, t), (f"{SCALE}{own}", scale):
+            if values is None:
+                continue
+            if isinstance(left, Stacked):
+                found[part] = Stacked(values)
+            elif name in form.rows:
+                found[part] = Ragged(values, used.off)
+            else:
+                found[part] = _among_all(form, field, base, values, used, part != own)
+    return new, found
+
+
+def _among_all(
+    form: WeightsForm,
+    field: Stacked | Patched,
+    base: Tensor,
+    values: Tensor,
+    used: Ragged,
+    scales: bool,
+) -> Patched:
+    """Return slices with values (U, ...) in used rows, and in others what has changed there."""
+    which = torch.zeros(len(used.off) - 1, dtype=torch.int64, device=values.device)
+    others = base[None] - base
+    if isinstance(field, Patched):  # clients that took fewer steps have other rows
+        which, others = field.which, field.base - base
+    t, scale = packed(form, others)
+    bases = scale if scales and scale is not None else t
+    return Patched(bases, which, values, used.t.long(), used.off)
+
+
+def mean_of(
+    cfg: Any,
+    by: str,
+    weights: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor],
+    ended: Mapping[str, Tensor],
+    *,
+    steps: str = "",
+    after: Callable[[str, int], Tensor] | None = None,
+) -> WeightedMean:
+    """Return the reduction of replies in this form, to new weights `weights/*`.
+
+    Args:
+        cfg: of the method.
+        by: field of the clients' weights in the mean.
+        weights: the server's, that were sent.
+        memory: of `learn_form`.
+        ended: `weights/*` that are known of first weights after a round without data.
+        steps: see `WeightedMean`.
+        after: likewise.
+    """
+    form = form_of(cfg)
+    known = Ragged(memory[FIRST], memory[OFF]) if form.rows else None
+    return WeightedMean(
+        by,
+        ended,
+        {} if known is None else {f"{NAMES}{name}": known for name in form.rows},
+        {f"{NAMES}{n}": ended.get(f"{NAMES}{n}", weights[n]) for n in form.small},
+        steps if form.rows else "",
+        after if form.rows else None,
+    )

@@ -1,0 +1,109 @@
+"""FeSoG: as FedGNN, with labels for drawn items, and noise by the size of what is sent.
+
+Liu, Yang, Fan, Peng and Yu, "Federated social recommendation with graph neural network", ACM TIST
+2022, section 4.4. Its model is attention over ratings and trust; the one here is `rating_gat` with
+`items`, whose attention sees the transition probabilities of edges, where the paper has vectors of
+relations.
+
+What differs from FedGNN (`silograph.methods.fedgnn`):
+
+- a drawn item of the client's `pseudo` ones gets a rating by one of its users: what is predicted,
+  rounded. Its row changes as by a step of the run's rate on the squared error of that rating;
+- the noise on the entries of a tensor has the scale `noise` times the mean size of its entries.
+
+What we changed, besides what FedGNN changes: predictions of drawn items come from embeddings and
+biases, without convolutions. In simulation only, for FedGNN's reason. B: rows of items.
+"""
+
+import dataclasses
+from dataclasses import field
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from silograph.core.config import STRICT
+from silograph.core.key import Key
+from silograph.core.payload import Payload, State
+from silograph.core.ranges import log
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.pairs import UNSEEN
+from silograph.methods.base import MethodConfig
+from silograph.methods.fedgnn import SIMULATED, laplace, protected, rows_of, with_rows
+from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
+from silograph.nn.doors import dtype_of
+from silograph.nn.optim import SGD, Adam
+from silograph.nn.rating_graph import rating_graph
+from silograph.nn.shared_items import BIAS, EMBEDDING
+
+
+@dataclass(frozen=True, config=STRICT)
+class FeSoGOptions:
+    """The help texts are the documentation of the fields."""
+
+    pseudo: Annotated[int, Field(ge=0)] = field(
+        default=1000, metadata={"help": "items that a client does not have and sends rows of"}
+    )
+    clip: Annotated[float, Field(gt=0)] = field(
+        default=0.1, metadata={"help": "largest change of an entry in a round"}
+    )
+    noise: Annotated[float, Field(ge=0)] = field(
+        default=0.1,
+        metadata={
+            "help": "scale of the Laplace noise, relative to the mean size of a tensor's changes",
+            "tune": log(1e-4, 1.0),
+        },
+    )
+
+
+def train_labeled(
+    cfg: MethodConfig[FeSoGOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
+    new, reply = train_items(cfg, block, state, inbox, key)
+    key, o = key.fold("protection"), cfg.options
+
+    def noised(change: Tensor, client: str, name: str) -> Tensor:
+        change = change.clamp(-o.clip, o.clip)
+        if name != ITEM_WEIGHT:
+            return change + o.noise * change.abs().mean() * laplace(key.fold(client, name), change)
+        sent = (change != 0).any(dim=-1, keepdim=True)
+        size = change.abs().sum() / (sent.sum() * change.shape[-1]).clamp(min=1)
+        return change + o.noise * size * laplace(key.fold(client, name), change)
+
+    if ITEM_WEIGHT in inbox:
+        change, own, pseudo = rows_of(block, reply, o.pseudo)
+        base = inbox[ITEM_WEIGHT].t[pseudo]
+        assert isinstance(cfg.optimizer, SGD | Adam)  # all that a run can name
+        change[pseudo] = -cfg.optimizer.lr * labeled_gradients(
+            block, new, base, key.fold(*block.ids)
+        )
+        reply = with_rows(reply, change, own, pseudo)
+    return new, protected(block, inbox, reply, noised)
+
+
+def labeled_gradients(block: ClientBlock, state: State, rows: Tensor, key: Key) -> Tensor:
+    """Return gradients of squared errors of rounded predictions, of rows (k, D + 1)."""
+    graph = rating_graph(block, dtype_of(block))
+    slots = graph.slot[~graph.is_item & (graph.slot >= UNSEEN)]
+    if not len(slots):
+        return torch.zeros_like(rows)
+    draw = key.fold("users").matrix(len(rows), 1)[:, 0].to(rows.device)
+    slot = slots[(draw * len(slots)).long()]
+    x, bias = (state[f"tables/{name}"].t[slot] for name in (EMBEDDING, BIAS))
+    said = graph.mean + bias[:, 0] + (x * rows[:, :-1]).sum(dim=1) + rows[:, -1]
+    return 2 * (said - said.round())[:, None] * torch.cat([x, torch.ones_like(bias)], dim=1)
+
+
+FESOG = dataclasses.replace(
+    row_averaging(train_labeled),
+    name="fesog",
+    title="as fedgnn, with ratings for drawn items, and noise by the size of changes",
+    reference="Liu et al., Federated social recommendation with graph neural network, ACM TIST "
+    "2022",
+    options=FeSoGOptions,
+    setting=SIMULATED,
+    caution="in simulation only",
+)

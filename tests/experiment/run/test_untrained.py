@@ -1,0 +1,50 @@
+"""What predicts ratings without training: runs of the same models, and pages that begin with it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import silograph as sg
+from pages import read_page
+from rating_graphs import rating_graph
+
+OPTIONS: dict[str, Any] = {
+    "clients": 3,
+    "partition": "category",
+    "split": "0.6/0.2/0.2",
+    "rounds": 1,
+    "dtype": "float64",
+    "model": "rating_biases",
+}
+NAMES = ["silo mean", "biases in each silo", "biases of all ratings"]
+SCORES = ("rmse", "rmse_seen", "rmse_unseen", "mae")
+
+
+def test_they_are_runs_of_the_models_that_need_no_training() -> None:
+    graph = rating_graph(30, 40, 500)
+    biases = sg.run(graph, **OPTIONS, method="fedavg")
+    mean = sg.run(graph, **OPTIONS, method="local", options={"terms": "mean"})
+    assert list(biases.untrained) == NAMES
+    views = [mean.test.personalized, biases.test.server, biases.test.uncut]
+    for name, view in zip(NAMES, views, strict=True):
+        assert view is not None
+        for score in SCORES:
+            assert biases.untrained[name][score] == pytest.approx(view[score], abs=1e-6), name
+    assert mean.untrained == biases.untrained
+
+
+def test_summary_page_and_comparison_begin_with_them(tmp_path: Path) -> None:
+    result = sg.run(rating_graph(), **OPTIONS, method="fedavg", out=str(tmp_path / "run"))
+    first = ["global mean", *NAMES]
+    lines = result.summary().splitlines()[3:7]
+    assert [line[: len(name)] for line, name in zip(lines, first, strict=True)] == first
+    table = read_page(tmp_path / "run" / "report.html").tables[0]
+    assert [row[0] for row in table[1:6]] == [*first, "server"]
+    values = [f"{result.untrained[name].rmse:.4f}" for name in NAMES]
+    assert [row[1] for row in table[2:5]] == values
+    assert list(result.to_dict()["untrained"]) == NAMES
+    told = sg.compare(rating_graph(), methods=["fedavg"], seeds=[0], **OPTIONS)
+    note = next(note for note in told.notes if note.startswith("without training"))
+    assert note.startswith(f"without training, test RMSE: {first[0]} ")
+    assert note.endswith(f"{NAMES[0]} {values[0]}, {NAMES[1]} {values[1]}, {NAMES[2]} {values[2]}")
