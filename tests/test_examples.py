@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import silograph as sg
+
 ROOT = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
 
@@ -27,3 +29,12 @@ def test_every_example_is_listed_and_says_what_it_shows() -> None:
     for name in SCRIPTS:
         assert f"]({name})" in listed
         assert "\nShows: " in (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+def test_the_method_of_the_example_keeps_to_the_selected_clients(participation: float) -> None:
+    method = runpy.run_path(str(ROOT / "own_method.py"))["METHOD"]
+    result = sg.run("digits", method=method, clients=4, rounds=2, participation=participation)
+    called = [r for r in result.ledger.records if r.op == "train" and r.what == "weights"]
+    assert {len(set(record.clients.tolist())) for record in called} == {round(4 * participation)}
+    assert method.caution == ""

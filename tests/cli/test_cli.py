@@ -62,6 +62,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "hops": (["--hops", "5"], "hops = 5", 5),
     "teleport": (["--teleport", "0.2"], "teleport = 0.2", 0.2),
     "method": (["--method", "fedavg"], 'method = "fedavg"', "fedavg"),
+    "aggregator": (["--aggregator", "median"], 'aggregator = "median"', "median"),
     "options": (
         ["--option", "server_lr=0.5", "--option", "server-optimizer=adam"],
         'options = {server_lr = 0.5, server_optimizer = "adam"}',

@@ -39,15 +39,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),
     "option": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
-        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
+        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
+        "? Choices: ",
     ),
     "option of none": (
         ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
-        "selector uniform), got mu: method fedprox has it; leave it out, or choose that part",
+        "selector uniform, aggregator mean), got mu: method fedprox has it; leave it out, or "
+        "choose that part",
     ),
     "option of the default method": (
         ["run", "g.npz", "--option", "server_lrr=1"],
-        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
+        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
+        "? Choices: ",
     ),
     "option's value": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
@@ -57,7 +60,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "key": (["run", "g.npz", "--config", "key.toml"], "unknown key in key.toml 'rouns': did you"),
     "key under options": (
         ["run", "g.npz", "--config", "deep.toml", "--method", "fedopt"],
-        "neighbors full, selector uniform) 'server_lrr': did you mean 'server_lr'? Choices: ",
+        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
+        "? Choices: ",
     ),
     "file of a model": (
         ["run", "g.npz", "--model", "mine.py"],

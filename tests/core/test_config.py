@@ -64,6 +64,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "hops": st.none() | COUNTS,
     "teleport": st.none() | st.floats(0, 1),
     "method": st.text(),
+    "aggregator": st.sampled_from(["mean", "median", "trimmed_mean"]),
     "options": st.dictionaries(OPTION_NAME, SCALARS, max_size=4),
     "rounds": COUNTS,
     "local_epochs": COUNTS,
@@ -239,7 +240,7 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
 def test_an_unknown_key_that_is_near_to_none() -> None:
     message = one_line(lambda: make_config({"seed": 1, "qqqq": 3}, source="run.toml"))
     assert message.startswith(
-        "unknown key in run.toml 'qqqq'; choices: alpha, attention_dropout, batch_size, block_s"
+        "unknown key in run.toml 'qqqq'; choices: aggregator, alpha, attention_dropout, batch_si"
     )
     assert message.endswith("; options of a method or another part stand under options")
 

@@ -138,6 +138,7 @@ def test_larger_blocks_differ_by_rounding(
     "options",
     [
         {"participation": 0.5},
+        {"aggregator": "median", "participation": 0.7},
         {"model": "gat", "heads": 2},
         {"batch_size": 3, "fanout": "2,2", "keep_optimizer": True},
         {"kernels": "torch", "dtype": "float64"},

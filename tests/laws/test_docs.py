@@ -16,6 +16,8 @@ from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.run.asked_run import asked_run
 from silograph.graph.datasets import DATASETS
+from silograph.nn.model import MODELS
+from silograph.nn.model_options import MODEL_KINDS
 from silograph.study.tune.space import chosen_ranges, given_keys, part_options
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +28,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
+    for table in (MODELS, MODEL_KINDS):  # a page adds a model
+        monkeypatch.setitem(table, "selfsum", None)
+        monkeypatch.delitem(table, "selfsum")
     for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(example, str(page), "exec"), names)
 
@@ -40,6 +45,12 @@ def own_method() -> str:
     """The first example of the page on methods: a file of a user's own."""
     text = (ROOT / "docs" / "methods.md").read_text()
     return str(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0])
+
+
+def own_files(text: str) -> dict[str, str]:
+    """Examples that begin with the name of a file, by that name."""
+    code = re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return {name: example for example, name in code}
 
 
 def commands_of(text: str) -> list[str]:
@@ -86,6 +97,9 @@ def test_commands_are_understood(
         Path(words[place]).write_text(toml_examples()[0], encoding="utf-8")
     if "--method" in words and is_spec(file := words[words.index("--method") + 1]):
         (tmp_path / file.partition(":")[0]).write_text(own_method(), encoding="utf-8")
+    for page in PAGES:
+        for name, example in own_files(page.read_text()).items():
+            (tmp_path / name).write_text(example, encoding="utf-8")
     seen: list[RunConfig] = []
 
     def merged(file: RunConfig, flags: dict[str, Any]) -> RunConfig:
@@ -130,6 +144,36 @@ def test_commands_are_understood(
     assert len(seen) == 1
     dataset = seen[0].dataset
     assert dataset in ("DATASET", "silos/") or dataset.partition("@")[0] in DATASETS
+
+
+OWN_PARTS = [
+    (page, command)
+    for page in PAGES
+    for command in commands_of(page.read_text())
+    if re.search(r"\.py:(AGGREGATOR|SELECTOR|SAMPLER)\b|drift\.py", command)
+]
+
+
+@pytest.mark.parametrize(("page", "command"), OWN_PARTS, ids=lambda value: str(value)[-60:])
+def test_own_parts_of_the_pages_run(
+    page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user would: the file as it stands, the command, and resumed."""
+    monkeypatch.chdir(tmp_path)
+    for name, example in own_files(page.read_text()).items():
+        (tmp_path / name).write_text(example, encoding="utf-8")
+    words = [*shlex.split(command), "--clients", "4", "--out", "o", "--hidden", "8"]
+    assert run_app(words) == 0
+    assert run_app(["resume", "o", "--trust"]) == 0
+
+
+def test_every_own_part_of_the_page_runs() -> None:
+    page = (ROOT / "docs" / "extend.md").read_text()
+    files = {
+        Path(name).name for _, command in OWN_PARTS for name in re.findall(r"\w+\.py", command)
+    }
+    assert own_files(page).keys() <= files
+    assert len(own_files(page)) == 4
 
 
 def toml_examples() -> list[str]:

@@ -1,5 +1,6 @@
 """Every selector with every method that trains locally: resumed, over a session, by its facts."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,26 @@ import silograph as sg
 from crossed import crossed
 from remote_runs import finish, lines, remote, setup_of
 from runs import go, rows_of, run_until, same_bits, weights_of
-from silograph.core.errors import ConfigError, TrainingError
+from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.loop import _round, _selection, first_snapshot
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.checkpoint import from_bytes, to_bytes
 from silograph.graph.graph import Graph
-from silograph.methods import METHODS, RoundReport
+from silograph.methods import (
+    METHODS,
+    Gather,
+    Kind,
+    RoundReport,
+    ServerState,
+    WeightedMean,
+    averaging,
+    rests,
+    selected,
+    shared,
+    train,
+    under,
+)
 from silograph.selection.base import RoundFacts, SelectorState
 from silograph.selection.registry import SELECTORS
 
@@ -183,3 +197,98 @@ def test_a_method_without_scores_on_receipt_is_named(
     quiet = replace(METHODS["fedavg"], name="quiet", round=silent)
     with pytest.raises(TrainingError, match="score what they receive for selector ucb, got quiet"):
         sg.run(make_graph(), method=quiet, selector="ucb", clients=4, partition="random")
+
+
+def own_round(call_all: bool, tell: bool) -> Any:
+    """A round with a call of its own, as users write it: FedAvg by hand."""
+
+    def fit(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> tuple[ServerState, RoundReport]:
+        inbox, chosen = shared("weights", state.weights), selected(fed, cfg, t, key)
+        mean = WeightedMean("nodes", rests(cfg, state.weights))
+        reduce = Gather("nodes", "loss", fold=mean)
+        to = None if call_all else chosen
+        own = key.fold("train", t)
+        reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=own, to=to, reduce=reduce)
+        report = RoundReport(tuple(fed.ids) if call_all else chosen, float(reply["loss"].t))
+        if tell:
+            report = replace(report, trained=under("by_client", reply))
+        return ServerState(under("weights", reply), {}), report
+
+    return fit
+
+
+@pytest.mark.parametrize(
+    "options", [{"options": {"participation": 0.5}}, asked("round_robin")], ids=str
+)
+def test_a_round_that_calls_others_than_the_selected_is_refused(
+    make_graph: MakeGraph, options: dict[str, Any]
+) -> None:
+    fedavg = METHODS["fedavg"]
+    wrong = replace(fedavg, name="own", round=own_round(call_all=True, tell=True))
+    with pytest.raises(ProtocolError) as caught:
+        go(make_graph(), method=wrong, **options)
+    assert re.fullmatch(
+        r"expected method own to train at selected clients only, got client_\d+ besides in round "
+        r"1: give fed.call to=selected\(fed, cfg, t, key\), and RoundReport the same clients",
+        str(caught.value),
+    )
+    assert go(make_graph(), method=wrong).ledger.bytes > 0  # everyone is selected
+    right = replace(fedavg, name="own", round=own_round(call_all=False, tell=True))
+    ours, theirs = (go(make_graph(), method=m, **options) for m in (right, fedavg))
+    assert rows_of(ours) == rows_of(theirs)
+
+
+@pytest.mark.parametrize("selector", ["oort", "power_of_choice"])
+def test_a_round_that_does_not_tell_who_trained_is_refused(
+    make_graph: MakeGraph, selector: str
+) -> None:
+    """Else the selector would take it that nobody ever answers."""
+    fedavg = METHODS["fedavg"]
+    silent = replace(fedavg, name="own", round=own_round(call_all=False, tell=False))
+    with pytest.raises(
+        ProtocolError, match=r"^expected method own to report who trained.* round 1"
+    ):
+        go(make_graph(), method=silent, **asked(selector))
+    limited = asked("uniform", options={"selector.least_selections": 9})
+    with pytest.raises(ProtocolError, match=r"without 'answered'"):  # limits count who trained
+        go(make_graph(), method=silent, **limited)
+    told = replace(fedavg, name="own", round=own_round(call_all=False, tell=True))
+    ours, theirs = (go(make_graph(), method=m, **asked(selector)) for m in (told, fedavg))
+    assert rows_of(ours) == rows_of(theirs)
+
+
+@pytest.mark.parametrize("failing", ["init", "round", "start", "draw", "observe"])
+def test_own_functions_at_the_server_fail_in_one_line(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise KeyError("no such thing")
+
+    method, selector = METHODS["fedavg"], replace(SELECTORS["oort"], name="mine")
+    if failing in ("init", "round"):
+        own: dict[str, Any] = {failing: fails}
+        method, owner = replace(method, name="own", **own), "method own"
+    else:
+        own = {"init" if failing == "start" else failing: fails}
+        selector, owner = replace(selector, **own), "selector mine"
+    monkeypatch.setitem(SELECTORS, "mine", selector)
+    with pytest.raises(OpError) as caught:
+        go(make_graph(), method=method, **asked("mine", options={"selector.clients": 2}))
+    number = 0 if failing in ("init", "start") else 1
+    what = f"fails of {owner} failed with KeyError: 'no such thing' ({__file__}, line "
+    assert str(caught.value).startswith(what)
+    assert str(caught.value).endswith(f", in fails); round {number}, at the server")
+    assert isinstance(caught.value.__cause__, KeyError)  # with its traceback
+
+
+def test_own_functions_may_say_themselves_what_is_wrong(make_graph: MakeGraph) -> None:
+    def fails(*args: Any) -> Any:
+        raise ConfigError("expected something else")
+
+    with pytest.raises(ConfigError, match=r"^expected something else$"):
+        go(make_graph(), method=replace(METHODS["fedavg"], name="own", round=fails))
+
+
+def test_copies_of_fedavg_with_ops_of_their_own_have_no_caution() -> None:
+    assert METHODS["fedavg"].caution
+    assert averaging(train).caution == ""

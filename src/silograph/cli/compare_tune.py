@@ -64,14 +64,18 @@ def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
 
     >>> options_of(["fedopt.server_lr=0.1"])
     {'fedopt': {'server_lr': 0.1}}
+    >>> options_of(["own/mine.py:METHOD.trim=0.2"])
+    {'own/mine.py:METHOD': {'trim': 0.2}}
 
     Raises:
         ConfigError: another form.
     """
     found: dict[str, dict[str, Scalar]] = {}
     for text in texts or []:
-        method, dot, rest = text.partition(".")
-        if not dot or "=" in method or "=" not in rest:
+        named = text.partition("=")[0]
+        dot = named.find(".", named.rfind(":") + 1)  # a file has dots of its own, before the colon
+        method, rest = text[:dot], text[dot + 1 :]
+        if dot < 0 or "=" not in rest:
             raise ConfigError(f"expected --options METHOD.NAME=VALUE, got {text!r}")
         name, value = parse_option(rest)
         found.setdefault(method.strip(), {})[name] = value

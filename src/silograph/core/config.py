@@ -1,9 +1,9 @@
 """`RunConfig`: one frozen dataclass behind Python keywords, TOML keys and command-line flags.
 
 A field `local_epochs` is the keyword `local_epochs`, the TOML key `local_epochs` and the flag
-`--local-epochs`. Options of the chosen parts (method, partition, model, neighbor sampler, selector)
-stand under `[options]` in TOML, in `options={...}` in Python, and in `--option NAME=VALUE` on the
-command line, as `NAME` or `PART.NAME`.
+`--local-epochs`. Options of the chosen parts (method, partition, model, neighbor sampler, selector,
+aggregator) stand under `[options]` in TOML, in `options={...}` in Python, and in
+`--option NAME=VALUE` on the command line, as `NAME` or `PART.NAME`.
 """
 
 import dataclasses
@@ -178,11 +178,20 @@ class RunConfig:
             "Training",
         ),
     )
+    aggregator: str = field(
+        default="mean",
+        metadata=option(
+            "what the server makes of the clients' weights: mean, median or trimmed_mean; or "
+            "FILE.py:NAME (methods that average weights)",
+            "Training",
+        ),
+    )
     options: Mapping[str, Scalar] = field(
         default_factory=dict,
         metadata=option(
             "an option of the method or another chosen part, NAME=VALUE or PART.NAME=VALUE; parts: "
-            "method, partition, model, neighbors, selector (repeatable; see silograph parts)",
+            "method, partition, model, neighbors, selector, aggregator (repeatable; see silograph "
+            "parts)",
             "Training",
         ),
     )
@@ -230,7 +239,8 @@ class RunConfig:
         default=None,
         metadata=option(
             "what draws neighbors in local steps: full, fanout, bernoulli, drop_edge, drop_node, "
-            "fastgcn, ladies or fedgrains (default: fanout if that is given, else full)",
+            "fastgcn, ladies or fedgrains; or FILE.py:NAME (default: fanout if that is given, else "
+            "full)",
             "Training",
         ),
     )

@@ -4,7 +4,7 @@ SilographError
  ├── ConfigError       an option, a key or a name that is not known or out of range
  ├── DataError         a graph, a file or a folder that cannot be used
  ├── PartitionError    a cut that leaves a client unusable
- ├── OpError           a client op that failed, and what it was given
+ ├── OpError           code of a method that failed, and where
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
  │    ├── StateError   a silo without the state that a run is to go on from
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
@@ -38,7 +38,7 @@ class PartitionError(SilographError, ValueError):
 
 
 class OpError(SilographError, RuntimeError):
-    """A client op failed; `__cause__` is what it raised."""
+    """A client op, or code of a user at the server, failed; `__cause__` is what it raised."""
 
 
 class ProtocolError(SilographError, RuntimeError):

@@ -38,6 +38,7 @@ class ResolvedConfig:
     hidden: int | str
     dropout: float
     method: str
+    aggregator: str
     options: Mapping[str, Scalar | None]
     rounds: int
     local_epochs: int

@@ -100,6 +100,9 @@ class StudyOptions(TypedDict, total=False):
     """appnp: propagation steps (default: 10)"""
     teleport: float | None
     """appnp: share of the prediction kept in a step (default: 0.1)"""
+    aggregator: str
+    """what the server makes of the clients' weights: mean, median or trimmed_mean; or
+    FILE.py:NAME (methods that average weights)"""
     rounds: int
     """number of rounds"""
     local_epochs: int | None
@@ -119,7 +122,7 @@ class StudyOptions(TypedDict, total=False):
     """fanout: neighbors drawn of a node, hop by hop: 10,5; 0 is all (default: 10)"""
     neighbors: str | None
     """what draws neighbors in local steps: full, fanout, bernoulli, drop_edge, drop_node,
-    fastgcn, ladies or fedgrains (default: fanout if that is given, else full)"""
+    fastgcn, ladies or fedgrains; or FILE.py:NAME (default: fanout if that is given, else full)"""
     optimizer: Literal["adam", "sgd"] | None
     """the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"""
     lr: float | None
@@ -205,7 +208,7 @@ class TuneOptions(StudyOptions, total=False):
     centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
-    partition, model, neighbors, selector (see silograph parts)"""
+    partition, model, neighbors, selector, aggregator (see silograph parts)"""
     metric: str | None
     """the score that picks the best round, stops by patience, is tuned, compared and shown first
     (default: accuracy; f1_micro for label sets, rmse for numbers)"""
@@ -220,7 +223,7 @@ class RunOptions(StudyOptions, total=False):
     """result folder (default: none is written)"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
-    partition, model, neighbors, selector (see silograph parts)"""
+    partition, model, neighbors, selector, aggregator (see silograph parts)"""
     metric: str | None
     """the score that picks the best round, stops by patience, is tuned, compared and shown first
     (default: accuracy; f1_micro for label sets, rmse for numbers)"""

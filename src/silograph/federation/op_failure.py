@@ -1,11 +1,15 @@
 """What is said of an op that failed: which one, when, at whom, where in its code, and on what.
 
+And of functions of users that the server runs: those of a method, a selector or an aggregator.
+
 C: clients of the block.
 """
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import silograph
 from silograph.core.errors import OpError, SilographError
@@ -31,10 +35,27 @@ def failure(
         inbox: theirs.
         error: what the op raised.
     """
-    text = " ".join(str(error).split())
-    what = type(error).__name__ + (f": {_short(text)}" if text else "")
-    return OpError(f"{op.__name__} failed with {what}{_place(error)}; {_scene(number, block)}; "
+    return OpError(f"{op.__name__} failed with {_what(error)}{_place(error)}; "
+                   f"{_scene(number, block)}; "
                    f"inbox: {_fields(inbox)}; state: {_fields(state)}")  # fmt: skip
+
+
+@contextmanager
+def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator[None]:
+    """Raise `OpError`, of one line, where a function of a user's own fails at the server.
+
+    Args:
+        function: the function; errors of silograph's own keep their tracebacks.
+        owner: what it belongs to, such as `method median`.
+        number: of the round.
+    """
+    try:
+        yield
+    except Exception as error:
+        if says_all(error) or function.__module__.startswith("silograph."):
+            raise
+        line = f"{function.__name__} of {owner} failed with {_what(error)}{_place(error)}"
+        raise OpError(f"{line}; round {number}, at the server") from error
 
 
 def context(op: Op, number: int, block: ClientBlock, state: State, inbox: Payload) -> str:
@@ -76,6 +97,12 @@ def _place(error: Exception) -> str:
         if not inside and not set(INSTALLED) & set(Path(frame.filename).parts):
             return f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
     return ""
+
+
+def _what(error: Exception) -> str:
+    """Return type and text of an error in one line."""
+    text = " ".join(str(error).split())
+    return type(error).__name__ + (f": {_short(text)}" if text else "")
 
 
 def _short(text: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from silograph.aggregation.aggregators import MEAN, Aggregator
 from silograph.control import FIXED, Controller
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
@@ -61,6 +62,8 @@ class MethodConfig(Generic[Options]):
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
         rates: how the learning rate of `optimizer` changes over rounds.
+        aggregator: what the server makes of the clients' weights; `local_round` uses it.
+        aggregator_options: of its `options` type.
         sent: how weights travel.
     """
 
@@ -82,6 +85,8 @@ class MethodConfig(Generic[Options]):
     relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
     rates: RateSchedule = CONSTANT
+    aggregator: Aggregator = MEAN
+    aggregator_options: Any = None
     sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
@@ -137,6 +142,7 @@ class RoundReport:
             `fact_NAME` of the table of clients.
         trained: what is known by client, (C, ...): `answered`, `nodes` and `loss` for an observed
             selector, and `received/*`, counts of the model with which clients began.
+        aggregator: name of what has combined the clients' weights; `local_round` sets it.
     """
 
     participants: tuple[str, ...]
@@ -144,6 +150,7 @@ class RoundReport:
     facts: Mapping[str, float] = field(default_factory=dict)
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
     trained: Mapping[str, Tensor] = field(default_factory=dict)
+    aggregator: str = MEAN.name
 
 
 def fixed_knobs(options: Any) -> Controller:
@@ -325,6 +332,8 @@ class Method(Generic[Options]):
         small_weights: whether its weights can travel as `MethodConfig.sent` says.
         caution: where its defaults are known not to learn, and what does; listings and
             comparisons say it.
+        aggregates: whether the run's aggregator may be another than the mean: the round goes
+            through `local_round`, and clients send weights and what is told of training alone.
     """
 
     name: str
@@ -342,6 +351,7 @@ class Method(Generic[Options]):
     rows: Literal["none", "single", "sums"] = "none"
     small_weights: bool = False
     caution: str = ""
+    aggregates: bool = False
 
     @property
     def selects(self) -> bool:

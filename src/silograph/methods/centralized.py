@@ -18,5 +18,6 @@ CENTRALIZED = replace(
     needs=Needs(keep_optimizer=True),
     small_weights=False,
     setting=Uncut(),
+    aggregates=False,
     caution="",
 )

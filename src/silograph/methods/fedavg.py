@@ -173,7 +173,7 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
         return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
-    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, small_weights=False)
+    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, small_weights=False, caution="")
 
 
 FEDAVG: AnyMethod = Method(
@@ -188,6 +188,7 @@ FEDAVG: AnyMethod = Method(
     small_weights=True,
     caution="the defaults are the setting of most papers on graphs, and far behind local on small "
     "clients; --optimizer sgd --local-epochs 10 learns there, but slowly where features are small",
+    aggregates=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(

@@ -99,7 +99,9 @@ def row_averaging(op: Op) -> AnyMethod:
         return local_steps(cfg, op, takes, {**gives, **share_specs(cfg)}, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps)
-    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, small_weights=False)
+    return dataclasses.replace(
+        FEDAVG, round=round_of, calls=calls, small_weights=False, aggregates=False
+    )
 
 
 def share_specs(cfg: Any) -> FieldSpecs:

@@ -207,6 +207,7 @@ FEDPER = Method(
     round=fit_round,
     evaluate=personal(),
     calls=CALLS,
+    aggregates=True,
     caution="clients train with adam, as for fedavg; where nodes have many neighbors (Photo, "
     "10 clients) the result is far behind local, and --optimizer sgd --local-epochs 10 learns",
     own_weights=own_weights,

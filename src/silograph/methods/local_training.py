@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from silograph.aggregation.aggregators import combined
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -40,6 +41,7 @@ from silograph.exchange.collect import local_graph
 from silograph.exchange.sent_weights import arrived, gives, kept, learn_steps, leaving, takes
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
+from silograph.federation.op_failure import at_server
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
@@ -243,7 +245,8 @@ def local_round(
     """Let the selected clients run a training op once; `mean`: by `nodes`, of all fields.
 
     The op must send `nodes` (C,) and `loss` (C,), and may send more; where the run scores what
-    clients receive it must send `received/*` (see `told`).
+    clients receive it must send `received/*` (see `told`). Where the run has another aggregator
+    than the mean, the inbox and the replies must have the same `weights/*`, and these it combines.
 
     Returns:
         The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
@@ -251,14 +254,24 @@ def local_round(
     """
     chosen = selected(fed, cfg, t, key)
     mean = mean or WeightedMean("nodes")
-    asked = tuple(received_specs(cfg))
-    reduce = Gather("nodes", "loss", *asked, fold=mean) if cfg.observed or asked else mean
+    asked, combine = tuple(received_specs(cfg)), cfg.aggregator.combine
+    weights = [n for n in inbox if combine is not None and n.startswith("weights/")]
+    gathered = ("nodes", "loss", *asked, *weights)
+    reduce = Gather(*gathered, fold=mean) if cfg.observed or asked or weights else mean
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
-    trained = under("by_client", reply)
+    found = under("by_client", reply)
+    trained = {n: t for n, t in found.items() if n not in weights} if cfg.observed or asked else {}
     reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
+    report = RoundReport(chosen, None, trained=trained, aggregator=cfg.aggregator.name)
     if "loss" not in reply:  # no selected client has a training node
-        return None, RoundReport(chosen, None, trained=trained)
-    return reply, RoundReport(chosen, float(reply["loss"].t), trained=trained)
+        return None, report
+    if weights:
+        able = found["answered"].to(found["nodes"].device) & (found["nodes"] > 0)
+        parts = {name.partition("/")[2]: found[name][able] for name in weights}
+        with at_server(combine or combined, f"aggregator {cfg.aggregator.name}", t):
+            new = combined(cfg.aggregator, cfg.aggregator_options, found["nodes"][able], parts)
+        reply |= shared("weights", new)
+    return reply, dataclasses.replace(report, train_loss=float(reply["loss"].t))
 
 
 def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from silograph.nn.conv.mlp import MLP
 from silograph.nn.conv.propagation import Propagation
 from silograph.nn.conv.sage import SAGE
 from silograph.nn.forward import Stage, forward_pass, whole_pass
+from silograph.nn.model_options import MODEL_KINDS, ModelKind
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
@@ -214,3 +215,19 @@ MODELS: dict[str, Callable[[Model], tuple[Stage, ...]]] = {
     "appnp": _appnp,
     "mlp": lambda model: layers_of(model, lambda _: MLP),
 }
+
+
+def add_model(kind: ModelKind, stages: Callable[[Model], tuple[Stage, ...]]) -> None:
+    """Add a model to those that a run of this process can name.
+
+    Args:
+        kind: its name, title, reference and options, such as `LayerOptions`.
+        stages: its layers, from the shape of a model; see `layers_of`.
+
+    Raises:
+        ConfigError: there is another model of that name.
+    """
+    if kind.name in MODEL_KINDS or kind.name in MODELS:
+        raise ConfigError(f"expected a new name of a model, got {kind.name!r}: choose another one")
+    MODELS[kind.name] = stages
+    MODEL_KINDS[kind.name] = kind

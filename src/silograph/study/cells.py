@@ -105,6 +105,9 @@ class Cell:
                 found[name] = source_hash(value) or "unknown"
             elif is_spec(spec):
                 found[name] = source_digest(spec)
+        for name in ("neighbors", "selector", "aggregator"):
+            if is_spec(spec := getattr(self.config, name) or ""):
+                found[name] = source_digest(spec)
         if is_partition_file(self.config.partition):
             path = Path(self.config.partition).expanduser()
             found["partition"] = file_hash(path) or "absent"

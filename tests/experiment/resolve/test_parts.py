@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import silograph as sg
 from runs import FAST, MakeGraph
+from silograph.aggregation.aggregators import MEDIAN
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
@@ -16,14 +18,18 @@ from silograph.core.resolved_config import ResolvedConfig, asked_again, resolved
 from silograph.core.run_file import read_toml, write_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.resolve.flat_options import DECLARED, HELP
+from silograph.experiment.resolve.model_options import own_module
 from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, options_of
 from silograph.experiment.resolve.resolve import resolve
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
-from silograph.nn.model import MODELS
-from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS
+from silograph.nn.conv.gcn import GCN
+from silograph.nn.model import MODELS, add_model, layers_of
+from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS, LayerOptions, ModelKind
+from silograph.sampling.neighbors import NEIGHBORS
 from silograph.selection.options import LIMITS
+from silograph.selection.ucb import UCB
 from silograph.study.cells import Cell, digest_of
 
 OPEN = {k: v for k, v in FAST.items() if k != "lr"} | {"method": "fedopt"}
@@ -81,8 +87,8 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
             "expected an option of the chosen parts (method fedavg, partition metis, model gcn, "
-            "neighbors full, selector uniform), got server_tau: method fedopt has it; leave it "
-            "out, or choose that part",
+            "neighbors full, selector uniform, aggregator mean), got server_tau: "
+            "method fedopt has it; leave it out, or choose that part",
         ),
         (
             {"partition": "dirichlet", "alpha": 0.3, "options": {"partition.alpha": 0.3}},
@@ -274,3 +280,92 @@ def test_ops_cannot_read_what_the_server_holds(make_graph: MakeGraph, setups: li
     assert isinstance(federation, InProcess)
     assert setups[0].held is not None
     assert "held" not in {f.name for f in dataclasses.fields(setups[0].method_config)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("selector", UCB), ("neighbors", NEIGHBORS["full"]), ("aggregator", MEDIAN)],
+)
+def test_parts_that_have_names_only_are_refused_as_values(
+    make_graph: MakeGraph, kind: str, value: Any
+) -> None:
+    message = f"^expected the name of a part as {kind}, got a .* {kind}='FILE.py:NAME'$"
+    for call in (sg.run, partial(sg.compare, methods=["fedavg"]), partial(sg.tune, trials=1)):
+        with pytest.raises(ConfigError, match=message):
+            call(make_graph(), **{kind: value})
+
+
+def test_a_convolution_as_a_value_is_no_model(make_graph: MakeGraph) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sg.run(make_graph(), model=GCN)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "expected a class or function that makes a module as model, got PlainConv: name what makes "
+        "a torch.nn.Module; a convolution becomes a model by silograph.nn.model.add_model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"selector": "mine.py:SELECTOR"},
+            "expected a Selector named SELECTOR in mine.py, got none: the file has no Selector",
+        ),
+        (
+            {"model": "mine.py:CONV"},
+            "expected a class or function in mine.py:CONV, got PlainConv: name what makes a "
+            "torch.nn.Module; a convolution becomes a model by silograph.nn.model.add_model",
+        ),
+        (
+            {"neighbors": "scarce"},
+            "unknown neighbor sampler 'scarce'; choices: FILE.py:NAME, bernoulli, drop_edge, "
+            "drop_node, fanout, fastgcn, fedgrains, full, ladies",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_can_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], message: str
+) -> None:
+    (tmp_path / "mine.py").write_text("from silograph.nn.conv.gcn import GCN as CONV\n")
+    monkeypatch.chdir(tmp_path)
+    config = make_config(given)
+    with pytest.raises(ConfigError) as caught:
+        own_module(config) if "model" in given else choose_parts(config)
+    assert str(caught.value) == message
+
+
+def test_a_model_is_added_by_one_call(make_graph: MakeGraph) -> None:
+    """Layers of its own convolution: here those of gcn, so that numbers are known."""
+    kind = ModelKind("again", "graph convolutions again", "nobody", LayerOptions)
+    try:
+        MODELS["again"] = lambda model: layers_of(model, lambda _: GCN)
+        with pytest.raises(ConfigError, match=r"^expected model 'again' with title and options, g"):
+            choose_parts(make_config({"model": "again"}))
+        del MODELS["again"]
+        add_model(kind, lambda model: layers_of(model, lambda _: GCN))
+        with pytest.raises(ConfigError, match=r"^expected a new name of a model, got 'again': ch"):
+            add_model(kind, MODELS["gcn"])
+        own: dict[str, Any] = {
+            "clients": 3,
+            "partition": "random",
+            "rounds": 2,
+            "hidden": 4,
+        }
+        one, other = (sg.run(make_graph(), model=name, **own) for name in ("again", "gcn"))
+        assert one.rounds[-1]["val_server_loss"] == other.rounds[-1]["val_server_loss"]
+    finally:
+        MODELS.pop("again", None)
+        MODEL_KINDS.pop("again", None)
+
+
+@pytest.mark.parametrize("kind", ["neighbors", "selector", "aggregator"])
+def test_lines_of_studies_are_those_of_a_part_as_its_file_was(tmp_path: Path, kind: str) -> None:
+    names = {"neighbors": "sampling.neighbors import NEIGHBORS\nPART = NEIGHBORS['full']"}
+    names["selector"] = "selection.ucb import UCB as PART"
+    names["aggregator"] = "aggregation.aggregators import MEDIAN as PART"
+    path = tmp_path / "mine.py"
+    digests = set()
+    for end in ("", "# changed", ""):
+        path.write_text(f"from silograph.{names[kind]}\n{end}")
+        digests.add(Cell({}, make_config({kind: f"{path}:PART"})).digest)
+    assert len(digests) == 2

@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.user_code import spec_of
+from silograph.experiment.resolve.user_code import CALLABLE, MODULES, spec_of
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -51,6 +51,23 @@ def name_of(part: Any) -> Any:
             "itself: give the class, for every client has a module of its own"
         )
     return spec_of(part)
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a part that is given as a value, and can be given by name alone."""
+    for kind in ("selector", "neighbors", "aggregator"):
+        part = options.get(kind)
+        if not isinstance(part, str | None):
+            raise ConfigError(
+                f"expected the name of a part as {kind}, got a {type(part).__name__} itself: put "
+                f"it into a file and give {kind}='FILE.py:NAME'"
+            )
+    model = options.get("model")
+    if not (isinstance(model, str | None) or callable(model)):
+        raise ConfigError(
+            f"expected a {CALLABLE} that makes a module as model, got {type(model).__name__}: "
+            f"{MODULES}"
+        )
 
 
 def own_of(parts: Iterable[Any]) -> Own:

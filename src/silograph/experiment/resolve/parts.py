@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
 from silograph.core.config import RunConfig, checked
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.ranges import Scalar
@@ -21,12 +22,14 @@ from silograph.graph.partition.own import check_no_path
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
 from silograph.methods.base import Method
+from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS, MODULE, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS, NeighborSampler
 from silograph.selection.base import Selector
 from silograph.selection.registry import SELECTORS
 
 P = TypeVar("P")
+OWN = ("FILE.py:NAME",)  # what another process has put into a table is not in this one's
 
 
 class NamedPart(Protocol):
@@ -51,6 +54,7 @@ TABLES: dict[str, Mapping[str, NamedPart]] = {
     "model": MODEL_KINDS,
     "neighbors": NEIGHBORS,
     "selector": SELECTORS,
+    "aggregator": AGGREGATORS,
 }
 # Options that have a key of their own in a config, with their part.
 FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "part" in f.metadata}
@@ -73,6 +77,7 @@ class Parts:
     model: Chosen[ModelKind]
     neighbors: Chosen[NeighborSampler]
     selector: Chosen[Selector]
+    aggregator: Chosen[Aggregator]
 
     @property
     def options(self) -> dict[str, Scalar | None]:
@@ -123,12 +128,23 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
     return {
         "method": chosen,
         "partition": _named(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
-        "model": MODULE if is_spec(config.model) else lookup(MODEL_KINDS, config.model, "model"),
-        "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler"),
+        "model": MODULE if is_spec(config.model) else _model_kind(config.model),
+        "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler", OWN),
         "selector": _named(
-            config.selector or chosen.needs.selector, SELECTORS, Selector, "selector"
+            config.selector or chosen.needs.selector, SELECTORS, Selector, "selector", OWN
         ),
+        "aggregator": _named(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
     }
+
+
+def _model_kind(name: str) -> ModelKind:
+    """Return the kind of a model of silograph's, or of one that was added."""
+    if name in MODELS and name not in MODEL_KINDS:
+        raise ConfigError(
+            f"expected model {name!r} with title and options, got its layers alone in MODELS: add "
+            "it by silograph.nn.model.add_model(kind, stages)"
+        )
+    return lookup(MODEL_KINDS, name, "model")
 
 
 def _named(

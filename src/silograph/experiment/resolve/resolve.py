@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 
+from silograph.aggregation.aggregators import MEAN
 from silograph.core.client_speeds import DEFAULT_LINKS, EQUAL, parse_links, parse_speeds
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
@@ -34,6 +35,7 @@ from silograph.experiment.resolve.run_metric import check_metric, metric_of_run,
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
+from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Schedule, Training
@@ -128,15 +130,8 @@ def resolve(
     training = Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
-    config = ResolvedConfig(
-        **known
-        | {
-            "clients": clients,
-            "metric": metric,
-            "relevant": relevant,
-            "kernels": backend.name,
-        }
-    )
+    found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
+    config = ResolvedConfig(**known | found)
     selector = parts.selector
     method_config = MethodConfig(
         model=model,
@@ -147,6 +142,8 @@ def resolve(
         selector=config.selector,
         limited=is_limited(selector.options),
         received=received_in(asked, parts),
+        aggregator=parts.aggregator.part,
+        aggregator_options=parts.aggregator.options,
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
         relevant=relevant,
         options=own,
@@ -292,6 +289,13 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
         raise ConfigError(
             f"expected a method that trains locally for selector {selector.name}, got "
             f"{method.name}, in which all clients train in every round: leave selector out"
+        )
+    if parts.aggregator.part is not MEAN and not method.aggregates:
+        able = [name for name, each in METHODS.items() if each.aggregates]
+        raise ConfigError(
+            f"expected a method that averages weights and nothing else for aggregator "
+            f"{parts.aggregator.part.name}, got {method.name}: use one of {', '.join(able)}, or "
+            "one of your own with aggregates=True"
         )
     if config.local_bias and method.evaluate.view != "server":
         raise ConfigError(

@@ -19,6 +19,11 @@ from typing import TypeVar
 from silograph.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
+CALLABLE = "class or function"
+MODULES = (
+    "name what makes a torch.nn.Module; a convolution becomes a model by "
+    "silograph.nn.model.add_model"
+)
 
 
 def is_spec(text: str) -> bool:
@@ -43,14 +48,17 @@ def imported(spec: str, kind: type[T]) -> T:
         raise ConfigError(f"expected FILE.py:NAME or package.module:NAME, got {spec!r}")
     names = vars(module_of(source))
     if name not in names:
-        choices = (each for each, value in names.items() if isinstance(value, kind))
+        choices = [each for each, value in names.items() if isinstance(value, kind)]
+        if not choices:
+            raise ConfigError(
+                f"expected a {_word(kind)} named {name} in {source}, got none: the file has no "
+                f"{_word(kind)}"
+            )
         raise unknown(f"{_word(kind)} in {source}", name, choices)
     found = names[name]
     if not isinstance(found, kind):
-        raise ConfigError(
-            f"expected a {_word(kind)} in {spec}, got {type(found).__name__}: name a value of "
-            "that type"
-        )
+        how = MODULES if _word(kind) == CALLABLE else "name a value of that type"
+        raise ConfigError(f"expected a {_word(kind)} in {spec}, got {type(found).__name__}: {how}")
     return found
 
 
@@ -160,7 +168,7 @@ def _working_folder_last() -> Iterator[None]:
 
 
 def _word(kind: type) -> str:
-    return "class or function" if kind.__name__ == "Callable" else kind.__name__
+    return CALLABLE if kind.__name__ == "Callable" else kind.__name__
 
 
 def _is_file(source: str) -> bool:

@@ -10,6 +10,7 @@ from silograph.core.config_changes import changed_values
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.experiment.resolve.client_data import cut_already
+from silograph.experiment.resolve.in_memory_parts import check_names
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.source import Source, absolute_path, find_source
 from silograph.experiment.resolve.user_code import absolute
@@ -52,6 +53,7 @@ def asked_run(
         case _:  # a path is never a name, even where there is a dataset of that name
             name = {"dataset": absolute_path(os.fspath(graph))}
     base = RunConfig() if config is None else config
+    check_names(options)
     _check_own_options(options, str(options.get("method", base.method)))
     asked = make_config(changed_values(base, {**options, **name}))
     data = graph if isinstance(graph, Graph | Silos) else None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from silograph.aggregation.aggregators import MEAN
 from silograph.core.key import Key
 from silograph.core.payload import ranges
 from silograph.exchange.collect import collect, local_graph
@@ -51,7 +52,13 @@ def local_bias(
         uncut = replace(uncut, row_key=row_key)
     uncut = uncut.to(device, dtype)
     central = replace(
-        cfg, keep_optimizer=True, participation=1.0, options=NoOptions(), corrections=(), losses=()
+        cfg,
+        keep_optimizer=True,
+        participation=1.0,
+        options=NoOptions(),
+        corrections=(),
+        losses=(),
+        aggregator=MEAN,
     )
     fed = InProcess(central, uncut, no_route, 1)
     state = CENTRALIZED.init(fed, central, first, key)

@@ -36,13 +36,14 @@ from silograph.experiment.run.round_scores import (
     progress_of,
     row_of,
 )
-from silograph.experiment.run.selecting import Selection
+from silograph.experiment.run.selecting import Selection, check_report
 from silograph.experiment.run.server_parts import without_parts
 from silograph.experiment.run.setup import Setup, first_weights, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.run.stopping import reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
+from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import RoundReport, ServerState, own_weights
 
@@ -64,7 +65,8 @@ def _set_up(setup: Setup) -> Snapshot:
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
-    state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
+    with at_server(setup.method.init, f"method {setup.method.name}", 0):
+        state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
     selection = _selection(setup)
     if selection is not None:
         state = selection.begin(state)
@@ -212,7 +214,9 @@ def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list
         cfg = replace(cfg, knobs=control.propose(*known, t, key))
     cfg = cfg.in_round(t)
     since = time.monotonic()
-    state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
+    with at_server(setup.method.round, f"method {setup.method.name}", t):
+        state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
+    check_report(setup, cfg, report, t, key)
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.held is not None:
         state = on_held(cfg, setup.held, state, t, key)

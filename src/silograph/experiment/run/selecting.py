@@ -23,9 +23,11 @@ from silograph.experiment.run.server_parts import SELECTED, SELECTOR, part_of, w
 from silograph.experiment.run.setup import Setup
 from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
+from silograph.federation.op_failure import at_server
 from silograph.federation.program import calls_of
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
+from silograph.methods.local_training import selected
 from silograph.selection.base import RoundFacts, Selector
 from silograph.selection.limits import SelectionLimits, resized
 from silograph.task.registry import task_of
@@ -54,7 +56,8 @@ class Selection:
             ConfigError: the limits of the selector cannot be met.
         """
         self._check_received()
-        known = self.selector.init(self.setup.federation.ids, self.options)
+        with at_server(self.selector.init, f"selector {self.selector.name}", 0):
+            known = self.selector.init(self.setup.federation.ids, self.options)
         state = with_part(state, SELECTOR, known)
         if is_limited(self.options):
             state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
@@ -99,9 +102,9 @@ class Selection:
 
     def _drawn(self, state: ServerState, t: int, key: Key) -> list[str]:
         ids = self.setup.federation.ids
-        chosen = self.selector.draw(
-            ids, self.options, part_of(state, SELECTOR), t, key.fold("select", t)
-        )
+        known = part_of(state, SELECTOR)
+        with at_server(self.selector.draw, f"selector {self.selector.name}", t):
+            chosen = self.selector.draw(ids, self.options, known, t, key.fold("select", t))
         try:
             positions_of(ids, chosen)
         except ProtocolError as error:
@@ -225,7 +228,8 @@ class Selection:
         known = part_of(before, SELECTOR)
         if self.selector.observe is not None:
             facts = self._facts(report, counts, t)
-            known = self.selector.observe(self.options, known, t, facts)
+            with at_server(self.selector.observe, f"selector {self.selector.name}", t):
+                known = self.selector.observe(self.options, known, t, facts)
         after = with_part(after, SELECTOR, known)
         if not is_limited(self.options):
             return after
@@ -300,3 +304,37 @@ class Selection:
         if self._budget is not None:
             return total / self._budget
         return called / (len(training) * self.setup.config.rounds)
+
+
+def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, key: Key) -> None:
+    """Raise `ProtocolError` where a round has called others than those selected, or hides them.
+
+    Args:
+        setup: the run.
+        cfg: what the round has read.
+        report: of the round.
+        t: its number.
+        key: the run's.
+    """
+    method = setup.method
+    if report.aggregator != cfg.aggregator.name:
+        raise ProtocolError(
+            f"expected method {method.name} to use aggregator {cfg.aggregator.name}, got a round "
+            "without it: call by local_round and keep its report, or leave aggregator out"
+        )
+    if not method.selects or (cfg.selected is None and cfg.participation == 1):
+        return
+    others = set(report.participants).difference(selected(setup.federation, cfg, t, key))
+    if others:
+        raise ProtocolError(
+            f"expected method {method.name} to train at selected clients only, got {min(others)} "
+            f"besides in round {t}: give fed.call to=selected(fed, cfg, t, key), and RoundReport "
+            "the same clients"
+        )
+    unscored = cfg.received and not report.trained  # which has an error of its own
+    if cfg.observed and not unscored and "answered" not in report.trained:
+        raise ProtocolError(
+            f"expected method {method.name} to report who trained, for a selector that learns from "
+            f"it or has limits, got RoundReport.trained without 'answered' in round {t}: call by "
+            "local_round and keep its report, or use selector uniform, round_robin or all"
+        )

@@ -1,0 +1,121 @@
+"""Aggregators, by the name that users give: what the server makes of the clients' weights.
+
+`mean` is folded while replies arrive. All others see the weights client by client, so the server
+holds one model for every client of the federation meanwhile. k: clients that trained.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from silograph.core.config import STRICT
+from silograph.core.errors import ProtocolError
+from silograph.core.ranges import lin
+
+Combine = Callable[[Any, Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
+ROBUST = (
+    "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, "
+    "ICML 2018"
+)
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """An aggregator.
+
+    Attributes:
+        name: what users call it.
+        title: one line for listings.
+        reference: title, authors, venue, year.
+        options: frozen dataclass of its own options.
+        combine: from options, training nodes (k,) int64 and weights by name, (k, ...), of the
+            clients that trained: weights by the same names, (...). It changes nothing that it is
+            given. None: the mean weighted by training nodes.
+    """
+
+    name: str
+    title: str
+    reference: str
+    options: type
+    combine: Combine | None
+
+
+@checked(frozen=True, config=STRICT)
+class NoAggregatorOptions:
+    """Nothing to choose."""
+
+
+@checked(frozen=True, config=STRICT)
+class TrimmedMeanOptions:
+    """The help text is the documentation of the field."""
+
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(
+        default=0.1,
+        metadata={
+            "help": "share of the clients left out at each end, of every weight by itself",
+            "tune": lin(0.0, 0.4),
+        },
+    )
+
+
+def median(options: object, nodes: Tensor, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the median of every weight; of an even number, the mean of the middle two."""
+    del options, nodes
+    return {name: _middle(w, (len(w) - 1) // 2) for name, w in weights.items()}
+
+
+def trimmed_mean(
+    options: TrimmedMeanOptions, nodes: Tensor, weights: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the mean of every weight without the floor(trim k) smallest and largest values."""
+    cut = int(options.trim * len(nodes))
+    return {name: _middle(w, cut) for name, w in weights.items()}
+
+
+def _middle(w: Tensor, cut: int) -> Tensor:
+    """Return the mean over dim 0 without `cut` values at each end; NaN counts as the largest."""
+    return w.sort(0).values[cut : len(w) - cut].mean(0)
+
+
+MEAN = Aggregator(
+    name="mean",
+    title="the mean, weighted by training nodes",
+    reference="McMahan et al., Communication-efficient learning of deep networks from "
+    "decentralized data, AISTATS 2017",
+    options=NoAggregatorOptions,
+    combine=None,
+)
+MEDIAN = Aggregator("median", "the median of every weight", ROBUST, NoAggregatorOptions, median)
+TRIMMED_MEAN = Aggregator(
+    "trimmed_mean",
+    "the mean of every weight without its extremes",
+    ROBUST,
+    TrimmedMeanOptions,
+    trimmed_mean,
+)
+AGGREGATORS: dict[str, Aggregator] = {a.name: a for a in (MEAN, MEDIAN, TRIMMED_MEAN)}
+
+
+def combined(
+    aggregator: Aggregator, options: object, nodes: Tensor, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return what an aggregator makes of weights (k, ...), k >= 1, in the dtype of each.
+
+    Raises:
+        ProtocolError: a user's own returns other names or shapes.
+    """
+    assert aggregator.combine is not None  # the mean is folded
+    found = aggregator.combine(options, nodes, weights)
+    for name in {**weights, **found}:
+        want = tuple(weights[name].shape[1:]) if name in weights else None
+        got = tuple(found[name].shape) if name in found else None
+        if want != got:
+            raise ProtocolError(
+                f"expected weights of the same names and shapes, without clients, from aggregator "
+                f"{aggregator.name}, got {got} for {name!r} of shape {want}"
+            )
+    return {name: found[name].to(w.dtype) for name, w in weights.items()}
