@@ -109,8 +109,9 @@ ALL = {name: row for rows in PARTS.values() for name, row in rows.items()}
 def cell_of(name: str, seed: int) -> Cell:
     """Return a cell; that of seed `RANKED` ranks items, which changes no training."""
     own, options, *_ = ALL[name]
-    own = own | ({"relevant": 4.0} if seed == RANKED else {})
-    labels: dict[str, Scalar] = {"dataset": "ciao", "row": name, "seed": seed}
+    ranked = seed == RANKED
+    own = own | ({"relevant": 4.0} if ranked else {})
+    labels: dict[str, Scalar] = {"dataset": "ciao", "row": name, "seed": seed, "ranked": ranked}
     fields = PROTOCOL | own
     return cell(labels, **fields, dataset="ciao", seed=seed, options=CUT | options)
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.core.payload import Payload, Stacked, State
+from silograph.core.payload import Patched, Payload, Stacked, State
 from silograph.core.ranges import log
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, OnlySimulated
@@ -82,7 +82,7 @@ def protected(
     noised: Callable[[Tensor, str, str], Tensor],
 ) -> dict[str, Stacked]:
     """Return a reply whose changes of weights went through a function."""
-    fields = {name: Stacked(part.t) for name, part in reply.items()}
+    fields = whole(reply)
     for name, sent in inbox.items():
         base = torch.zeros_like(sent.t) if name == ITEM_WEIGHT else sent.t
         change = fields[name].t - base
@@ -92,6 +92,12 @@ def protected(
             t = t * fields[SHARE].t[..., None]
         fields[name] = Stacked(t)
     return fields
+
+
+def whole(reply: Payload) -> dict[str, Stacked]:
+    """Return a reply with all rows of its weights."""
+    found = (part.stacked() if isinstance(part, Patched) else part for part in reply.values())
+    return dict(zip(reply, (Stacked(part.t) for part in found), strict=True))
 
 
 def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,8 +113,7 @@ def with_rows(reply: Payload, change: Tensor, *rows: Tensor) -> dict[str, Stacke
     """Return a reply with changes (B, D) of some rows, all of which count alike."""
     share = change.new_zeros(1, len(change))
     share[:, torch.cat(rows)] = 1
-    fields = {name: Stacked(part.t) for name, part in reply.items()}
-    return {**fields, ITEM_WEIGHT: Stacked(change[None]), SHARE: Stacked(share)}
+    return {**whole(reply), ITEM_WEIGHT: Stacked(change[None]), SHARE: Stacked(share)}
 
 
 def laplace(key: Key, like: Tensor) -> Tensor:

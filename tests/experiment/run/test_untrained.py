@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {
     "dtype": "float64",
     "model": "rating_biases",
 }
-NAMES = ["silo mean", "biases in each silo", "biases of all ratings"]
+NAMES = ["silo mean", "silo biases", "all biases"]
 SCORES = ("rmse", "rmse_seen", "rmse_unseen", "mae")
 
 

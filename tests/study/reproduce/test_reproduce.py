@@ -39,6 +39,7 @@ import recipe_selectors as selectors
 import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
 import recipe_table3 as sensitivity
+import recipe_tables as of_tables
 import sweep_cells as sweep
 
 import silograph as sg
@@ -266,6 +267,8 @@ def again_of(line: Line) -> Cell:
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
+    if "ranked" in labels:
+        return of_tables.cell_of(labels["row"], labels["seed"])
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:

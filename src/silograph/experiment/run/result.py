@@ -260,7 +260,7 @@ class Result:
             first = {self.constant: self.baseline, **self.untrained}
             found = {**first, **found} if self.untrained else {**found, **first}
         rows = [
-            [view, *(METRICS[name].text(scores and scores[name]) for name in names)]
+            [view, *(METRICS[name].text(scores and scores.get(name)) for name in names)]
             for view, scores in found.items()
         ]
         about = f"{self.method.name}, {config.clients} clients ({config.partition})"

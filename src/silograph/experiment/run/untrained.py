@@ -22,7 +22,7 @@ TURNS = 60  # of biases: what is left to solve is far below the noise
 
 
 def untrained_scores(setup: Setup) -> dict[str, Scores]:
-    """Return test scores by name: silo mean, biases in each silo, biases of all ratings.
+    """Return test scores by name: silo mean, silo biases (in each silo) and all biases (of all).
 
     Nothing for other tasks, where silos hold the data, and without test ratings.
     """
@@ -42,8 +42,8 @@ def untrained_scores(setup: Setup) -> dict[str, Scores]:
     found = {}
     for name, group, damping in (
         ("silo mean", silo, None),
-        ("biases in each silo", silo, RatingBiasesOptions().damping),
-        ("biases of all ratings", one, RatingBiasesOptions().damping),
+        ("silo biases", silo, RatingBiasesOptions().damping),
+        ("all biases", one, RatingBiasesOptions().damping),
     ):
         ends = torch.stack([group * size + user, group * size + item])
         said, seen = _predicted(value, group, ends, train, damping)
