@@ -75,7 +75,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "lr": st.none() | POSITIVE,
     "lr_schedule": st.text(),
     "warmup_rounds": st.integers(0, 2**63 - 1),
-    "weight_decay": st.floats(min_value=0, allow_infinity=False),
+    "weight_decay": st.none() | st.floats(min_value=0, allow_infinity=False),
     "decay_layers": st.sampled_from(["all", "first"]),
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),

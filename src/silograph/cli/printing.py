@@ -128,7 +128,8 @@ def _training(needs: Needs) -> str:
     kept = ", optimizer state kept between rounds" if needs.keep_optimizer else ""
     chosen = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
     rate = needs.learning_rate(needs.optimizer)
-    return f"{needs.optimizer} {rate:g}, {passes} in a round{kept}{chosen}"
+    decay = "" if needs.weight_decay else ", no weight decay"
+    return f"{needs.optimizer} {rate:g}{decay}, {passes} in a round{kept}{chosen}"
 
 
 def _print_hanging(console: Console, text: str, style: str | None = None) -> None:

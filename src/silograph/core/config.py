@@ -270,9 +270,13 @@ class RunConfig:
         default=0,
         metadata=option("first rounds, in which the rate rises in equal steps", "Training"),
     )
-    weight_decay: Annotated[float, Field(ge=0)] = field(
-        default=5e-4,
-        metadata=option("L2 penalty added to the gradient", "Training", tune=log(1e-6, 1e-2)),
+    weight_decay: Annotated[float, Field(ge=0)] | None = field(
+        default=None,
+        metadata=option(
+            "L2 penalty added to the gradient (default: by method, else 5e-4)",
+            "Training",
+            tune=log(1e-6, 1e-2),
+        ),
     )
     decay_layers: Literal["all", "first"] = field(
         default="all",

@@ -132,8 +132,8 @@ class StudyOptions(TypedDict, total=False):
     step:ROUNDS:FACTOR (times FACTOR after every ROUNDS rounds)"""
     warmup_rounds: int
     """first rounds, in which the rate rises in equal steps"""
-    weight_decay: float
-    """L2 penalty added to the gradient"""
+    weight_decay: float | None
+    """L2 penalty added to the gradient (default: by method, else 5e-4)"""
     decay_layers: Literal["all", "first"]
     """layers whose weights and biases have the L2 penalty"""
     momentum: float

@@ -271,6 +271,7 @@ class Needs:
     Attributes:
         optimizer: default of the run's `optimizer`.
         lr: default of the run's `lr` with that optimizer; None: that of `LEARNING_RATES`.
+        weight_decay: default of the run's `weight_decay`.
         local_epochs: default of the run's `local_epochs`.
         keep_optimizer: default of the run's `keep_optimizer`.
         plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
@@ -286,6 +287,7 @@ class Needs:
 
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: float | None = None
+    weight_decay: float = 5e-4
     local_epochs: int = 1
     keep_optimizer: bool = False
     plain_sgd: bool = False

@@ -51,14 +51,14 @@ WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
     "local": ("adam", 0.01, 1, True),
     "centralized": ("adam", 0.01, 1, True),
     "graphsaint": ("adam", 0.01, 1, True),
-    "fedais": ("adam", 0.001, 1, False),
-    "fedall": ("adam", 0.001, 1, False),
-    "fedrandom": ("adam", 0.001, 1, False),
-    "fedlocal": ("adam", 0.001, 1, False),
-    "fedpns": ("adam", 0.001, 1, False),
-    "fedais1": ("adam", 0.001, 1, False),
-    "fedais2": ("adam", 0.001, 1, False),
-    "stale": ("adam", 0.001, 1, False),
+    "fedais": ("adam", 0.01, 1, False),
+    "fedall": ("adam", 0.01, 1, False),
+    "fedrandom": ("adam", 0.01, 1, False),
+    "fedlocal": ("adam", 0.01, 1, False),
+    "fedpns": ("adam", 0.01, 1, False),
+    "fedais1": ("adam", 0.01, 1, False),
+    "fedais2": ("adam", 0.01, 1, False),
+    "stale": ("adam", 0.01, 1, False),
 }
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.1, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
 NAMES = ("optimizer", "lr", "local_epochs", "keep_optimizer")
@@ -116,6 +116,19 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
     options = setups[0].method_config.options
     assert options == FedOptOptions("adam", 0.01, 0.9, 0.9, 0.99, 0.1, None)
     assert_same(result, small(make_graph(), method="fedopt"))
+
+
+def test_weight_decay_is_by_method(make_graph: MakeGraph) -> None:
+    kept = [
+        small(make_graph(), method=m, rounds=1).config.weight_decay for m in ("fedavg", "fedais")
+    ]
+    assert kept == [5e-4, 0.0]
+    assert (
+        small(make_graph(), method="fedais", rounds=1, weight_decay=0.1).config.weight_decay == 0.1
+    )
+    assert {name for name, m in METHODS.items() if m.needs.weight_decay == 0} == {
+        *("fedais", "fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale")
+    }
 
 
 def test_the_step_of_the_server() -> None:

@@ -1,5 +1,6 @@
 """`resolve`: from what is asked of a run to all that it does, every default written out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -118,7 +119,7 @@ def resolve(
     parts = completed(parts, schema)
     known = known_values(asked, parts)
     metric = metric_of_run(asked, schema)
-    optimizer = make_optimizer(asked, known["optimizer"], known["lr"])
+    optimizer = make_optimizer(asked, known)
     model = make_model(
         asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
     )
@@ -173,6 +174,7 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         "selector": asked.selector or needs.selector,
         "optimizer": optimizer,
         "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
+        "weight_decay": needs.weight_decay if asked.weight_decay is None else asked.weight_decay,
         "local_epochs": asked.local_epochs or needs.local_epochs,
         "keep_optimizer": keep,
         **clock_values(asked),
@@ -396,13 +398,14 @@ def is_limited(options: Any) -> bool:
     return any(found.get(name) is not None for name in LIMITS)
 
 
-def make_optimizer(config: RunConfig, name: str, lr: float) -> Optimizer:
+def make_optimizer(config: RunConfig, known: Mapping[str, Any]) -> Optimizer:
     """Return the clients' optimizer; raise `ConfigError` where it cannot have the momentum."""
-    if name == "sgd":
-        return SGD(lr, config.weight_decay, config.momentum, config.decay_layers)
+    lr, decay = known["lr"], known["weight_decay"]
+    if known["optimizer"] == "sgd":
+        return SGD(lr, decay, config.momentum, config.decay_layers)
     if config.momentum != 0:
         raise ConfigError(f"expected momentum 0 with optimizer adam, got {config.momentum}")
-    return Adam(lr, config.weight_decay, decay_layers=config.decay_layers)
+    return Adam(lr, decay, decay_layers=config.decay_layers)
 
 
 def check_decay(config: RunConfig, model: AnyModel) -> None:
