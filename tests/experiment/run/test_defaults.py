@@ -119,13 +119,10 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
 
 
 def test_weight_decay_is_by_method(make_graph: MakeGraph) -> None:
-    kept = [
-        small(make_graph(), method=m, rounds=1).config.weight_decay for m in ("fedavg", "fedais")
-    ]
-    assert kept == [5e-4, 0.0]
-    assert (
-        small(make_graph(), method="fedais", rounds=1, weight_decay=0.1).config.weight_decay == 0.1
-    )
+    def decay(method: str, **given: Any) -> float:
+        return small(make_graph(), method=method, rounds=1, **given).config.weight_decay
+
+    assert (decay("fedavg"), decay("fedais"), decay("fedais", weight_decay=0.1)) == (5e-4, 0.0, 0.1)
     assert {name for name, m in METHODS.items() if m.needs.weight_decay == 0} == {
         *("fedais", "fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale")
     }
