@@ -28,6 +28,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
 # Method: the clients' optimizer, its rate, passes in a round, and whether its state outlives it.
 # The list is fixed.
+UNDECAYED = {"fedais", "fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale"}
 WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
     "fedopt": ("sgd", 0.1, 1, False),
     "fedavg": ("adam", 0.01, 1, False),
@@ -123,9 +124,7 @@ def test_weight_decay_is_by_method(make_graph: MakeGraph) -> None:
         return small(make_graph(), method=method, rounds=1, **given).config.weight_decay
 
     assert (decay("fedavg"), decay("fedais"), decay("fedais", weight_decay=0.1)) == (5e-4, 0.0, 0.1)
-    assert {name for name, m in METHODS.items() if m.needs.weight_decay == 0} == {
-        *("fedais", "fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale")
-    }
+    assert {name for name, m in METHODS.items() if m.needs.weight_decay == 0} == UNDECAYED
 
 
 def test_the_step_of_the_server() -> None:
@@ -137,9 +136,11 @@ def test_the_step_of_the_server() -> None:
     assert server_step(NoOptions()) is replace
 
 
-def replace_rate(optimizer: Optimizer, lr: float) -> Optimizer:
+def optimizer_of(method: str, name: str, lr: float) -> Optimizer:
+    optimizer = OPTIMIZERS[name]
     assert isinstance(optimizer, SGD | Adam)
-    return dataclasses.replace(optimizer, lr=lr)
+    decay = 0.0 if method in UNDECAYED else optimizer.weight_decay
+    return dataclasses.replace(optimizer, lr=lr, weight_decay=decay)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -149,7 +150,7 @@ def test_what_a_method_trains_with_is_written_out(
     result = small(make_graph(), method=method)
     assert training(result.config) == WRITTEN_OUT[method]
     optimizer, lr, epochs, keep = WRITTEN_OUT[method]
-    assert setups[0].method_config.optimizer == replace_rate(OPTIMIZERS[optimizer], lr)
+    assert setups[0].method_config.optimizer == optimizer_of(method, optimizer, lr)
     assert setups[0].method_config.keep_optimizer == keep
     assert setups[0].method_config.schedule.epochs == epochs
     given = dict(zip(NAMES, WRITTEN_OUT[method], strict=True))
@@ -168,7 +169,7 @@ def test_the_learning_rate_follows_the_optimizer(
     if optimizer != own:  # a rate of a method's own goes with its own optimizer
         rate = {"sgd": 0.1, "adam": 0.01}[optimizer]
     assert training(config) == (optimizer, rate, *others)
-    assert setups[0].method_config.optimizer == replace_rate(OPTIMIZERS[optimizer], rate)
+    assert setups[0].method_config.optimizer == optimizer_of(method, optimizer, rate)
 
 
 @pytest.mark.parametrize("method", METHODS)
