@@ -1,6 +1,7 @@
 """Laws of aggregators: oracles, order of clients, hostile clients, all methods that have them."""
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ def drawn(clients: int) -> dict[str, torch.Tensor]:
     }
 
 
+def left_out(trim: float, clients: int) -> int:
+    """How many values at each end: at least one from three clients on, and never all."""
+    share = Fraction(str(trim)) * clients
+    return min(-(-share.numerator // share.denominator), (clients - 1) // 2)
+
+
+def test_a_trim_above_0_leaves_extremes_out_from_three_clients_on() -> None:
+    weights = {"w": torch.tensor([1.0, 2.0, 1e6])}
+    assert combined(TRIMMED_MEAN, TrimmedMeanOptions(0.1), torch.ones(3), weights)["w"] == 2
+    weights = {"w": torch.tensor([*range(30), 1e6])[1:]}
+    assert combined(TRIMMED_MEAN, TrimmedMeanOptions(0.1), torch.ones(30), weights)["w"] == 15.5
+
+
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 9, 20])
 def test_they_are_what_numpy_and_scipy_say(clients: int) -> None:
     weights, nodes = drawn(clients), torch.arange(1, clients + 1)
@@ -61,7 +75,8 @@ def test_they_are_what_numpy_and_scipy_say(clients: int) -> None:
     for trim in (0.0, 0.1, 0.25, 0.49):
         cut = combined(TRIMMED_MEAN, TrimmedMeanOptions(trim), nodes, weights)
         for name, w in weights.items():
-            np.testing.assert_allclose(cut[name], stats.trim_mean(w, trim, axis=0), atol=1e-14)
+            share = (left_out(trim, clients) + 0.5) / clients  # scipy rounds down
+            np.testing.assert_allclose(cut[name], stats.trim_mean(w, share, axis=0), atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ROBUST)

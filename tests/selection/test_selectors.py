@@ -264,19 +264,16 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
     assert chosen == [fed.ids[:2], fed.ids[:2]]
 
 
-def test_the_selector_of_the_docs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_selector_of_the_docs(make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """All take part once; then those whose loss was the largest."""
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
     code = page.partition("# largest_loss.py")[2].partition("```")[0]
-    results: list[sg.Result] = []
-    plain = sg.run
-    monkeypatch.setattr(sg, "run", lambda *a, **k: results.append(plain(*a, **k)))
-    monkeypatch.setitem(SELECTORS, "largest_loss", SELECTORS["all"])  # so that it is taken out
     scope: dict[str, Any] = {"__name__": __name__}
     exec(code, scope)
-    (result,) = results
+    monkeypatch.setitem(SELECTORS, "largest_loss", scope["SELECTOR"])
+    own: dict[str, Any] = {"selector": "largest_loss", "options": {"selector.clients": 2}}
+    own |= {"clients": 4, "partition": "random", "method": "fedavg", "kernels": "torch"}
+    result = sg.run(make_graph(), rounds=3, **own)
     called = [
         r.clients.tolist()
         for r in result.ledger.records

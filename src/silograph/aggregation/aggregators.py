@@ -4,6 +4,7 @@
 holds one model for every client of the federation meanwhile. k: clients that trained.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -71,14 +72,21 @@ def median(options: object, nodes: Tensor, weights: Mapping[str, Tensor]) -> Map
 def trimmed_mean(
     options: TrimmedMeanOptions, nodes: Tensor, weights: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """Return the mean of every weight without the floor(trim k) smallest and largest values."""
-    cut = int(options.trim * len(nodes))
+    """Return the mean of every weight without the ceil(trim k) smallest and largest values.
+
+    So a trim above 0 leaves out the extremes of three clients and more.
+    """
+    most = (len(nodes) - 1) // 2
+    cut = min(math.ceil(options.trim * len(nodes) - ROUNDING), most)
     return {name: _middle(w, cut) for name, w in weights.items()}
 
 
 def _middle(w: Tensor, cut: int) -> Tensor:
     """Return the mean over dim 0 without `cut` values at each end; NaN counts as the largest."""
     return w.sort(0).values[cut : len(w) - cut].mean(0)
+
+
+ROUNDING = 1e-9  # .1 times 30 is a little more than 3
 
 
 MEAN = Aggregator(

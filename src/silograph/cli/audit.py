@@ -2,7 +2,7 @@
 
 import json as jsonlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
@@ -106,6 +106,12 @@ def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]
     yield "note the head elsewhere: whoever holds the file can write all of it anew"
 
 
+def short_authority(facts: Mapping[str, Any]) -> str:
+    """Return the beginning of a digest, and other words as they are."""
+    told = str(facts.get("authority"))
+    return told if " " in told else told[:16]
+
+
 def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
     from silograph.experiment.report.figures import size_text
 
@@ -113,7 +119,7 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
     if run.agreed is not None:
         facts = run.agreed.facts
         yield f"  agreed   {facts.get('time')}, {facts.get('method')}, {facts.get('rounds')} rounds"
-        yield f"  server   {facts.get('server')}, authority {str(facts.get('authority'))[:16]}"
+        yield f"  server   {facts.get('server')}, authority {short_authority(facts)}"
         yield f"  config   {facts.get('config')}"
         yield f"  policy   {facts.get('policy')}"
     if run.agreements > 1:

@@ -19,7 +19,7 @@ from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
-from silograph.study.attack.attack import NOTHING, shown_row
+from silograph.study.attack.attack import NOTHING, shown_row, unmeasured
 from silograph.study.attack.finding import Finding
 
 MOST_ROWS = 40  # clients shown one by one
@@ -77,6 +77,8 @@ def print_findings(found: Sequence[Finding], out: Path, *, as_json: bool) -> Non
         console.print(f"{one.recovered}: {one.attack} (server: {one.server})")
     if not found:
         console.print(NOTHING)
+    for line in unmeasured(found):
+        console.print(line)
     console.print(f"written to {out / 'attack.json'} and attack.md")
 
 

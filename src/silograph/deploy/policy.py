@@ -23,13 +23,16 @@ from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.run_program import BESIDES, kinds_sent
+from silograph.experiment.resolve.run_program import BESIDES, FEATURES, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.program import Program
 from silograph.federation.session.holder import SendingBounds
 from silograph.methods import METHODS
+from silograph.nn.shared_items import ITEMS
 
 POLICY = "policy.toml"
+ROWS = "sends rows of single nodes through the server"
+SENDS = {ITEMS: "says which items a silo has", FEATURES: "says which features occur at a silo"}
 Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
 Repeats = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
@@ -130,8 +133,8 @@ def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
     for name in asked.needs:
         if name not in (*(policy.methods or ()), *asked.allow):
             return (
-                f"this silo has not agreed to {name}, which sends rows of single nodes through the "
-                f"server (docs/exchange.md): start it with --allow {name}, or leave the run"
+                f"this silo has not agreed to {name}, which {SENDS.get(name, ROWS)} "
+                f"(docs/exchange.md): start it with --allow {name}, or leave the run"
             )
     return None
 

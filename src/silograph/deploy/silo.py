@@ -356,7 +356,7 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     check_code(policy, {source.name: source.digest for source in how.code.sources.values()})
     roots = read_roots(how.ca, insecure=how.insecure)
     authority = "none: without TLS" if roots is None else digest_of(roots)
-    server = f"{how.server} (authority {authority[:16]})"
+    server = f"{how.server} (authority {authority if roots is None else authority[:16]})"
     own = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
     own = dataclasses.replace(own, policy=policy, server=server)
     about = {"server": how.server, "authority": authority, "policy": policy.digest}

@@ -262,7 +262,8 @@ def local_round(
     found = under("by_client", reply)
     trained = {n: t for n, t in found.items() if n not in weights} if cfg.observed or asked else {}
     reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
-    report = RoundReport(chosen, None, trained=trained, aggregator=cfg.aggregator.name)
+    used = cfg.aggregator.name if weights or combine is None else ""  # "": there was nothing to it
+    report = RoundReport(chosen, None, trained=trained, aggregator=used)
     if "loss" not in reply:  # no selected client has a training node
         return None, report
     if weights:

@@ -29,6 +29,7 @@ from silograph.task.loss import node_loss
 BINS = 256
 CLIP = 50.0  # log-odds beyond are as good as certain
 LEAST_DEVIATION = 1e-9
+MOST_CONFUSED = 100  # classes; a matrix of more is nothing to look at, and large
 HITS = ("known", "tp", "fp", "fn")
 SCORE_SUMS = ("score.sum", "score.square")
 
@@ -235,11 +236,11 @@ def confusion(rows: JudgedRows) -> Tensor | None:
     """Return how many test nodes of a class (row) were taken for a class (column), (K, K) int64.
 
     It tells more than `tally`, so it is for those who have the labels and never a report. None
-    where a node is not of one class.
+    where a node is not of one class, and for more classes than `MOST_CONFUSED`.
     """
-    if rows.task != "multiclass":
-        return None
     test, k = ~rows.val, rows.logits.shape[1]
+    if rows.task != "multiclass" or k > MOST_CONFUSED:
+        return None
     cells = rows.y[test] * k + rows.logits[test].argmax(dim=1)
     return torch.bincount(cells, minlength=k * k).view(k, k)
 

@@ -339,4 +339,4 @@ def test_a_run_says_how_many_test_nodes_train_elsewhere(
     assert result.to_dict()["test_leaks"] == leaks > 0
     result.print_to(Console(width=200))
     told = " ".join(capsys.readouterr().out.split())
-    assert f"leaks: {leaks} of {tests} test nodes train at another client" in told
+    assert f"leaks: {leaks} of {tests} copies of test nodes train at another client" in told

@@ -18,7 +18,8 @@ from silograph.nn.shared_items import ITEMS
 
 MOST_LOOKED_AT = 1000  # calls of a run, for rows in them
 COLLECT = "collect"  # named beside methods where a silo says what it allows, as items are
-BESIDES = (COLLECT, ITEMS)
+FEATURES = "features"  # with weight_rows=used: which ones occur at a silo
+BESIDES = (COLLECT, ITEMS, FEATURES)
 
 
 def training_key(config: ResolvedConfig) -> Key:
@@ -132,7 +133,7 @@ def _scoring_steps(
 def beyond_weights(
     config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> tuple[str, ...]:
-    """Return what a silo must allow by name: whatever sends rows of single nodes.
+    """Return what a silo must allow by name: rows of single nodes, which items or features it has.
 
     Set-up, the last round and the first ones are looked at, until `MOST_LOOKED_AT` calls. Where
     rows appear later still, the silo refuses the call (`Prepared.sends_rows`).
@@ -151,6 +152,8 @@ def beyond_weights(
         names.append(COLLECT)
     if ITEMS in method_config.model.weight_shapes:  # which rows move says what a silo sells
         names.append(ITEMS)
+    if method_config.sent.rows == "used":
+        names.append(FEATURES)
     return tuple(names)
 
 

@@ -148,6 +148,11 @@ def recommender_file(run: Path) -> Path:
     if (run / RECOMMENDER).exists():
         return run / RECOMMENDER
     kind = "run of labels of nodes, or a silo that took no part in its best round"
+    if (run / "silo.toml").exists() and not (run / REPORT).exists():
+        raise DataError(
+            f"expected the result folder of a silo with ratings, got {run}, a silo's own data: "
+            "name the folder of a run in its results"
+        )
     if not (run / REPORT).exists() or (run / "run.json").exists():
         kind = "run of one process or server: users' tables stay with the silos"
     raise DataError(f"expected the result folder of a silo with ratings, got {run}, of a {kind}")

@@ -292,7 +292,7 @@ class Result:
             yield f"held by the server: features, labels and edges of {self.held:.0%} of the nodes"
         if self.cut is not None and (leaks := self.cut.test_leaks):
             tests = int(self.cut.copies_split.test.sum())
-            where = "test nodes train at another client, so test scores are too high"
+            where = "copies of test nodes train at another client, so test scores are too high"
             yield f"leaks: {leaks:,} of {tests:,} {where}"
         yield f"stopped: {self.stopped}"
         chosen = any(getattr(self.val, view) is not None for view in VIEWS)

@@ -17,6 +17,12 @@ from silograph.study.attack.measured_weights import crafted_rows, tested_labels,
 from silograph.study.attack.overheard import overhear
 
 COLUMNS = ("attack", "what is recovered", "share", "right", "server")
+CRAFTED = "send crafted weights once"
+UNMEASURED = (
+    "Not measured: weights that an active server crafts. The attack here needs --optimizer sgd, "
+    "one local step and a two-layer gcn under fedavg or fedopt; other settings stop it, and not a "
+    "server that crafts for them."
+)
 NOTHING = "no attack that silograph knows applies to this run, which does not make it safe"
 MOST_STEPS = 200
 ALL = 10**9  # clients in a block
@@ -69,7 +75,13 @@ def write_findings(found: Sequence[Finding], config: RunConfig, folder: Path) ->
     (folder / "attack.json").write_text(text + "\n", encoding="utf-8")
     page = f"# What a server recovers from {config.method} on {config.dataset}\n\n"
     table = markdown_table(COLUMNS, [shown_row(one) for one in found]) if found else NOTHING
-    (folder / "attack.md").write_text(page + table + "\n", encoding="utf-8")
+    told = "".join(f"\n{line}\n" for line in unmeasured(found))
+    (folder / "attack.md").write_text(page + table + "\n" + told, encoding="utf-8")
+
+
+def unmeasured(found: Sequence[Finding]) -> list[str]:
+    """Return a line for an attack that could not be tried, none if all were."""
+    return [] if any(one.attack == CRAFTED for one in found) else [UNMEASURED]
 
 
 def shown_row(found: Finding) -> list[str]:
