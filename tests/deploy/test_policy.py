@@ -274,6 +274,19 @@ def test_the_strict_policy(tmp_path: Path) -> None:
         write_policy(tmp_path / "none")
 
 
+def test_which_features_occur_is_allowed_by_a_name_of_its_own() -> None:
+    asked = asked_run(weight_rows="used")
+    assert asked.needs == ("fedavg", "features")  # its replies have rows, too
+    named = dataclasses.replace(asked, allow=("fedavg",))
+    line = "this silo has not agreed to features, which says which features occur at a silo"
+    assert str(refusal(NO_POLICY, named)).startswith(line)
+    assert "features" in str(refusal(SiloPolicy(methods=("fedavg",)), asked))
+    assert refusal(NO_POLICY, dataclasses.replace(asked, allow=("fedavg", "features"))) is None
+    assert refusal(SiloPolicy(methods=("fedavg", "features")), asked) is None
+    asked = asked_run(method="fedais", model="sage", weight_rows="used")
+    assert asked.needs == ("fedais", "features")  # leave for the rows is none for the features
+
+
 def test_the_docs_name_all_that_sends_rows() -> None:
     """The list in docs/federation.md is that of the methods; `collect` goes with any."""
     page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
