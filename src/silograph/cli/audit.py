@@ -103,7 +103,8 @@ def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]
         at = f"line {found.noted} has" if found.noted else "MISSING: no line has"
         yield f"{at} the noted hash {head}"
     yield f"head {found.head}"
-    yield "note the head elsewhere: whoever holds the file can write all of it anew"
+    if not found.broken:
+        yield "note the head elsewhere: whoever holds the file can write all of it anew"
 
 
 def short_authority(facts: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ import logging
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -454,6 +455,16 @@ def test_runs_of_one_config_are_called_by_their_folders(three: list[Path], tmp_p
     assert "They do not." in page.text
     page = read_page(write_comparison([three[0], three[0]], tmp_path / "c.html"))
     assert [row["run"] for row in page.table("run", "best round")] == [str(three[0])] * 2
+
+
+def test_runs_of_the_same_seeds_are_no_sample(three: list[Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(three[0], copy)
+    page = read_page(write_comparison([three[0], copy, three[1]], tmp_path / "c.html"))
+    (row,) = next(t for t in page.tables if t[0][0] == "runs")[1:]
+    assert row[-1] == "2 of 3; 1 of the same seeds"
+    scores = [result_of(folder)["test"]["server"]["accuracy"] for folder in (three[0], three[1])]
+    assert row[1] == f"{statistics.mean(scores):.4f} ± {statistics.stdev(scores):.4f}"
 
 
 # --- the commands ---------------------------------------------------------------------------------

@@ -68,13 +68,16 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
 def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return mean and sample standard deviation of each group's test scores, by view.
 
-    Runs without a result are in no mean; their number is said.
+    Runs without a result are in no mean; their number is said. Of runs with the same seeds, which
+    are no sample, the first counts.
     """
     table = []
     for number, kind in enumerate(dict.fromkeys(kinds)):
         group = [run for run, own in zip(runs, kinds, strict=True) if own == kind]
-        done = [run for run in group if run.result is not None]
+        ended = [run for run in group if run.result is not None]
         states = [open_state(run) for run in group if run.result is None]
+        done = list({seeds_of(run): run for run in reversed(ended)}.values())
+        states += ["of the same seeds"] * (len(ended) - len(done))
         table.append(
             {
                 "name": kind or group[0].method,
@@ -91,6 +94,11 @@ def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str
             }
         )
     return table
+
+
+def seeds_of(run: RunRecord) -> tuple[Any, ...]:
+    """Return the seeds of a run."""
+    return tuple(run.about["config"].get(name) for name in SEEDS)
 
 
 def constant_of(run: RunRecord) -> float | None:

@@ -79,8 +79,12 @@ class Table:
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             row, column = bad[0]
-            raise self.wrong(
+            found = self.wrong(
                 row, columns[column], "a finite number", self.rows[row][places[column]]
+            )
+            raise DataError(
+                f"{found}: columns without another meaning are features; take this one out, or "
+                "write a column of 0 and 1 for each of its words"
             )
         return x
 
