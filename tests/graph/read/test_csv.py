@@ -173,7 +173,7 @@ def test_further_columns_of_edges_are_reported(
 
 
 WRONG = [
-    (
+    ("id,label,a\n1,0,x\n", EDGES, r"line 2, column 'a': expected a finite number, got 'x': columns"),
         "id,label,a\n1,0,x\n",
         EDGES,
         r"nodes.csv, line 2, column 'a': expected a finite number, .*x.: col",
