@@ -173,11 +173,7 @@ def test_further_columns_of_edges_are_reported(
 
 
 WRONG = [
-    ("id,label,a\n1,0,x\n", EDGES, r"line 2, column 'a': expected a finite number, got 'x': columns"),
-        "id,label,a\n1,0,x\n",
-        EDGES,
-        r"nodes.csv, line 2, column 'a': expected a finite number, .*x.: col",
-    ),
+    ("id,label,a\n1,0,x\n", EDGES, r"line 2, column 'a': expected a finite .* got 'x': columns"),
     ("id,label,a\n1,0,1\n\n2,0,\n", EDGES, r"line 4, column 'a': expected a finite number, got ''"),
     ("id,label,a\n1,0,nan\n", EDGES, r"line 2, column 'a': expected a finite number, got 'nan'"),
     ("id,label,a\n1,0,1e300\n", EDGES, r"line 2, column 'a': expected a finite .* got '1e300'"),
