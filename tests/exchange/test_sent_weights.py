@@ -28,7 +28,7 @@ from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais_clients import advance, ask, begin_stored, serve, store
-from silograph.methods.local_training import begin, train_sent
+from silograph.methods.local_training import begin, train, train_sent
 
 MakeGraph = Callable[..., Graph]
 Numbers = Literal["exact", "float16", "int8"]
@@ -256,7 +256,7 @@ def changed_reply(field: str, value: float) -> Callable[[bytes], bytes]:
             return data
         meter, frame = read_reply(message.body)
         envelope, reply = decode(frame)
-        if envelope.op != "train_sent":
+        if envelope.op not in {"train", "train_sent"}:
             return data
         reply[field].t.view(-1)[0] = value
         body = reply_body(envelope.kind, meter, encode(envelope, reply, 0))
@@ -274,6 +274,25 @@ def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: floa
     links[name].change = changed_reply("scale/weights/0.weight", value)
     finish(over)
     assert over.federation.away == (name,)
+
+
+@pytest.mark.parametrize("numbers", ["exact", "float16", "int8"])
+@pytest.mark.parametrize("rows", ["all", "used"])
+def test_the_norm_of_an_update_is_that_of_what_is_added(
+    make_graph: MakeGraph, numbers: str, rows: str
+) -> None:
+    """Honest silos move by less than 1; one whose change is ten times as large is left out."""
+    options = {**RUN, "weights_as": numbers, "weight_rows": rows, "participation": 1.0}
+    setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
+    for lie in (False, True):
+        over, links = remote(setup, *OPS["fedavg"], train, least=1)
+        fed: Any = over.federation
+        fed._limits = replace(fed._limits, update_norm=4.0)
+        field = "scale/weights/0.weight" if numbers == "int8" else "weights/0.weight"
+        if lie:
+            links[fed.ids[2]].change = changed_reply(field, 10.0)
+        finish(over)
+        assert fed.away == ((fed.ids[2],) if lie else ())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2.0 * LARGEST])

@@ -13,12 +13,13 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, join
 from silograph.core.work import Meter
-from silograph.federation.base import Reduce, WeightedMean, fold_of
+from silograph.federation.base import SCALE, Reduce, WeightedMean, fold_of
 from silograph.federation.check import check_fields
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
 from silograph.federation.session.peer import LostError
+from silograph.federation.small_numbers import from_small
 
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
@@ -94,20 +95,26 @@ def check_update(reply: Payload, sent: Payload, reduce: Reduce | None, most: flo
     Args:
         reply: one client's.
         sent: what it answers.
-        reduce: how replies are folded; `around` of a mean is what rows are where none were sent.
+        reduce: how replies are folded; `changes` of a mean names fields that hold differences
+            themselves, and `around` is what rows are where none were sent.
         most: largest Euclidean norm of the difference of all weights; None is any.
     """
     if most is None:
         return
     mean = fold_of(reduce)
-    around = mean.around if isinstance(mean, WeightedMean) else {}
+    around, changes = (mean.around, mean.changes) if isinstance(mean, WeightedMean) else ({}, {})
     total = 0.0
     for name in (n for n in reply if n.startswith(WEIGHTS)):
         new = _slice(reply[name])
-        old = _slice(sent[name]) if name in sent else around.get(name)
-        if old is None or old.shape != new.shape:
-            continue
-        total += float((new.double() - old.double().to(new.device)).square().sum())
+        if name in changes:
+            scale = reply.get(f"{SCALE}{name}")
+            change = from_small(new, None if scale is None else _slice(scale), torch.float64)
+        else:
+            old = _slice(sent[name]) if name in sent else around.get(name)
+            if old is None or old.shape != new.shape:
+                continue
+            change = new.double() - old.double().to(new.device)
+        total += float(change.square().sum())
     if not math.sqrt(total) <= most:
         raise ProtocolError(
             f"expected an update of norm {most:g} at most, got {math.sqrt(total):.6g}"
