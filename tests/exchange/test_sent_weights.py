@@ -21,6 +21,7 @@ from silograph.federation.base import WeightedMean
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.frame import DIMENSION, FIELD, decode, encode
 from silograph.federation.gather import Reduction
+from silograph.federation.session.answers import FAR
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.federation.small_numbers import LARGEST, LARGEST_HALF, as_bytes, as_halves
 from silograph.graph.csr import CSR
@@ -274,6 +275,20 @@ def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: floa
     links[name].change = changed_reply("scale/weights/0.weight", value)
     finish(over)
     assert over.federation.away == (name,)
+
+
+@pytest.mark.parametrize("rows", ["all", "used"])
+@pytest.mark.parametrize(("value", "away"), [(0.9 * FAR / 127, False), (1.1 * FAR / 127, True)])
+def test_a_scale_counts_as_the_largest_number_that_it_gives(
+    make_graph: MakeGraph, rows: str, value: float, away: bool
+) -> None:
+    options = {**RUN, "weights_as": "int8", "weight_rows": rows, "participation": 1.0}
+    setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
+    over, links = remote(setup, *OPS["fedavg"], least=1)
+    name = over.federation.ids[2]
+    links[name].change = changed_reply("scale/weights/0.weight", value)
+    finish(over)
+    assert over.federation.away == ((name,) if away else ())
 
 
 @pytest.mark.parametrize("numbers", ["exact", "float16", "int8"])

@@ -19,7 +19,7 @@ from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
 from silograph.federation.session.peer import LostError
-from silograph.federation.small_numbers import from_small
+from silograph.federation.small_numbers import LEVELS, from_small
 
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
@@ -158,11 +158,12 @@ def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Caus
 def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
     """Return how large the numbers of a reply are: of all, and of rows and averaged weights.
 
-    The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A reply
-    without weight may hold anything.
+    The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A scale
+    counts as the largest number that it gives. A reply without weight may hold anything.
     """
     mean = fold_of(reduce)
     averaged = isinstance(mean, WeightedMean)
+    changes = mean.changes if isinstance(mean, WeightedMean) else {}
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
         return 0.0, 0.0
     share = weights = 0.0
@@ -171,8 +172,10 @@ def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
             continue
         low, high = (float(t) for t in field.t.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
+        scales = name.startswith(SCALE) and name.removeprefix(SCALE) in changes
+        size *= LEVELS if scales else 1
         share = max(share, size / _summable(field.t.dtype))
-        if isinstance(field, Ragged) or (averaged and name.startswith(WEIGHTS)):
+        if isinstance(field, Ragged) or scales or (averaged and name.startswith(WEIGHTS)):
             weights = max(weights, size)
     return share, weights
 
