@@ -13,7 +13,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, join
 from silograph.core.work import Meter
-from silograph.federation.base import SCALE, Reduce, WeightedMean, fold_of
+from silograph.federation.base import SCALE, Reduce, WeightedMean, fold_of, known_of
 from silograph.federation.check import check_fields
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
@@ -119,6 +119,18 @@ def check_update(reply: Payload, sent: Payload, reduce: Reduce | None, most: flo
         raise ProtocolError(
             f"expected an update of norm {most:g} at most, got {math.sqrt(total):.6g}"
         )
+
+
+def check_known(reply: Payload, reduce: Reduce | None, position: int) -> None:
+    """Raise `ProtocolError` for other numbers of rows than the client at `position` uses."""
+    for name, known in known_of(reduce).items():
+        wanted = int(known.off[position + 1] - known.off[position])
+        for part in (n for n in (name, f"{SCALE}{name}") if n in reply):
+            if len(reply[part].t) != wanted:
+                raise ProtocolError(
+                    f"expected {wanted} rows for {part!r}, which the client said it uses, got "
+                    f"{len(reply[part].t)}"
+                )
 
 
 def _slice(field: Field) -> Tensor:
