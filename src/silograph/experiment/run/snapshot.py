@@ -19,6 +19,7 @@ from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
+from silograph.exchange.sent_weights import check_remembered
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
@@ -197,6 +198,8 @@ def _check_groups(setup: Setup, groups: Any, parts: Mapping[str, Tensor]) -> Non
     shapes = dict(setup.method_config.model.weight_shapes)
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
         raise ValueError(weights.keys())
+    memory = below("server/memory", parts)
+    check_remembered(setup.method_config, memory, len(setup.federation.ids))
 
 
 def from_checkpoint(
