@@ -15,11 +15,11 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import State, below, named
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
-from silograph.exchange.sent_weights import check_remembered
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
