@@ -28,6 +28,7 @@ from silograph.deploy.policy import (
 )
 from silograph.deploy.run_plan import MOST_CALLS, lines_of, plan_of
 from silograph.deploy.silo import OwnData
+from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
 from silograph.federation.expected_bytes import SizeBound
@@ -513,3 +514,16 @@ def test_a_long_run_is_added_up_as_far_as_it_goes_quickly() -> None:
     assert weights.whole == SizeBound(*[found.rounds * weights.each.least] * 2)
     shown = list(lines_of(found, 10**6, "x", 4, ()))
     assert shown[-1] == f"(in all: the first {found.rounds:,} of 1,000,000 rounds)"
+
+
+def test_updates_that_nobody_can_measure_have_no_bound() -> None:
+    """Else changes would be held against weights, or nothing against anything."""
+    bound, refused = Venue("", update_norm=1.0), set()
+    for name in ABLE:
+        try:
+            check_update_norm(bound, asked_run(method=name).program, name)
+        except ConfigError as error:
+            if "what these have become" in str(error):
+                refused.add(name)
+    stored = {name for name, method in METHODS.items() if method.init is METHODS["fedais"].init}
+    assert refused == {"fedgraph", *stored}

@@ -1,5 +1,6 @@
 """Weights as float16 or bytes, and used rows: what they are, what they cost, what is refused."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from silograph.federation.base import WeightedMean
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.frame import DIMENSION, FIELD, decode, encode
 from silograph.federation.gather import Reduction
+from silograph.federation.session.answers import FAR
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.federation.small_numbers import LARGEST, LARGEST_HALF, as_bytes, as_halves
 from silograph.graph.csr import CSR
@@ -28,7 +30,7 @@ from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais_clients import advance, ask, begin_stored, serve, store
-from silograph.methods.local_training import begin, train_sent
+from silograph.methods.local_training import begin, train, train_sent
 
 MakeGraph = Callable[..., Graph]
 Numbers = Literal["exact", "float16", "int8"]
@@ -250,16 +252,27 @@ def test_killed_and_resumed_in_blocks_and_over_a_session_it_is_the_same(
 def changed_reply(field: str, value: float) -> Callable[[bytes], bytes]:
     """Return what puts a value into what a silo sends back of its training."""
 
+    def put(reply: dict[str, Any]) -> None:
+        reply[field].t.view(-1)[0] = value
+
+    return changed("train", put, "train_sent")
+
+
+def changed(
+    op: str, edit: Callable[[dict[str, Any]], None], *more: str
+) -> Callable[[bytes], bytes]:
+    """Return what edits replies of some ops."""
+
     def change(data: bytes) -> bytes:
         message = unpack(data)
         if message.type is not Type.REPLY:
             return data
         meter, frame = read_reply(message.body)
         envelope, reply = decode(frame)
-        if envelope.op != "train_sent":
+        if envelope.op not in {op, *more}:
             return data
-        reply[field].t.view(-1)[0] = value
-        body = reply_body(envelope.kind, meter, encode(envelope, reply, 0))
+        edit(found := dict(reply))
+        body = reply_body(envelope.kind, meter, encode(envelope, found, 0))
         return pack(replace(message, body=body))
 
     return change
@@ -274,6 +287,65 @@ def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: floa
     links[name].change = changed_reply("scale/weights/0.weight", value)
     finish(over)
     assert over.federation.away == (name,)
+
+
+@pytest.mark.parametrize(("method", "op"), [("fedais", "close_round"), ("fedavg", "train_sent")])
+@pytest.mark.parametrize("numbers", ["exact", "int8"])
+def test_a_silo_that_is_a_row_short_is_named_and_left_out(
+    make_graph: MakeGraph, method: str, op: str, numbers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shorter(reply: dict[str, Any]) -> None:
+        for name in [name for name, f in reply.items() if isinstance(f, Ragged)]:
+            rows = reply[name].t[:-1].clone()
+            reply[name] = Ragged(rows, torch.tensor([0, len(rows)]))
+
+    options = {**options_of(method), "weights_as": numbers, "weight_rows": "used"}
+    options |= {"participation": 1.0, "rounds": 1}
+    del options["method"]
+    setup = setup_of(thin_graph(make_graph), METHODS[method], **options)
+    over, links = remote(setup, *OPS[method], least=1)
+    name = over.federation.ids[2]
+    links[name].change = changed(op, shorter)
+    if method == "fedais":  # whose evaluation needs every silo
+        with pytest.raises(ProtocolError, match=rf"answer contribute.* got none from {name}: "):
+            finish(over)
+    else:
+        finish(over)
+    assert over.federation.away == (name,)
+    assert re.search(rf"lost {name}: expected \d+ .*got", caplog.text)
+
+
+@pytest.mark.parametrize("rows", ["all", "used"])
+@pytest.mark.parametrize(("value", "away"), [(0.9 * FAR / 127, False), (1.1 * FAR / 127, True)])
+def test_a_scale_counts_as_the_largest_number_that_it_gives(
+    make_graph: MakeGraph, rows: str, value: float, away: bool
+) -> None:
+    options = {**RUN, "weights_as": "int8", "weight_rows": rows, "participation": 1.0}
+    setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
+    over, links = remote(setup, *OPS["fedavg"], least=1)
+    name = over.federation.ids[2]
+    links[name].change = changed_reply("scale/weights/0.weight", value)
+    finish(over)
+    assert over.federation.away == ((name,) if away else ())
+
+
+@pytest.mark.parametrize("numbers", ["exact", "float16", "int8"])
+@pytest.mark.parametrize("rows", ["all", "used"])
+def test_the_norm_of_an_update_is_that_of_what_is_added(
+    make_graph: MakeGraph, numbers: str, rows: str
+) -> None:
+    """Honest silos move by less than 1; one whose change is ten times as large is left out."""
+    options = {**RUN, "weights_as": numbers, "weight_rows": rows, "participation": 1.0}
+    setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
+    for lie in (False, True):
+        over, links = remote(setup, *OPS["fedavg"], train, least=1)
+        fed: Any = over.federation
+        fed._limits = replace(fed._limits, update_norm=4.0)
+        field = "scale/weights/0.weight" if numbers == "int8" else "weights/0.weight"
+        if lie:
+            links[fed.ids[2]].change = changed_reply(field, 10.0)
+        finish(over)
+        assert fed.away == ((fed.ids[2],) if lie else ())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2.0 * LARGEST])

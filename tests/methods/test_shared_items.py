@@ -20,6 +20,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, below, take
 from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, AskedRun, policy_of, refusal
 from silograph.deploy.silo import check_deployable, read_allowed
+from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import WeightedMean
@@ -303,3 +304,11 @@ def test_rows_of_items_are_by_public_key_so_the_same_at_all_clients() -> None:
             seen.setdefault(int(word), set()).add(int(place))
     assert len(seen) == 30
     assert all(len(places) == 1 for places in seen.values())
+
+
+@pytest.mark.parametrize("method", ["fedmf", "fedgnn", "fesog"])
+def test_weighted_changes_of_rows_have_no_bound(method: str) -> None:
+    setup = prepare(make_config(options_of(method)), rating_graph())
+    program = program_of(setup.config, setup.schema, setup.method, setup.method_config)
+    with pytest.raises(ConfigError, match=f"for --max-update-norm, got {method}: leave"):
+        check_update_norm(Venue("", update_norm=1.0), program, method)

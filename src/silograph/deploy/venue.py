@@ -8,6 +8,7 @@ from silograph.core.errors import ConfigError
 from silograph.deploy.silo_files import read_file
 from silograph.federation.program import Program, calls_of
 from silograph.federation.session.answers import WEIGHTS
+from silograph.methods.fedmf import SHARE
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,21 @@ def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | N
 
 
 def check_update_norm(venue: Venue, program: Program, method: str) -> None:
-    """Raise `ConfigError` for a bound of updates in a run that has none."""
+    """Raise `ConfigError` for a bound of updates in a run whose updates nobody can measure."""
     if venue.update_norm is None:
         return
     if not venue.update_norm > 0:
         raise ConfigError(f"expected --max-update-norm above 0, got {venue.update_norm:g}")
-    if not any(n.startswith(WEIGHTS) for c in calls_of(program.round(1)) for n in c.gives):
+    calls = [c for c in calls_of(program.round(1)) if any(n.startswith(WEIGHTS) for n in c.gives)]
+    if not calls:
         raise ConfigError(
             f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
+        )
+    apart = any(n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives)
+    if apart or any(SHARE in c.gives for c in calls):
+        raise ConfigError(
+            "expected a method whose silos answer weights with what these have become, for "
+            f"--max-update-norm, got {method}: leave --max-update-norm out, or use fedavg"
         )
 
 

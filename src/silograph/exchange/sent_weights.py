@@ -36,6 +36,7 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
+    owners,
     take,
 )
 from silograph.exchange.passes import weight_specs
@@ -180,6 +181,24 @@ def learn_form(fed: Federation, cfg: Any, key: Key) -> Params:
 def remembered_form(memory: Mapping[str, Tensor]) -> Params:
     """Return what `learn_form` has left in a server's memory."""
     return {name: memory[name] for name in (FIRST, OFF) if name in memory}
+
+
+def check_remembered(cfg: Any, memory: Mapping[str, Tensor], clients: int) -> None:
+    """Raise `ValueError` for a memory without the used rows of so many clients, if it has any."""
+    if cfg.sent.rows != "used":
+        return
+    used, off = memory.get(FIRST), memory.get(OFF)
+    if used is None or off is None or used.dim() != 1 or used.dtype != torch.int32:
+        raise ValueError(FIRST)
+    if off.shape != (clients + 1,) or off.dtype != torch.int64:
+        raise ValueError(OFF)
+    if int(off[0]) or int(off[-1]) != len(used) or bool((off.diff() < 0).any()):
+        raise ValueError(OFF)
+    if bool(((used < 0) | (used >= cfg.model.features)).any()):
+        raise ValueError(FIRST)
+    mine = owners(off)
+    if bool(((used.diff() <= 0) & (mine.diff() == 0)).any()):  # ascending at each client
+        raise ValueError(FIRST)
 
 
 def learn_steps(cfg: Any, key: Key) -> Steps:

@@ -192,6 +192,53 @@ def test_tensors_of_another_form_are_one_line(
         sg.resume(folder, graph=graph)
 
 
+@pytest.fixture(scope="module")
+def used_rows(make_graph: MakeGraph, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """A run with used rows that died in round 3."""
+    folder, graph = tmp_path_factory.mktemp("used") / "cut", make_graph(sparse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        run_until(patch, graph, 3, folder, **{**FAST, "weight_rows": "used"})
+    return folder, graph, {}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("used", lambda t: t + 10**6),
+        ("used", lambda t: t - 10**6),
+        ("used", lambda t: t[:-1]),
+        ("used", lambda t: t.flip(0)),
+        ("used", lambda t: t.double()),
+        ("used", lambda t: t[:, None]),
+        ("used", None),
+        ("off", lambda t: t.flip(0)),
+        ("off", lambda t: t[[0, -1]]),
+        ("off", lambda t: torch.cat([t[:1], t[-1:], t[2:]])),
+        ("off", lambda t: t.int()),
+        ("off", lambda t: t + 1),
+        ("off", None),
+    ],
+)
+def test_used_rows_of_another_form_are_one_line(
+    used_rows: Stopped,
+    tmp_path: Path,
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> None:
+    folder, graph, _ = used_rows
+    shutil.copytree(folder, tmp_path / "cut")
+    for path in (tmp_path / "cut" / "checkpoints").glob("round-*"):
+        found = read_checkpoint(path, int(path.stem.rpartition("-")[2]))
+        tensors = dict(found.tensors)
+        was = tensors.pop(f"server/memory/sent/{name}")
+        if change is not None:
+            tensors[f"server/memory/sent/{name}"] = change(was).contiguous()
+        path.write_bytes(b"".join(to_bytes(replace(found, tensors=tensors))))
+    with pytest.raises(CheckpointError, match="got facts or tensors of another form") as caught:
+        sg.resume(tmp_path / "cut", graph=graph)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("source", [{}, {"dataset": "cora"}, {"data_dir": "."}])
 def test_a_source_without_its_parts_is_one_line(stopped: Stopped, source: dict[str, str]) -> None:
     folder, *_ = stopped

@@ -338,9 +338,10 @@ def check_sent(config: RunConfig, parts: Parts) -> None:
         return
     asked = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
     if not method.small_weights:
+        able = [name for name, each in METHODS.items() if each.small_weights]
         raise ConfigError(
             f"expected weights_as=exact and weight_rows=all for method {method.name}, got {asked}: "
-            "fedavg, fedopt, fedprox, fedais and its presets can send them otherwise"
+            f"{', '.join(able)} can send them otherwise"
         )
     if config.eval_on_receipt or parts.selector.part.on_receipt:
         raise ConfigError(

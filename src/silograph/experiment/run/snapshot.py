@@ -15,6 +15,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import State, below, named
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
@@ -197,6 +198,8 @@ def _check_groups(setup: Setup, groups: Any, parts: Mapping[str, Tensor]) -> Non
     shapes = dict(setup.method_config.model.weight_shapes)
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
         raise ValueError(weights.keys())
+    memory = below("server/memory", parts)
+    check_remembered(setup.method_config, memory, len(setup.federation.ids))
 
 
 def from_checkpoint(

@@ -33,6 +33,7 @@ from silograph.federation.session.answers import (
     UNUSABLE,
     Answer,
     cause_of,
+    check_known,
     check_update,
     check_work,
     joined,
@@ -254,6 +255,7 @@ class Session:
             answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
             asked_of = take_all(inbox, torch.tensor([place]))
             agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
+            check_known(answer.reply, reduce, int(positions[place]))
             check_work(answer.meter, peer.took, self._most_work[int(positions[place])])
             check_update(answer.reply, asked_of, reduce, self._limits.update_norm)
             return answer
