@@ -12,7 +12,7 @@ from silograph.deploy.session_file import SESSION, Known, read_known, write_know
 
 
 def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    nodes = {"a": {"train": 5, "val": 3, "test": 2}}
+    nodes = {"a": {"train": 5, "val": 3, "test": 2, "rows": 12, "edges": 40}}
     known = Known(bytes(range(16)), {"b": b"1" * 32, "a": b"2" * 32}, nodes)
     write_known(tmp_path, known)
     found = read_known(tmp_path)
@@ -22,6 +22,17 @@ def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     write_atomic(tmp_path / "page", "for all")
     (tmp_path / "plain").write_text("for all")
     assert (tmp_path / "page").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_file_from_before_rows_and_edges_were_reported(tmp_path: Path) -> None:
+    nodes = {"a": {"train": 5, "val": 3, "test": 2}}
+    write_known(tmp_path, Known(bytes(16), {"a": b"2" * 32}, nodes))
+    with pytest.raises(CheckpointError) as caught:
+        read_known(tmp_path)
+    assert str(caught.value) == (
+        f"expected numbers of rows and edges of a in {tmp_path / SESSION}, got none: another "
+        "version wrote it; resume with that one, or start the run anew"
+    )
 
 
 def test_silos_report_their_nodes_once() -> None:

@@ -109,6 +109,28 @@ def test_a_row_that_is_not_finite_is_no_row_that_stayed(block: ClientBlock) -> N
         since = Ragged(torch.full((len(every.t),), now).int(), every.off)
 
 
+def test_an_owner_that_fell_back_to_an_older_state_sends_its_rows_anew(block: ClientBlock) -> None:
+    form = rows_form(model_of("sage", layers=2), since=True)
+    (name,) = form.fields
+    off = block.halo.boundary_off
+    every = Ragged(torch.cat([torch.arange(int(n)) for n in off.diff()]).int(), off)
+    answered = Ragged(torch.ones(len(every.t), dtype=torch.bool), off)
+
+    def exchange(state: Any, value: float, now: int, since: int) -> tuple[Any, Any]:
+        rows = torch.full((len(every.t), form.fields[name].shape[0] or 0), value).double()
+        inbox = {"row": every, "since": Ragged(torch.full_like(every.t, since), off)}
+        reply = {"answered": answered, name: Ragged(rows, off)}
+        return moved_only(block, state, inbox, reply, 0.1, now)
+
+    older, _ = exchange(blank_moved(form, block), 1.0, 5, -1)
+    newer, sent = exchange(older, 3.0, 7, 5)
+    assert bool((sent[name].t == 3).all())
+    assert not bool(exchange(newer, 3.0, 8, 7)[1]["changed"].t.any())
+    _, sent = exchange(older, 1.0, 8, 7)  # requesters have the rows of batch 7
+    assert bool(sent["changed"].t.all())
+    assert bool((sent["version"].t == 8).all() & (sent[name].t == 1).all())
+
+
 def training_bytes(result: Any) -> int:
     return int(result.ledger.bytes_by_kind["embeddings"])
 

@@ -528,7 +528,9 @@ def test_a_silo_asks_and_answers_once_in_a_pull(built: Built, order: list[str], 
     assert re.search(names, str(answer.facts()["reason"]))
 
 
-def reply_with(name: str) -> Callable[[bytes], bytes]:
+def reply_with(
+    name: str, make: Callable[[dict[str, Field]], None] | None = None
+) -> Callable[[bytes], bytes]:
     """Change a field of the reply to `serve` on its way."""
 
     def change(data: bytes) -> bytes:
@@ -539,7 +541,7 @@ def reply_with(name: str) -> Callable[[bytes], bytes]:
         envelope, reply = decode(frame)
         if envelope.op != "serve":
             return data
-        one_more(name)(reply)
+        (make or one_more(name))(reply)
         frame = encode(
             Envelope(envelope.op, envelope.kind, envelope.round, envelope.step), reply, 0
         )
@@ -578,6 +580,33 @@ def early(reply: dict[str, Field]) -> None:
     reply["version"] = Ragged(version.t - 1, version.off)
 
 
+def test_an_owner_that_sends_earlier_versions_is_away_and_the_others_go_on(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed, links = joined_by(built, KEEP)
+    fed.call(start, {}, what=Kind.CONTROL, key=KEY)
+    liar = fed.ids[3]
+    for name in fed.ids[:2]:
+        state = links[name].worker._state
+        version = state["halo/version"]
+        links[name].worker._state = {**state, "halo/version": replace(version, t=version.t + 6)}
+    links[liar].change = reply_with("version", again)
+    once(fed, KEEP, [0, 1])
+    assert fed.away == (liar,)
+    assert f"has lost {liar}: expected later versions of changed rows, got those" in caplog.text
+
+
+def again(reply: dict[str, Field]) -> None:
+    """Claim that all rows have changed, to the version 0."""
+    changed = reply["changed"]
+    assert isinstance(changed, Ragged)
+    rows, off = len(changed.t), changed.off
+    reply["changed"] = Ragged(torch.ones(rows, dtype=torch.bool), off)
+    reply["version"] = Ragged(torch.zeros(rows, dtype=torch.int32), off)
+    reply["q"] = Ragged(torch.zeros(rows, WIDTH, dtype=torch.int8), off)
+    reply["scale"] = Ragged(reply["scale"].t.new_zeros(rows, 1), off)
+
+
 def without_rows(name: str, reply: dict[str, Field]) -> None:
     field = reply[name]
     assert isinstance(field, Ragged)
@@ -587,7 +616,7 @@ def without_rows(name: str, reply: dict[str, Field]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (early, "expected later versions of changed rows from serve, got those that were"),
+        (early, r"expected later versions of changed rows, got .* ones from serve of client_0\d"),
         (partial(without_rows, "q"), r"expected \d+ rows from serve of client_0\d, got 0 in 'q'"),
         (partial(without_rows, "answered"), r"rows from serve of client_0\d, got 0 in 'answered'"),
         (lambda reply: reply.pop("scale"), "expected a Ragged field 'scale' in the reply of serve"),

@@ -24,8 +24,9 @@ from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import WeightedMean
-from silograph.federation.frame import Envelope
+from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
+from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.methods import METHODS
 from silograph.methods.fedgnn import laplace, normal
 from silograph.methods.fedgnn import rows_of as sent_rows
@@ -264,6 +265,42 @@ def test_a_session_of_silos_is_the_simulation() -> None:
     ours, theirs = finish(here), finish(there)
     assert same_bits(weights_of(ours), weights_of(theirs))
     assert lines(ours.ledger.records) == lines(theirs.ledger.records)
+
+
+@pytest.mark.parametrize(
+    ("share", "line"),
+    [
+        (1e-30, "expected shares of 0 or from 1 in 40 training ratings, got others"),
+        (0.4 / 40, "expected shares of 0 or from 1 in 40 training ratings, got others"),
+        (float("nan"), "expected shares of 0 or from 1 in 40 training ratings, got others"),
+        (0.0, "expected no change of rows whose share is 0, got some"),
+    ],
+)
+def test_a_share_that_no_ratings_give_names_the_silo(
+    share: float, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = options_of("fedmf", rounds=1)
+    del given["method"]
+    setup, links = remote(setup_of(rating_graph(), METHODS["fedmf"], **given), least=1)
+
+    def lie(data: bytes) -> bytes:
+        message = unpack(data)
+        if message.type is not Type.REPLY:
+            return data
+        meter, frame = read_reply(message.body)
+        envelope, fields = decode(frame)
+        if SHARE in fields:
+            fields = {**fields, SHARE: Stacked(torch.full_like(fields[SHARE].t, share))}
+            fields[ITEM_WEIGHT] = Stacked(torch.full_like(fields[ITEM_WEIGHT].t, 0.1))
+        body = reply_body(envelope.kind, meter, encode(envelope, fields, 0))
+        return pack(dataclasses.replace(message, body=body))
+
+    links["client_01"].change = lie
+    weights = weights_of(finish(setup))
+    assert setup.federation.away == ("client_01",)
+    assert f"has lost client_01: {line} in reply of train_items" in caplog.text
+    assert weights is not None
+    assert 0 < float(weights[ITEMS].abs().max()) < 1
 
 
 @pytest.mark.parametrize("method", ["fedgnn", "fesog"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from silograph.core.errors import CheckpointError
 from silograph.core.files import write_atomic
+from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL
 
 SESSION = "session.json"
 
@@ -41,8 +42,15 @@ def read_known(folder: Path) -> Known:
         told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
         nodes = {name: {use: int(n) for use, n in of.items()} for name, of in told["nodes"].items()}
-        return Known(bytes.fromhex(told["token"]), keys, nodes)
+        known = Known(bytes.fromhex(told["token"]), keys, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"
         ) from None
+    for name, of in known.nodes.items():
+        if lacking := [use for use in (TRAIN, VAL, TEST, ROWS, EDGES) if use not in of]:
+            raise CheckpointError(
+                f"expected numbers of {' and '.join(lacking)} of {name} in {folder / SESSION}, got "
+                "none: another version wrote it; resume with that one, or start the run anew"
+            )
+    return known

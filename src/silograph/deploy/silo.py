@@ -128,8 +128,8 @@ class OwnData:
         secrets: what it shares with each silo that its edges lead to.
         device: where it computes; None is what the server's config says.
         report: told of what concerns the silo's own people only.
-        allow: methods that the silo agrees to besides those that send weights and counts only, and
-            `collect`.
+        allow: what the silo agrees to besides weights and counts: methods by name, `collect`, and
+            `items`, shared rows of items.
         code: code of users that the silo allowed.
         out: folder for what a run has come to.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.

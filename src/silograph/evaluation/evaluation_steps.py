@@ -87,10 +87,10 @@ def judged_steps(judge: Op, sort: Op, takes: FieldSpecs, model: AnyModel, key: K
     return judged, Call(sort, what, key, scale, bins)
 
 
-def tallies(model: AnyModel, under: str = "") -> Callable[[Payload], str | None]:
+def tallies(model: AnyModel, under: str = "") -> Callable[[Payload, Payload], str | None]:
     """Return what looks at counts in a reply, of fields whose names begin with `under`."""
 
-    def problem(reply: Payload) -> str | None:
+    def problem(_: Payload, reply: Payload) -> str | None:
         counts = {n.removeprefix(under): f.t for n, f in reply.items() if n.startswith(under)}
         return count_problem(model.task, counts)
 

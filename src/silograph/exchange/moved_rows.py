@@ -69,7 +69,8 @@ def moved_only(
     """Return an owner's state and its reply to a pull of changed rows.
 
     A row is sent anew if it is further from what was last sent than `bound` times the length of
-    that, over all stages together.
+    that, over all stages together, or if a requester has a later version than the owner: then the
+    owner has gone back to an older state and does not know what was sent since.
 
     Args:
         block: the owners.
@@ -92,7 +93,8 @@ def moved_only(
         distance, size = distance + (new - old).square().sum(1), size + old.square().sum(1)
     version = state[SENT_VERSION].t
     within = (version[place] != NO_VERSION) & (distance <= bound**2 * size)
-    goes = ~within  # so does a row that is not finite, whose distance says nothing
+    forgot = since[has] > version[place]
+    goes = ~within | forgot  # so does a row that is not finite, whose distance says nothing
     version = version.index_fill(0, place[goes], now)
     new_state = {**state, SENT_VERSION: Ragged(version, block.halo.boundary_off)}
     for name, t in fresh.items():

@@ -29,6 +29,7 @@ from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, FieldSp
 from silograph.federation.program import Call, Either, Maybe, Steps
 
 NO_VERSION = -1  # of a row that a requester does not have
+LATER = "later versions of changed rows, got those that were asked for or earlier ones"
 
 
 @dataclass(frozen=True)
@@ -267,11 +268,9 @@ def _serve(
     if oldest is not None:
         came = answered.masked_scatter(answered, read("changed", answered).cpu())
         version = oldest.masked_scatter(came, read("version", came).cpu().int())
-        if not bool((version[came] > oldest[came]).all()):
-            raise ProtocolError(
-                f"expected later versions of changed rows from {serve.__name__}, got those that "
-                "were asked for or earlier ones"
-            )
+        early = member[came & (version <= oldest)]
+        if len(early):  # in one process; a session leaves out who says so
+            raise ProtocolError(f"expected {LATER} from {serve.__name__} of {names[early[0]]}")
     return _Served(wanted, answered, came, version, {n: read(n, came) for n in form.fields})
 
 
@@ -353,12 +352,21 @@ def pull_steps(
     stored = _travels(form, f"state/{form.asked}" if form.asked else SLOTS, fewer=not form.asked)
     if ask is None:
         stored = _travels(form, SLOTS)
-    serves = Call(serve, what, key, request, served)
+    serves = Call(serve, what, key, request, served, _early if form.since else None)
     stores = Call(store, what, key, {**given, **stored})
     first = () if ask is None else Call(ask, Kind.HALO_KEYS, key, given, wanted)
     if not form.some:
         return first, serves, stores
     return Either((first, Maybe(serves), Maybe(stores)), Maybe(serves))
+
+
+def _early(inbox: Payload, reply: Payload) -> str | None:
+    """Return what one owner's versions must be, where some are none that its rows can have."""
+    since = inbox["since"].t
+    if "answered" in reply:
+        since = since[reply["answered"].t]
+    late = reply["version"].t > since[reply["changed"].t]
+    return None if bool(late.all()) else LATER
 
 
 def _travels(form: PullForm, rows: str, *, fewer: bool = False) -> FieldSpecs:

@@ -241,9 +241,10 @@ def outgoing(
 
 
 def arrived(cfg: Any, block: ClientBlock, state: State, inbox: Payload) -> dict[str, Shared]:
-    """Return weights that came, `weights/*` whole; rows that did not come are 0.
+    """Return weights that came, `weights/*` whole; rows that no client of the block uses are 0.
 
-    Clients read rows of features that they have, which the server sends alike to all.
+    Where only used rows travel, clients of a block share one table: the server sends each row
+    alike to all clients that use it.
 
     Raises:
         ProtocolError: rows of one feature that differ between clients.

@@ -32,7 +32,8 @@ class Call:
         key: of its draws.
         takes: fields of the inbox.
         gives: fields of the reply.
-        problem: says of a reply of declared fields what its numbers cannot be together, or None.
+        problem: says of an inbox and its reply, of declared fields both, what numbers of the reply
+            cannot be together, or None.
     """
 
     op: Op
@@ -40,7 +41,7 @@ class Call:
     key: Key
     takes: FieldSpecs = field(default_factory=dict)
     gives: FieldSpecs = field(default_factory=dict)
-    problem: Callable[[Payload], str | None] | None = None
+    problem: Callable[[Payload, Payload], str | None] | None = None
 
     @property
     def rows(self) -> bool:
@@ -74,7 +75,7 @@ class Call:
         """
         where = f"reply of {self.op.__name__}"
         check_against(reply, self.gives, extent, where, others={"inbox": inbox}, values=not own)
-        problem = None if own or self.problem is None else self.problem(reply)
+        problem = None if own or self.problem is None else self.problem(inbox, reply)
         if problem is not None:
             raise ProtocolError(f"expected {problem} in {where}")
 

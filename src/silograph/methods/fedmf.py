@@ -24,7 +24,7 @@ import torch
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Shared, Stacked, State, under
+from silograph.core.payload import Field, Patched, Payload, Shared, Stacked, State, under
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Op, WeightedMean
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
@@ -96,12 +96,31 @@ def row_averaging(op: Op) -> AnyMethod:
 
     def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
         takes, gives = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-        return local_steps(cfg, op, takes, {**gives, **share_specs(cfg)}, Kind.WEIGHTS, t, key)
+        gives = {**gives, **share_specs(cfg)}
+        return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key, share_problem)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps)
     return dataclasses.replace(
         FEDAVG, round=round_of, calls=calls, small_weights=False, aggregates=False
     )
+
+
+def share_problem(_: Payload, reply: Payload) -> str | None:
+    """Return what the shares of a reply cannot be, or None.
+
+    The server divides by the sum of shares, so a share that no number of ratings gives would make
+    a row as large as its sender likes.
+    """
+    if SHARE not in reply:
+        return None
+    share, ratings, moved = reply[SHARE].t, reply["nodes"].t[:, None], reply[ITEM_WEIGHT]
+    least = (share * ratings)[share != 0]  # ratings that meet the row
+    if not bool((least > 0.5).all()):  # 1 but for rounding; NaN is none
+        return f"shares of 0 or from 1 in {int(ratings.max())} training ratings, got others"
+    change = moved.stacked().t if isinstance(moved, Patched) else moved.t
+    if bool((change[share == 0].nan_to_num(0.0) != 0).any()):
+        return "no change of rows whose share is 0, got some"
+    return None
 
 
 def share_specs(cfg: Any) -> FieldSpecs:

@@ -12,7 +12,7 @@ State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the ne
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -342,11 +342,20 @@ def local_steps(
     what: Kind,
     t: int,
     key: Key,
+    problem: Callable[[Payload, Payload], str | None] | None = None,
 ) -> Steps:
-    """Return the call of `local_round`; `gives` is what the op sends besides what it must."""
+    """Return the call of `local_round`; `gives` is what the op sends besides what it must.
+
+    `problem`: see `Call`; says what is wrong with what the op sends besides.
+    """
     told = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
-    problem = tallies(cfg.model, f"{RECEIVED}/") if cfg.received else None
-    call = Call(op, what, key.fold("train", t), takes, told, problem)
+    scores = tallies(cfg.model, f"{RECEIVED}/") if cfg.received else None
+
+    def either(inbox: Payload, reply: Payload) -> str | None:
+        found = (say(inbox, reply) for say in (problem, scores) if say is not None)
+        return next((said for said in found if said is not None), None)
+
+    call = Call(op, what, key.fold("train", t), takes, told, either)
     return call if cfg.everyone_trains else Maybe(call)
 
 

@@ -5,8 +5,8 @@ hash of its key, so it has the same row everywhere, without any list of items; t
 the same row, the more rarely the longer the table. A row is an embedding, and the item's bias in
 the last column; all are 0 at first, so that items that no client trains on stay unknown.
 
-Who sees which rows change learns which items a client has, if it knows their keys: methods that
-send this table say so (`Method.rows`).
+Who sees which rows change learns which items a client has, if it knows their keys: a silo
+must allow `items` by name (`beyond_weights`).
 
 E: users and items of a client. B: rows of the table. D: width of an embedding.
 """

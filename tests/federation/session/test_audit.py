@@ -355,3 +355,25 @@ def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
         open_audit(path, ABOUT),
     ):
         pass
+
+
+def test_a_key_that_others_read_or_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    path, key = tmp_path / "audit.jsonl", tmp_path / "audit.key"
+    key.write_bytes(bytes(32))
+    for mode in (0o644, 0o640, 0o602):
+        key.chmod(mode)
+        line = rf"expected {key} to be for its owner only, got mode {mode:o}: .* chmod 600 {key}, "
+        with pytest.raises(ConfigError, match=line), open_audit(path, ABOUT):
+            pass
+    key.chmod(0o600)
+    with open_audit(path, ABOUT):
+        pass
+    key.unlink()
+    os.mkfifo(key)
+    line = r"expected a file at .*audit.key, got something else"
+    with pytest.raises(ConfigError, match=line), open_audit(path, ABOUT):
+        pass
+    key.unlink()
+    key.symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match="expected to keep a key in"), open_audit(path, ABOUT):
+        pass

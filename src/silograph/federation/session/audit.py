@@ -367,9 +367,19 @@ def _key_beside(path: Path) -> bytes:
             file.write(token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        key = beside.read_bytes()
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for who writes it
+        with os.fdopen(os.open(beside, flags), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            key = file.read(KEY_BYTES + 1) if stat.S_ISREG(mode) else None
     except OSError as error:
         raise ConfigError(f"expected to keep a key in {beside}, got: {error.strerror}") from None
+    if key is None:
+        raise ConfigError(f"expected a file at {beside}, got something else")
+    if mode & 0o077:
+        raise ConfigError(
+            f"expected {beside} to be for its owner only, got mode {mode & 0o777:o}: others may "
+            f"know the key; chmod 600 {beside}, or move it away and the next start makes a new one"
+        )
     if len(key) != KEY_BYTES:
         raise ConfigError(
             f"expected the key of {path} in {beside}, {KEY_BYTES} bytes, got {len(key)}: restore "
