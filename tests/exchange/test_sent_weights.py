@@ -403,3 +403,9 @@ def test_presets_send_small_weights_and_others_do_not() -> None:
     names = {name for name, method in METHODS.items() if method.small_weights}
     stored = {name for name, method in METHODS.items() if method.init is FEDAIS.init}
     assert names == {"fedavg", "fedopt", "fedprox"} | stored
+
+
+def test_who_can_send_them_is_told(make_graph: MakeGraph) -> None:
+    able = ", ".join(name for name, method in METHODS.items() if method.small_weights)
+    with pytest.raises(ConfigError, match=f": {able} can send them otherwise"):
+        go(make_graph(30), method="scaffold", weights_as="int8")
