@@ -170,7 +170,8 @@ def test_bytes_are_their_closed_form_given_the_rows_that_moved(make_graph: MakeG
 def test_killed_and_resumed_and_over_a_session_it_is_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, options = make_graph(40), {**RUN, "options": {**FEW, "moved": 0.2, "sent": "int8"}}
+    own = {**FEW, "moved": 0.2, "sent": "int8"}
+    graph, options = make_graph(40), {**RUN, "options": own, "block_size": 1}
     whole = go(graph, **options)
     run_until(monkeypatch, graph, 3, tmp_path / "half", **{**FAST, **options})
     again = sg_resume(tmp_path / "half", graph)
