@@ -15,7 +15,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.methods import METHODS
 from silograph.nn.optim import SGD, Adam
-from silograph.study.attack.attack import NOTHING, attack, write_findings
+from silograph.study.attack.attack import NOTHING, UNMEASURED, attack, unmeasured, write_findings
 from silograph.study.attack.finding import Finding
 from silograph.study.attack.from_counts import single_labels
 from silograph.study.attack.from_rows import (
@@ -30,6 +30,7 @@ from silograph.study.attack.from_weights import (
     single_rows,
     untouched,
 )
+from silograph.study.attack.measured_weights import CRAFTED
 
 RUN: dict[str, Any] = {"clients": 4, "partition": "random", "hidden": 4, "dtype": "float64"}
 
@@ -86,6 +87,7 @@ def test_nothing_applies_or_nothing_can(make_graph: MakeGraph, tmp_path: Path) -
     assert all(one.share == 0 for one in seen.values())
     write_findings([], make_config({"method": "local"}), tmp_path / "none")
     assert NOTHING in (tmp_path / "none" / "attack.md").read_text(encoding="utf-8")
+    assert UNMEASURED in (tmp_path / "none" / "attack.md").read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^expected a folder to make, got .* which exists: use"):
         write_findings([], make_config({}), tmp_path / "none")
     with pytest.raises(ConfigError, match=r"trains at silos to attack, got centralized, which tr"):
@@ -191,3 +193,10 @@ def test_what_the_server_overhears_changes_nothing(make_graph: MakeGraph) -> Non
     found(make_graph, method="fedopt")
     after = sg.run(graph, method="fedopt", rounds=1, **RUN)
     assert before.rounds[0]["train_loss"] == after.rounds[0]["train_loss"]
+
+
+def test_an_attack_that_was_not_tried_is_named() -> None:
+    one = Finding(CRAFTED, "rows", 0.5, 10, None, "active")
+    other = Finding("read", "words", 0.5, 10, None, "honest but curious")
+    assert unmeasured([other]) == [UNMEASURED]
+    assert unmeasured([other, one]) == []

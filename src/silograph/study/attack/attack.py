@@ -13,11 +13,15 @@ from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
 from silograph.study.attack.finding import Finding, first_map
 from silograph.study.attack.measured_rows import features_of, labels_of, separable_of
-from silograph.study.attack.measured_weights import crafted_rows, tested_labels, words_of
+from silograph.study.attack.measured_weights import (
+    CRAFTED,
+    crafted_rows,
+    tested_labels,
+    words_of,
+)
 from silograph.study.attack.overheard import overhear
 
 COLUMNS = ("attack", "what is recovered", "share", "right", "server")
-CRAFTED = "send crafted weights once"
 UNMEASURED = (
     "Not measured: weights that an active server crafts. The attack here needs --optimizer sgd, "
     "one local step and a two-layer gcn under fedavg or fedopt; other settings stop it, and not a "

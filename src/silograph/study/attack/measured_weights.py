@@ -26,6 +26,8 @@ from silograph.study.attack.from_weights import (
 )
 from silograph.study.attack.overheard import Overheard
 
+CRAFTED = "send crafted weights once"
+
 
 def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Compare first weights with those of a silo without data."""
@@ -93,7 +95,7 @@ def crafted_rows(setup: Setup, block: ClientBlock) -> list[Finding]:
     ]
     hit = torch.cat(hits)[block.split.train]
     what = "what enters the first layer at training nodes, to 1e-3"
-    return [Finding("send crafted weights once", what, share(hit), len(hit), None, "active")]
+    return [Finding(CRAFTED, what, share(hit), len(hit), None, "active")]
 
 
 def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
