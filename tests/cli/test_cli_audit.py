@@ -7,6 +7,7 @@ import pytest
 
 from commands import Capture, printed
 from silograph.cli import run_app
+from silograph.cli.audit import short_authority
 from silograph.core.kinds import Kind
 from silograph.deploy.policy import STRICT_POLICY
 from silograph.federation.frame import Envelope
@@ -134,3 +135,8 @@ def test_a_policy_to_start_from(tmp_path: Path, capsys: Capture) -> None:
     assert (tmp_path / "policy.toml").read_text(encoding="utf-8") == STRICT_POLICY
     assert run_app(["silo", "--init-policy", "--data", str(tmp_path)]) == 2
     assert "error: expected no policy at" in capsys.readouterr().err
+
+
+def test_an_authority_is_cut_to_its_beginning_and_words_are_not() -> None:
+    assert short_authority({"authority": "ab" * 32}) == "ab" * 8
+    assert short_authority({"authority": "none: without TLS"}) == "none: without TLS"

@@ -107,14 +107,14 @@ def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, ro
 
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
-@pytest.mark.parametrize("rows", ["all", "used"])
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "keep"),
+    [("all", False), ("all", True), ("used", False)],  # the fourth is refused
+)
 def test_what_was_sent_is_what_has_changed_less_what_waits(
     make_graph: MakeGraph, numbers: Numbers, rows: Literal["all", "used"], keep: bool
 ) -> None:
     """Error feedback, over rounds: sums of what the server adds telescope."""
-    if keep and rows == "used":
-        return  # is refused
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**RUN, "block_size": 5})
     sent = SentWeights(numbers, rows)
     cfg = replace(setup.method_config, sent=sent, keep_optimizer=keep)

@@ -9,7 +9,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from silograph.evaluation.evaluate import counts_of
 from silograph.graph.graph import LabelForm
-from silograph.task.counts import JudgedRows, confusion
+from silograph.task.counts import MOST_CONFUSED, JudgedRows, confusion
 from silograph.task.node_labels import NODE_CLASS
 from silograph.task.node_value import NODE_VALUE
 from silograph.task.scores import PARTS, constant_scores, score
@@ -55,6 +55,14 @@ def test_the_confusion_matrix_is_that_of_scikit_learn() -> None:
     )
     bits = replace(rows, y=torch.zeros(60, 4, dtype=torch.int64), task="multilabel")
     assert confusion(bits) is None
+
+
+def test_a_matrix_of_many_classes_is_left_out() -> None:
+    for classes, there in ((MOST_CONFUSED, True), (MOST_CONFUSED + 1, False)):
+        nobody = torch.zeros(3, dtype=torch.bool)
+        logits, y = torch.zeros(3, classes), torch.tensor([0, 1, classes - 1])
+        rows = JudgedRows(logits, y, nobody, torch.zeros(3, dtype=torch.int64), 1, "multiclass")
+        assert (confusion(rows) is not None) == there
 
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])

@@ -31,7 +31,7 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_test_labels_decide_nothing(make_graph: MakeGraph, method: str) -> None:
     graph = make_graph(80)
-    options: dict[str, Any] = {"method": method, "rounds": 6, "lr": 0.1}
+    options: dict[str, Any] = {"method": method, "rounds": 12, "lr": 0.1}
     test = prepare(config_of(**options), graph).cut.split.test
     wrong = torch.where(test, (graph.y + 1) % graph.num_classes, graph.y)
     first, second = go(graph, **options), go(replace(graph, y=wrong), **options)

@@ -126,7 +126,7 @@ def test_grouping_changes_no_bit(
     make_graph: MakeGraph, module: type[nn.Module], method: str
 ) -> None:
     graph = make_graph(60)
-    options = {"method": method, "batch_size": 3, "model": module, "rounds": 2} | OWN
+    options = {"method": method, "batch_size": 3, "model": module} | OWN
     one, many = (go(graph, block_size=size, **options) for size in (1, 4))
     assert rows_of(one) == rows_of(many)
     assert list(one.ledger.records) == list(many.ledger.records)
