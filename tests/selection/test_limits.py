@@ -160,7 +160,7 @@ def test_an_ample_budget_changes_nothing(make_graph: MakeGraph) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 100}, r"pays for a round of 1, got  100 B: .* spent before round 1 and a "),
+        ({"budget": 100}, r"pays for a round of 1, got 100 B: .* spent before round 1 and a "),
         ({"least_clients": 5}, "selector.least_clients of at most 4 clients, got 5"),
         (
             {"least_selections": 17},

@@ -194,7 +194,8 @@ class Selection:
         if not found.can_be_met:
             raise ConfigError(
                 f"expected selector.least_selections that {found.rounds} rounds of "
-                f"{found.least} to {found.clients} clients can have, got {found.lacking}{cost}"
+                f"{found.least} to {found.clients} clients can have, got {found.lacking}"
+                + (cost and f" with a budget of {cost}")
             )
         wanted = len(self._drawn(state, 1, training_key(self.setup.config)))
         if found.number(wanted) is None:
@@ -207,7 +208,7 @@ class Selection:
         """Return what a client costs and what the budget pays for, in words."""
         assert self._budget is not None  # only then is it asked for
         return (
-            f" {size_text(self._budget)}: {size_text(self._spent())} are spent before round 1 and "
+            f"{size_text(self._budget)}: {size_text(self._spent())} are spent before round 1 and "
             f"a client takes {size_text(self._each(1))} in a round, so {found.affordable} "
             "selections in all"
         )
