@@ -14,6 +14,7 @@ from silograph.core.config import Scalar
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.report.figures import size_text
 from silograph.study.cells import Cell, Line
+from silograph.study.compare.paired_statistics import overlap_of, paired
 from silograph.study.reproduce.plots import Curves
 from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
 
@@ -262,10 +263,10 @@ def score_table(found: Found, cut: str) -> str:
     return markdown_table(heads, rows)
 
 
-def pairs(found: Found, graph: str) -> list[tuple[float, float | None]]:
-    """Return the bandit less uniform at equal mean participation, for every cut and seed.
+def pairs(found: Found, graph: str) -> list[tuple[float, float, float | None]]:
+    """Return the bandit and uniform at equal mean participation, for every cut and seed.
 
-    That is points of test accuracy in the end, and the ratio of bytes to 90 % of the way.
+    That is the test accuracy of both in percent, and the ratio of bytes to 90 % of the way.
     """
     result = []
     for cut, seed in product(GRAPHS[graph], SEEDS):
@@ -275,7 +276,7 @@ def pairs(found: Found, graph: str) -> list[tuple[float, float | None]]:
             ends = [100 * within(line, float("inf")) for line in lines]
             costs = [cost_to(line, levels(found, cut, seed)[-1], training_bytes) for line in lines]
             ratio = costs[0] / costs[1] if costs[0] is not None and costs[1] is not None else None
-            result.append((ends[0] - ends[1], ratio))
+            result.append((ends[0], ends[1], ratio))
     return result
 
 
@@ -284,23 +285,26 @@ def verdict(found: Found, graph: str) -> str:
     seen = pairs(found, graph)
     if not seen:
         return f"**{graph}**: not known yet."
-    gains, ratios = [gain for gain, _ in seen], [r for _, r in seen if r is not None]
-    wins, mean = sum(gain > 0 for gain in gains), statistics.mean(gains)
-    spread = f" ± {statistics.stdev(gains):.2f}" if len(gains) > 1 else ""
-    sure = len(gains) > 2 and abs(mean) > 2 * statistics.stdev(gains) / len(gains) ** 0.5
-    says = ("beats" if mean > 0 else "loses to") if sure else "does not measurably differ from"
-    if len(gains) < 3:
-        says = "is not yet told apart, by too few runs, from"
-    end = f"nowhere do both get to 90 % of the way ({len(gains)} pairs)"
+    bandits, uniforms = [a for a, _, _ in seen], [b for _, b, _ in seen]
+    ratios = [ratio for _, _, ratio in seen if ratio is not None]
+    found_pairs = paired(bandits, uniforms, "resampled", overlap_of(PROTOCOL["split"], None) or 0)
+    wins = sum(a > b for a, b in zip(bandits, uniforms, strict=True))
+    says, interval = "is not yet told apart, by too few runs, from", ""
+    if found_pairs.low is not None and found_pairs.high is not None and len(seen) > 2:
+        says = "does not measurably differ from"
+        if found_pairs.low > 0 or found_pairs.high < 0:
+            says = "beats" if found_pairs.low > 0 else "loses to"
+        interval = f", 95 % interval {found_pairs.low:+.2f} to {found_pairs.high:+.2f}"
+    end = f"nowhere do both get to 90 % of the way ({len(seen)} pairs)"
     if ratios:
         end = (
             f"it takes {statistics.geometric_mean(ratios):.2f} times the bytes to 90 % of the way "
-            f"where both get there ({len(ratios)} of {len(gains)})"
+            f"where both get there ({len(ratios)} of {len(seen)})"
         )
     return (
         f"**{graph}**: FedACS' bandit {says} uniform selection at its own mean participation: "
-        f"{mean:+.2f}{spread} points of test accuracy in the end ({wins} of {len(gains)} pairs of "
-        f"cut and seed above 0), and {end}."
+        f"{found_pairs.mean or 0:+.2f} points of test accuracy in the end{interval} ({wins} of "
+        f"{len(seen)} pairs of cut and seed above 0), and {end}."
     )
 
 
