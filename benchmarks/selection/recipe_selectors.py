@@ -342,7 +342,8 @@ def courses(found: Found, cut: str) -> Curves:
         if line is not None and "error" not in line:
             megabytes = [spent / 1e6 for spent in training_bytes(line)]
             lines[name] = (megabytes, [100 * v for v in line["curve"]["test"]])
-    return Curves(f"{title_of(cut)}, 100 clients, seed 0", "MB without evaluation", "%", lines)
+    title = f"{title_of(cut)}, 100 clients, seed 0"
+    return Curves(title, "MB without evaluation", "%", lines, scale="log")
 
 
 def title_of(cut: str) -> str:
