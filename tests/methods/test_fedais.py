@@ -17,7 +17,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
-from silograph.evaluation.scoring import HaloSums
+from silograph.evaluation.halo_from import HaloSums
 from silograph.exchange.history import (
     HALO,
     OWN,

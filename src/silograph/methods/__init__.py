@@ -14,7 +14,8 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
+from silograph.evaluation.halo_from import HaloSums
+from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers

@@ -46,7 +46,7 @@ from silograph.core.payload import (
     Stacked,
     under,
 )
-from silograph.evaluation.scoring import HaloSums
+from silograph.evaluation.halo_from import HaloSums
 from silograph.exchange.history import (
     history_specs,
     rows_form,
