@@ -214,7 +214,7 @@ def setup_steps(cfg: Config, key: Key) -> Steps:
 def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     """Return the calls of `fit_round`: a client trains, and answers, or only answers."""
     own, told = key.fold("train", t), told_specs(cfg, t)
-    # Weights came in another call: rows are counted by `WeightedMean.known`, silo by silo.
+    # Weights came in another call: rows are counted by `Decoder.known`, silo by silo.
     gives = {name: replace(spec, rows="") for name, spec in weights_up(cfg).items()}
     share = replace(TRAINED, high=1) if cfg.options.average == "clients" else TRAINED
     gives |= {"share": share, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
