@@ -12,6 +12,7 @@ from torch import Tensor
 
 import silograph as sg
 from runs import go
+from silograph.cli import run_app
 from silograph.core.errors import ConfigError
 from silograph.graph.graph import Graph
 from silograph.task.metric_table import LOSS, METRICS, Metric, add_metric, own_scores
@@ -42,7 +43,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("added")
 def test_a_run_has_it_wherever_it_has_others(
-    make_graph: Callable[..., Graph], tmp_path: Path
+    make_graph: Callable[..., Graph], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One minus the accuracy, so every number of it is known."""
     result = go(make_graph(), metric="error", out=str(tmp_path / "o"))
@@ -62,8 +63,14 @@ def test_a_run_has_it_wherever_it_has_others(
     stopped = go(make_graph(), target="error=1", metric="error")
     assert len(stopped.rounds) < len(plain.rounds)
     METRICS.pop("error")  # as in a process that does not know it
-    with pytest.raises(ConfigError, match=r"expected metric .*got 'error'"):
-        sg.resume(tmp_path / "o")
+    for call in (
+        lambda: go(make_graph(), metric="error"),
+        lambda: sg.resume(tmp_path / "o", graph=make_graph()),
+    ):
+        with pytest.raises(ConfigError, match="^unknown metric 'error'; choices: accuracy,"):
+            call()
+    assert run_app(["report", str(tmp_path / "o")]) != 0
+    assert "unknown metric 'error'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("added")
