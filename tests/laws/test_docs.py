@@ -11,10 +11,10 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
+from silograph.experiment.resolve.asked_run import asked_run
 from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.run.asked_run import asked_run
 from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS

@@ -63,11 +63,12 @@ def test_a_run_has_it_wherever_it_has_others(
     stopped = go(make_graph(), target="error=1", metric="error")
     assert len(stopped.rounds) < len(plain.rounds)
     METRICS.pop("error")  # as in a process that does not know it
-    for call in (
+    again: list[Callable[[], object]] = [
         lambda: go(make_graph(), metric="error"),
         lambda: sg.resume(tmp_path / "o", graph=make_graph()),
-    ):
-        with pytest.raises(ConfigError, match="^unknown metric 'error'; choices: accuracy,"):
+    ]
+    for call in again:
+        with pytest.raises(ConfigError, match=r"^unknown metric 'error'; choices: accuracy,"):
             call()
     assert run_app(["report", str(tmp_path / "o")]) != 0
     assert "unknown metric 'error'" in capsys.readouterr().err

@@ -44,7 +44,7 @@ from silograph.nn.neighbors import Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.selection.options import LIMITS
-from silograph.selection.uniform import ALL, UNIFORM
+from silograph.selection.uniform import UNIFORM
 from silograph.task.metric_table import RANKINGS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -382,15 +382,6 @@ def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: Any
             f"expected a model that takes the draws of neighbors={name}, got {model_name}: "
             f"{reason}; use neighbors=full or fanout"
         )
-
-
-def draws_at_the_server(parts: Parts) -> bool:
-    """Whether the run draws clients before a round.
-
-    `all` and `uniform` need nothing from it, unless the number of clients is limited.
-    """
-    selector = parts.selector
-    return selector.part not in (ALL, UNIFORM) or is_limited(selector.options)
 
 
 def is_limited(options: Any) -> bool:

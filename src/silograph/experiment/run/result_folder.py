@@ -41,7 +41,6 @@ from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
 from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
-from silograph.experiment.resolve.source import Source
 from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
@@ -72,6 +71,7 @@ from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import CutStatistics, describe
+from silograph.graph.source import Source
 from silograph.methods.base import seen_by
 
 GROWING = (ROUNDS, LEDGER)

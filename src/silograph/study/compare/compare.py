@@ -16,6 +16,7 @@ from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar
 from silograph.core.text import shown
+from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
@@ -28,7 +29,6 @@ from silograph.experiment.resolve.parts import (
     without_method,
 )
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
-from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
 from silograph.experiment.signature import with_keywords

@@ -15,6 +15,7 @@ from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
+from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
@@ -22,7 +23,6 @@ from silograph.experiment.resolve.parts import TABLES, left_open, own_code
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
