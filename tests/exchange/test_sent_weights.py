@@ -30,7 +30,8 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
 from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_clients import advance, ask, begin_stored, serve, store
+from silograph.methods.fedais_batches import advance
+from silograph.methods.fedais_clients import ask, begin_stored, serve, store
 from silograph.methods.local_training import begin, train, train_sent
 
 MakeGraph = Callable[..., Graph]

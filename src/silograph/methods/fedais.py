@@ -63,20 +63,10 @@ from silograph.federation.base import Federation, WeightedMean, positions_of
 from silograph.federation.field_specs import LOSS, NODES, TRAINED, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
-from silograph.methods.fedais_clients import (
-    LOSSES,
-    advance,
-    ask,
-    begin_stored,
-    close_round,
-    form_of,
-    open_round,
-    serve,
-    store,
-    tells_moves,
-    untouched,
-)
+from silograph.methods.fedais_batches import advance, close_round
+from silograph.methods.fedais_clients import ask, begin_stored, open_round, serve, store
 from silograph.methods.fedais_options import Config, FedAISOptions, Plan, plan_of
+from silograph.methods.fedais_state import LOSSES, form_of, tells_moves, untouched
 from silograph.methods.local_training import state_specs
 from silograph.methods.preset import preset
 from silograph.nn.conv import Params

@@ -30,9 +30,10 @@ from silograph.experiment.resolve.trusted_code import Trust, check_code, check_t
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
 from silograph.experiment.run.loop import first_snapshot, train
+from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress, generating, planned, show_progress
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.result_folder import ResultFolder, check_free
+from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker

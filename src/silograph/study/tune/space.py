@@ -25,7 +25,7 @@ from silograph.experiment.resolve.resolve import choose
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell
-from silograph.study.compare.compare import checked_list
+from silograph.study.compare.checked import checked_list
 from silograph.study.tune.proposals import TrialParams
 
 FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
