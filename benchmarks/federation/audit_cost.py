@@ -29,7 +29,7 @@ from silograph.core.config import make_config
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
-from silograph.experiment.resolve.run_program import training_key
+from silograph.core.resolved_config import training_key
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import Op
 from silograph.federation.frame import Envelope

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from silograph.experiment.resolve.run_program import training_key
+from silograph.core.resolved_config import training_key
 from silograph.experiment.run import loop as rounds
 from silograph.experiment.run.run import torch_threads
 from silograph.experiment.run.setup import Setup, versions

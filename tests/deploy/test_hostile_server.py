@@ -15,10 +15,10 @@ from silograph.core.errors import ConfigError, FrameError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
+from silograph.core.resolved_config import training_key
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
 from silograph.exchange.stages import absorb, begin, contribute, lose
 from silograph.experiment.resolve.resolve import DTYPES, resolve
-from silograph.experiment.resolve.run_program import training_key
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.joining.edge_tags import TAG_BYTES

@@ -18,7 +18,8 @@ from silograph.exchange.moved_rows import blank_moved, moved_only
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_clients import advance, ask, begin_stored, serve, store
+from silograph.methods.fedais_batches import advance
+from silograph.methods.fedais_clients import ask, begin_stored, serve, store
 from together import cut_of, model_of
 
 MakeGraph = Callable[..., Graph]

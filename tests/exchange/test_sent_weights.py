@@ -19,6 +19,7 @@ from silograph.core.payload import Patched, Ragged, Shared, Stacked
 from silograph.core.sent_weights import SentWeights
 from silograph.exchange.sent_weights import LEFT, USED, arrived, leaving, outgoing, tell_used
 from silograph.federation.base import WeightedMean
+from silograph.federation.decoder import Decoder
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.frame import DIMENSION, FIELD, decode, encode
 from silograph.federation.gather import Reduction
@@ -29,7 +30,8 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
 from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_clients import advance, ask, begin_stored, serve, store
+from silograph.methods.fedais_batches import advance
+from silograph.methods.fedais_clients import ask, begin_stored, serve, store
 from silograph.methods.local_training import begin, train, train_sent
 
 MakeGraph = Callable[..., Graph]
@@ -177,13 +179,14 @@ def test_the_server_adds_what_came(make_graph: MakeGraph) -> None:
     t, scale = as_bytes(change)
     expected = base + (change * weights[:, None, None]).sum(0) / 4
     reply = {"w": Stacked(t), "scale/w": Stacked(scale), "n": Stacked(weights)}
-    found = Reduction(WeightedMean("n", changes={"w": base}), 2)
+    found = Reduction(WeightedMean("n", sent=Decoder({"w": base})), 2)
     found.add(reply, torch.arange(2))
     torch.testing.assert_close(found.result()["w"].t, expected, rtol=0, atol=0.01)
     assert set(found.result()) == {"w", "n"}
     known = Ragged(torch.tensor([0, 2, 1]).int(), torch.tensor([0, 2, 3]))
     rows = Ragged(as_halves(torch.ones(3, 2)), known.off)
-    some = Reduction(WeightedMean("n", {"w": base}, {"w": known}, {"w": base}), 2)
+    used_rows = Decoder({"w": base}, {"w": known}, {"w": base})
+    some = Reduction(WeightedMean("n", {"w": base}, used_rows), 2)
     some.add({"w": rows, "n": Stacked(weights)}, torch.arange(2))
     moved = base + torch.tensor([[0.25], [0.75], [0.25]])
     torch.testing.assert_close(some.result()["w"].t, moved, rtol=0, atol=1e-6)
@@ -192,10 +195,10 @@ def test_the_server_adds_what_came(make_graph: MakeGraph) -> None:
         ({"w": Stacked(t), "n": Stacked(weights)}, "expected scales with changes as int8"),
     ):
         with pytest.raises(ProtocolError, match=message):
-            Reduction(WeightedMean("n", changes={"w": base}), 2).add(wrong, torch.arange(2))
+            Reduction(WeightedMean("n", sent=Decoder({"w": base})), 2).add(wrong, torch.arange(2))
     short = Ragged(rows.t[:2], torch.tensor([0, 1, 2]))
     with pytest.raises(ProtocolError, match=r"expected changes of \[2, 1\] rows, which clients"):
-        Reduction(WeightedMean("n", {"w": base}, {"w": known}, {"w": base}), 2).add(
+        Reduction(WeightedMean("n", {"w": base}, used_rows), 2).add(
             {"w": short, "n": Stacked(weights)}, torch.arange(2)
         )
 

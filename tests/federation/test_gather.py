@@ -99,3 +99,21 @@ def test_what_is_folded() -> None:
     assert fold_of(Gather("a")) is None
     assert isinstance(fold_of(Gather("a", fold=mean())), WeightedMean)
     assert isinstance(fold_of(Sum()), Sum)
+
+
+def test_what_is_gathered_need_not_be_folded() -> None:
+    """A mean without some fields is the mean of the others, to the bit; these are gathered."""
+    reply: dict[str, Any] = {
+        "n": Stacked(torch.tensor([1.0, 3.0])),
+        "loss": Stacked(torch.tensor([0.3, 0.7])),
+        "w": Stacked(torch.tensor([[1.0, 2.0], [5.0, 4.0]])),
+    }
+    found = []
+    for without in (), ("w",):
+        reduction = Reduction(Gather("w", fold=WeightedMean("n", without=without)), 2)
+        reduction.add(reply, torch.arange(2))
+        found.append(reduction.result())
+    both, one = found
+    assert set(both) - set(one) == {"w"}
+    assert all(torch.equal(field.t, both[name].t) for name, field in one.items())
+    assert torch.equal(one["by_client/w"].t, reply["w"].t)

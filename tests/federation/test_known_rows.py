@@ -18,6 +18,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, take, under
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, WeightedMean
+from silograph.federation.decoder import Decoder
 from silograph.federation.field_specs import COUNT, LOSS, Extent, FieldSpec, check_against
 from silograph.federation.frame import decode, encode
 from silograph.federation.gather import Reduction
@@ -49,6 +50,7 @@ MakeGraph = Callable[..., Graph]
 FIRST = "weights/0.weight"
 BASE = torch.arange(12.0).view(6, 2)
 KNOWN = Ragged(torch.tensor([1, 4, 0, 4, 5]).int(), torch.tensor([0, 2, 2, 5]))
+ROWS = Decoder(known={"w": KNOWN}, others={"w": BASE})
 
 
 def test_rows_go_there_and_back() -> None:
@@ -71,7 +73,7 @@ def test_rows_go_there_and_back() -> None:
 def test_a_mean_of_rows_is_that_of_whole_slices() -> None:
     weights = {"n": Stacked(torch.tensor([1.0, 2.0, 5.0]))}
     rows = Ragged(rows_for(BASE, KNOWN).t.sqrt(), KNOWN.off)
-    found = Reduction(WeightedMean("n", {"w": BASE}, {"w": KNOWN}), 3)
+    found = Reduction(WeightedMean("n", {"w": BASE}, ROWS), 3)
     found.add({"w": rows, **weights}, torch.arange(3))
     expected = Reduction(WeightedMean("n", {"w": BASE}), 3)
     expected.add({"w": onto(BASE, rows, KNOWN).stacked(), **weights}, torch.arange(3))
@@ -85,9 +87,9 @@ def test_numbers_of_rows_that_do_not_fit() -> None:
     with pytest.raises(ProtocolError, match=r"got \[2, 0, 3\] of \(3,\)"):
         onto(BASE, Ragged(torch.zeros(5, 3), KNOWN.off), KNOWN)
     with pytest.raises(ProtocolError, match="expected what 'w' is taken around, and its rows of 3"):
-        Reduction(WeightedMean("n", {}, {"w": KNOWN}), 3)
+        Reduction(WeightedMean("n", sent=replace(ROWS, others={})), 3)
     with pytest.raises(ProtocolError, match=r"got .* rows of 3"):
-        Reduction(WeightedMean("n", {"w": BASE}, {"w": KNOWN}), 4)
+        Reduction(WeightedMean("n", {"w": BASE}, ROWS), 4)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,8 @@ def narrow_round(
         **shared("weights", state.weights),
         FIRST: rows_for(state.weights["0.weight"], mine),
     }
-    mean = WeightedMean("nodes", rests(cfg, state.weights), {FIRST: known})
+    around = rests(cfg, state.weights)
+    mean = WeightedMean("nodes", around, Decoder(known={FIRST: known}, others=around))
     own = key.fold("train", t)
     reply = fed.call(train_narrow, inbox, what=Kind.WEIGHTS, key=own, to=chosen, reduce=mean)
     return ServerState(under("weights", reply), state.memory), RoundReport(

@@ -11,14 +11,15 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
+from silograph.experiment.resolve.asked_run import asked_run
 from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.run.asked_run import asked_run
 from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS
 from silograph.study.tune.space import chosen_ranges, given_keys, part_options
+from silograph.task.metric_table import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,9 +29,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for table in (MODELS, MODEL_KINDS):  # a page adds a model
-        monkeypatch.setitem(table, "selfsum", None)
-        monkeypatch.delitem(table, "selfsum")
+    tables: list[tuple[dict[str, Any], str]] = [
+        (MODELS, "selfsum"),
+        (MODEL_KINDS, "selfsum"),
+        (METRICS, "balanced_accuracy"),
+    ]
+    for table, name in tables:  # a page adds them
+        monkeypatch.setitem(table, name, None)
+        monkeypatch.delitem(table, name)
     for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(example, str(page), "exec"), names)
 

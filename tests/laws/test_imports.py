@@ -20,6 +20,7 @@ ROOMS = [
     {"graph.block"},
     {"graph.silos", "graph.generated", "graph.measure"},
     {"graph.datasets"},
+    {"graph.source"},
     {"task"},
     {"federation.field_specs"},
     {"nn", "federation"},

@@ -17,7 +17,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
-from silograph.evaluation.scoring import HaloSums
+from silograph.evaluation.halo_from import HaloSums
 from silograph.exchange.history import (
     HALO,
     OWN,
@@ -39,7 +39,8 @@ from silograph.graph.partition.split import make_split
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedais import FEDAIS, PRESETS, init, told_of
-from silograph.methods.fedais_clients import advance, close_round, open_round
+from silograph.methods.fedais_batches import advance, close_round
+from silograph.methods.fedais_clients import open_round
 from silograph.methods.fedais_options import FedAISOptions
 from silograph.methods.local_training import shared
 from silograph.nn.backends import COMPILED, TORCH, Backend

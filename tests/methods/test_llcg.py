@@ -13,8 +13,8 @@ from runs import files_of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
+from silograph.core.resolved_config import training_key
 from silograph.experiment.resolve.cutting import held_block
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess

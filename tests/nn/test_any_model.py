@@ -11,7 +11,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, Stacked, State
-from silograph.evaluation.evaluate import counts_here
+from silograph.evaluation.evaluate import counts_of, rows_here
 from silograph.exchange.passes import divisible
 from silograph.experiment.resolve.plan import choose_block_size
 from silograph.federation.in_process import InProcess
@@ -109,7 +109,7 @@ def test_a_kind_trains_and_is_judged_as_any_other(
             state, report = FEDAVG.round(fed, cfg, state, t, KEY)
             losses.append(report.train_loss)
         assert state.weights is not None
-        counts = counts_here(TORCH, model, state.weights, block, block.client, 4)
+        counts = counts_of(rows_here(TORCH, model, state.weights, block, block.client, 4))
         found.append((state.weights, losses, counts))
     (w, losses, counts), (same_w, same_losses, same_counts) = found
     for name in w:

@@ -32,7 +32,8 @@ from silograph.nn.mini_batches import sampled_pass
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam
-from silograph.sampling.fedgrains import FedGrains, log_forward, top_k
+from silograph.sampling.fedgrains import FedGrains
+from silograph.sampling.fedgrains_policy import log_forward, top_k
 from silograph.study.tune.space import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]

@@ -11,8 +11,8 @@ from remote_runs import setup_of
 from runs import go
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.resolved_config import training_key
 from silograph.experiment.resolve.resolve import DTYPES
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.result import Result
 from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps

@@ -16,8 +16,8 @@ from sessions import session
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
+from silograph.core.resolved_config import training_key
 from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.loop import _round, _selection, first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint

@@ -13,7 +13,7 @@ from crossed import crossed
 from remote_runs import finish, lines, remote, setup_of
 from runs import go, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
-from silograph.experiment.resolve.run_program import training_key
+from silograph.core.resolved_config import training_key
 from silograph.experiment.run.loop import _round, _selection, first_snapshot
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.checkpoint import from_bytes, to_bytes

@@ -80,7 +80,7 @@ def test_a_graph_is_read_only_where_its_file_is_another(
         loads.append(Path(name).stem)
         return sg.load(name, **options)
 
-    monkeypatch.setattr("silograph.experiment.resolve.source.load", load)
+    monkeypatch.setattr("silograph.graph.source.load", load)
     run()
     assert loads == []
     with np.load(FILE) as arrays:

@@ -21,12 +21,13 @@ from silograph.core.payload import Shared, State, named
 from silograph.evaluation.evaluate import (
     bin_own,
     bin_server,
-    counts_here,
+    counts_of,
     judge_own,
     judge_server,
     no_logits,
     own_counts,
     remembered,
+    rows_here,
     server_counts,
 )
 from silograph.federation.in_process import InProcess
@@ -292,7 +293,7 @@ def test_what_clients_return_is_what_one_process_counts(
     fed.call(begin, {}, what=Kind.CONTROL, key=Key.of(0))
     same(
         server_counts(fed, weights, Key.of(0)),
-        counts_here(TORCH, model, weights, block, block.client, CLIENTS),
+        counts_of(rows_here(TORCH, model, weights, block, block.client, CLIENTS)),
     )
     # Nobody has trained: to them all classes are alike.
     zeros = torch.zeros(int(judged_mask(block).sum()), K, dtype=torch.float64)
@@ -349,8 +350,10 @@ def test_training_nodes_and_features_do_not_count(
     assert unjudged.any()
     x = torch.where(unjudged[:, None], 100 * block.x, block.x)
     y = torch.where(unjudged, (block.y + 1) % K, block.y)
-    changed = counts_here(TORCH, model, weights, replace(block, x=x, y=y), block.client, CLIENTS)
-    got = counts_here(TORCH, model, weights, block, block.client, CLIENTS)
+    changed = counts_of(
+        rows_here(TORCH, model, weights, replace(block, x=x, y=y), block.client, CLIENTS)
+    )
+    got = counts_of(rows_here(TORCH, model, weights, block, block.client, CLIENTS))
     for name, value in pooled(rows_of(block)).items():
         assert torch.equal(changed[name], value)
         assert torch.equal(got[name], value)
@@ -451,7 +454,7 @@ def test_counting_uses_no_dropout_and_no_gradient(
     weights = {
         name: w.requires_grad_() for name, w in model.init_weights(Key.of(0), torch.float64).items()
     }
-    got = counts_here(TORCH, model, weights, block, block.client, CLIENTS)
+    got = counts_of(rows_here(TORCH, model, weights, block, block.client, CLIENTS))
     own = remembered(BACKENDS["torch"].predict(model, weights, block), block)["own/logits"]
     assert not own.t.requires_grad
     assert not any(t.requires_grad for t in got.values())

@@ -16,7 +16,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 
-from silograph.evaluation.evaluate import counts_here
+from silograph.evaluation.evaluate import counts_of, rows_here
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.graph import MISSING, Graph, LabelForm, Split
 from silograph.graph.partition.partition import Partition
@@ -86,7 +86,9 @@ def make_case(
     model = Model("mlp", classes, 1, classes, 1, 0.0, task)
     eye = torch.eye(classes, dtype=torch.float64)
     weights = {"0.weight": eye, "0.bias": torch.zeros(classes, dtype=torch.float64)}
-    return Case(block, counts_here(TORCH, model, weights, block, block.client, CLIENTS), task)
+    return Case(
+        block, counts_of(rows_here(TORCH, model, weights, block, block.client, CLIENTS)), task
+    )
 
 
 def class_scores(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:

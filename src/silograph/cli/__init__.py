@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def run_command(given: Given, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
     from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.run.new_folder import default_folder
     from silograph.experiment.run.progress import best_mode
-    from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
 
     config = given.config
@@ -65,7 +65,8 @@ def resume_command(
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
     from silograph.study.compare.compare import is_comparison, resume_comparison
-    from silograph.study.tune.tune import is_search, resume_search
+    from silograph.study.tune.search_folder import is_search
+    from silograph.study.tune.tune import resume_search
 
     progress = "none" if quiet else best_mode()
     with resume_hint(str(folder), trust=trust):
@@ -195,7 +196,7 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
 def attack_command(given: Given, json: bool) -> None:
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
-    from silograph.experiment.run.result_folder import default_folder
+    from silograph.experiment.run.new_folder import default_folder
     from silograph.study.attack.attack import attack, write_findings
 
     config = given.config

@@ -147,8 +147,8 @@ def compare_command(
     """Run methods on the same cuts, splits and initial weights, and compare them."""
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.resolve.user_code import is_spec
+    from silograph.experiment.run.new_folder import default_folder
     from silograph.experiment.run.progress import best_mode
-    from silograph.experiment.run.result_folder import default_folder
     from silograph.study.compare.compare import compare
 
     chosen = words(methods, "--methods")
@@ -227,8 +227,8 @@ def tune_command(
 ) -> int:
     """Search settings of a method by validation scores alone; judge the winner on test nodes."""
     from silograph.experiment.resolve.parts import find_method, own_code
+    from silograph.experiment.run.new_folder import default_folder
     from silograph.experiment.run.progress import best_mode
-    from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune
 
     chosen = None if keys is None else [k.replace("-", "_") for k in words(keys, "--keys")]

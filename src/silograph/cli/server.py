@@ -130,7 +130,7 @@ def server_command(given: Given, **said: Any) -> None:
 
 def _served(config: RunConfig) -> RunConfig:
     """Return the config of a run at silos: with a name of its own, and a result folder."""
-    from silograph.experiment.run.result_folder import default_folder
+    from silograph.experiment.run.new_folder import default_folder
 
     if config.dataset == RunConfig().dataset:
         config = dataclasses.replace(config, dataset="silos")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from silograph.core.config import RunConfig, make_config
+from silograph.core.key import Key
 from silograph.core.ranges import Scalar
 
 
@@ -82,6 +83,11 @@ class ResolvedConfig:
     checkpoint_every: int
     tracker: str | None
     out: str | None
+
+
+def training_key(config: ResolvedConfig) -> Key:
+    """Return the key of everything random in training."""
+    return Key.of(config.seed).fold("training")
 
 
 def resolved_values(config: ResolvedConfig) -> dict[str, Any]:

@@ -33,9 +33,10 @@ from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.result_folder import ResultFolder, check_free
+from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import check_identity, identity

@@ -32,7 +32,6 @@ from silograph.core.payload import (
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.ranking import left_rankings, ranked
 from silograph.exchange.collect import local_graph
-from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
@@ -289,14 +288,6 @@ def exchanged_counts(
     return tallied_counts(fed, judge_exchanged, bin_server, {}, key)
 
 
-def halo_counts(
-    fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
-) -> dict[str, Tensor]:
-    """The same with sums over the neighbors in all silos from the second stage on."""
-    predict_together(fed, divisible(model), weights, key, finish_alone)
-    return tallied_counts(fed, judge_left, bin_server, {}, key)
-
-
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
     return tallied_counts(fed, judge_own, bin_own, {}, key)
@@ -313,18 +304,6 @@ def rows_here(
     """Return what a model says of the judged rows of a block in this process, by `group` (n,)."""
     logits = judged_logits(backend.predict(model, weights, block), block).t
     return judged_rows(block, logits, group, groups, compiled=backend.compiled)
-
-
-def counts_here(
-    backend: Backend,
-    model: AnyModel,
-    weights: Mapping[str, Tensor],
-    block: ClientBlock,
-    group: Tensor,
-    groups: int,
-) -> dict[str, Tensor]:
-    """Return the counts of `rows_here`."""
-    return counts_of(rows_here(backend, model, weights, block, group, groups))
 
 
 def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:

@@ -20,11 +20,9 @@ from silograph.evaluation.evaluate import (
     bin_server,
     bin_server_val,
     judge_exchanged,
-    judge_left,
     judge_own,
     judge_server,
 )
-from silograph.exchange.history import finish_alone
 from silograph.exchange.passes import divisible, predict_steps, weight_specs
 from silograph.federation.base import Op
 from silograph.federation.field_specs import TEST, VAL, FieldSpec, FieldSpecs
@@ -64,12 +62,6 @@ def exchanged_steps(model: AnyModel, key: Key, behind: RowMinimum = NO_MINIMUM) 
     """Return the calls of `exchanged_counts`."""
     predicted = predict_steps(divisible(model), key, behind=behind)
     return predicted, judged_steps(judge_exchanged, bin_server, {}, model, key)
-
-
-def halo_steps(model: AnyModel, key: Key) -> Steps:
-    """Return the calls of `halo_counts`."""
-    predicted = predict_steps(divisible(model), key, finish_alone)
-    return predicted, judged_steps(judge_left, bin_server, {}, model, key)
 
 
 def own_steps(model: AnyModel, key: Key) -> Steps:

@@ -1,13 +1,14 @@
 """Scoring with rows of other silos from some layer on: below it each node sees its own graph.
 
-Rows come by `pull`, multiplied by the weights and scaled at their owners, so clients may hold
-copies of a node, and no feature leaves where the first layer is not shared.
+What comes is multiplied by the weights and scaled at its owners, so no feature leaves where the
+first layer is not shared.
 
 C: clients. n: rows. k: halo slots. O: width of a stage's sum.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,9 @@ from silograph.core.payload import Payload, Ragged, Shared, State, named
 from silograph.evaluation.evaluate import bin_server, judge_left, tallied_counts
 from silograph.evaluation.evaluation_steps import judged_steps
 from silograph.evaluation.views import HALO, SILOS
-from silograph.exchange.passes import begin_step, divisible, sum_specs, with_sums
+from silograph.exchange.history import finish_alone
+from silograph.exchange.passes import begin_step, divisible, predict_steps, sum_specs, with_sums
+from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.exchange.stages import begin, begin_inside, finish, inputs_of, stage_of
 from silograph.federation.base import Federation
@@ -38,19 +41,34 @@ class HaloFrom:
     Attributes:
         layer: number of that layer among those that sum over neighbors, 0 or 1.
         view: whose validation scores pick the round.
+        by: `rows` by `pull`, so that clients may hold copies of a node; or `sums`, from layer 1 on.
+            Where clients keep features of their halo (`exchange.history`), they then see these in
+            layer 0, too.
     """
 
     layer: Literal[0, 1]
     view: Literal["server", "personalized"] = "server"
-    all_silos = True
-    copies = True
+    by: Literal["rows", "sums"] = "rows"
     crosses = True
+
+    @property
+    def all_silos(self) -> bool:
+        """Whether all clients train in every round."""
+        return self.by == "rows"
+
+    @property
+    def copies(self) -> bool:
+        """Whether several clients may hold a node."""
+        return self.by == "rows"
 
     def counts(
         self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
     ) -> dict[str, Tensor]:
-        """Score with rows of all halo slots."""
+        """Score with rows or sums of all halo slots."""
         staged = divisible(model)
+        if self.by == "sums":
+            predict_together(fed, staged, weights, key, finish_alone)
+            return tallied_counts(fed, judge_left, bin_server, {}, key)
         inbox: dict[str, Any] = {n: Shared(w) for n, w in named("weights", weights).items()}
         inbox["train"] = Shared(torch.tensor(False))
         what = Kind.EVALUATION
@@ -62,6 +80,9 @@ class HaloFrom:
     def steps(self, model: AnyModel, key: Key) -> Steps:
         """Return the calls of `counts`."""
         staged, what = divisible(model), Kind.EVALUATION
+        judged = judged_steps(judge_left, bin_server, {}, model, key)
+        if self.by == "sums":
+            return predict_steps(staged, key, finish_alone), judged
         pulls = (
             pull_steps(
                 None,
@@ -75,16 +96,15 @@ class HaloFrom:
             for told, width in sum_specs(staged)[self.layer :]
         )
         op = begin_inside if self.layer else begin
-        return (
-            begin_step(staged, key, train=False, op=op),
-            *pulls,
-            judged_steps(judge_left, bin_server, {}, model, key),
-        )
+        return begin_step(staged, key, train=False, op=op), *pulls, judged
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
         del collect
         return HALO if self.layer else SILOS
+
+
+HaloSums = partial(HaloFrom, 1, by="sums")  # needs no row of a single node to cross
 
 
 def serve_all(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.evaluation.evaluate import exchanged_counts, halo_counts, server_counts
-from silograph.evaluation.evaluation_steps import exchanged_steps, halo_steps, server_steps
-from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
+from silograph.evaluation.evaluate import exchanged_counts, server_counts
+from silograph.evaluation.evaluation_steps import exchanged_steps, server_steps
+from silograph.evaluation.views import FETCHED, OWN, SILOS
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
 from silograph.nn.any_model import AnyModel
@@ -116,33 +116,3 @@ class AllSilos:
         """Return how a node is seen."""
         del collect
         return SILOS
-
-
-@dataclass(frozen=True)
-class HaloSums:
-    """Nodes are seen with their neighbors in all silos, but features stay where they are.
-
-    So the first stage sums over a client's own graph, and those of other silos come in from the
-    second stage on; where clients keep features of their halo (`exchange.history`), in the first,
-    too. The server's model picks the round.
-    """
-
-    view: Literal["server", "personalized"] = "server"
-    all_silos = False
-    copies = False
-    crosses = True
-
-    def counts(
-        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
-    ) -> dict[str, Tensor]:
-        """Score with sums over all silos from the second stage on."""
-        return halo_counts(fed, model, weights, key)
-
-    def steps(self, model: AnyModel, key: Key) -> Steps:
-        """Return the calls of `counts`."""
-        return halo_steps(model, key)
-
-    def seen(self, collect: float) -> str:
-        """Return how a node is seen."""
-        del collect
-        return HALO

@@ -20,7 +20,7 @@ off: (U, D) of first weights, (C, ...) of others. C: clients. R: rows of a matri
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,20 +39,39 @@ from silograph.core.payload import (
     owners,
     take,
 )
+from silograph.core.sent_weights import SentWeights
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
-from silograph.federation.base import SCALE, Federation, WeightedMean
+from silograph.federation.base import Federation, WeightedMean
+from silograph.federation.decoder import SCALE, Decoder
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.known_rows import rows_for, rows_from
 from silograph.federation.program import Call, Steps
 from silograph.federation.small_numbers import LARGEST, as_bytes, as_halves, from_small
 from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
 
 USED, LEFT = "sent/used", "sent/left/"
 FIRST, OFF = "sent/used", "sent/off"  # of the server's memory: used rows of all clients
 NAMES = "weights/"
+
+
+class SendingConfig(Protocol):
+    """What decides how a method's weights travel; see `MethodConfig`."""
+
+    @property
+    def model(self) -> AnyModel:
+        """The model."""
+
+    @property
+    def sent(self) -> SentWeights:
+        """How its weights travel."""
+
+    @property
+    def keep_optimizer(self) -> bool:
+        """Whether clients keep what the optimizer remembers."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,7 @@ class WeightsForm:
     dtype: torch.dtype
 
 
-def form_of(cfg: Any) -> WeightsForm:
+def form_of(cfg: SendingConfig) -> WeightsForm:
     """Return the form of a method's weights (`MethodConfig.sent`)."""
     sent, exact = cfg.sent, cfg.sent.numbers == "exact"
     shapes = cfg.model.weight_shapes
@@ -93,14 +112,14 @@ def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
 # What both ends hold each other to.
 
 
-def takes(cfg: Any) -> FieldSpecs:
+def takes(cfg: SendingConfig) -> FieldSpecs:
     """Return the specs of weights on their way to clients."""
     if cfg.sent.plain:
         return weight_specs(cfg.model, Shared)
     return _specs(cfg, Shared, f"state/{USED}")
 
 
-def gives(cfg: Any) -> FieldSpecs:
+def gives(cfg: SendingConfig) -> FieldSpecs:
     """Return the specs of weights on their way to the server."""
     if cfg.sent.plain:
         return weight_specs(cfg.model, Stacked)
@@ -109,7 +128,7 @@ def gives(cfg: Any) -> FieldSpecs:
     return _specs(cfg, Stacked, rows)
 
 
-def _specs(cfg: Any, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
+def _specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
     form, specs = form_of(cfg), dict[str, FieldSpec]()
     for name, shape in cfg.model.weight_shapes.items():
         dtype = form.dtype if name in form.small else None
@@ -123,7 +142,7 @@ def _specs(cfg: Any, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpe
     return specs
 
 
-def kept(cfg: Any) -> FieldSpecs:
+def kept(cfg: SendingConfig) -> FieldSpecs:
     """Return the specs of what a client's state holds between rounds."""
     if cfg.sent.plain:
         return {}
@@ -141,7 +160,7 @@ def kept(cfg: Any) -> FieldSpecs:
 
 
 def tell_used(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+    cfg: SendingConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Note which features occur; nothing is rounded off yet. In: nothing. Out: `used` if sent."""
     del inbox, key
@@ -167,7 +186,7 @@ def used_of(block: ClientBlock) -> Ragged:
     return Ragged(every, torch.arange(clients + 1, device=block.off.device) * count)
 
 
-def learn_form(fed: Federation, cfg: Any, key: Key) -> Params:
+def learn_form(fed: Federation, cfg: SendingConfig, key: Key) -> Params:
     """Set clients up for weights in this form; return what the server remembers of it."""
     if cfg.sent.plain:
         return {}
@@ -183,7 +202,7 @@ def remembered_form(memory: Mapping[str, Tensor]) -> Params:
     return {name: memory[name] for name in (FIRST, OFF) if name in memory}
 
 
-def check_remembered(cfg: Any, memory: Mapping[str, Tensor], clients: int) -> None:
+def check_remembered(cfg: SendingConfig, memory: Mapping[str, Tensor], clients: int) -> None:
     """Raise `ValueError` for a memory without the used rows of so many clients, if it has any."""
     if cfg.sent.rows != "used":
         return
@@ -201,7 +220,7 @@ def check_remembered(cfg: Any, memory: Mapping[str, Tensor], clients: int) -> No
         raise ValueError(FIRST)
 
 
-def learn_steps(cfg: Any, key: Key) -> Steps:
+def learn_steps(cfg: SendingConfig, key: Key) -> Steps:
     """Return the calls of `learn_form`."""
     if cfg.sent.plain:
         return ()
@@ -214,7 +233,7 @@ def learn_steps(cfg: Any, key: Key) -> Steps:
 
 
 def outgoing(
-    cfg: Any, weights: Mapping[str, Tensor], memory: Mapping[str, Tensor], to: Tensor
+    cfg: SendingConfig, weights: Mapping[str, Tensor], memory: Mapping[str, Tensor], to: Tensor
 ) -> dict[str, Field]:
     """Return the message with the server's weights.
 
@@ -240,7 +259,9 @@ def outgoing(
     return found
 
 
-def arrived(cfg: Any, block: ClientBlock, state: State, inbox: Payload) -> dict[str, Shared]:
+def arrived(
+    cfg: SendingConfig, block: ClientBlock, state: State, inbox: Payload
+) -> dict[str, Shared]:
     """Return weights that came, `weights/*` whole; rows that no client of the block uses are 0.
 
     Where only used rows travel, clients of a block share one table: the server sends each row
@@ -270,7 +291,7 @@ def arrived(cfg: Any, block: ClientBlock, state: State, inbox: Payload) -> dict[
 
 
 def leaving(
-    cfg: Any,
+    cfg: SendingConfig,
     state: State,
     start: Mapping[str, Shared],
     reply: Payload,
@@ -300,41 +321,37 @@ def leaving(
         assert not isinstance(rows, Patched)  # has rows that are known
         at = base[used.t.long()] if isinstance(left, Ragged) else base
         change = rows.t - at + left.t
-        t, scale = packed(form, change)
-        rest = (change - from_small(t, scale, change.dtype)).nan_to_num(0.0, 0.0, 0.0)
+        sent = packed(form, change)
+        rest = (change - from_small(*sent, change.dtype)).nan_to_num(0.0, 0.0, 0.0)
         new[f"{LEFT}{name}"] = replace(left, t=rest)
-        for part, values in (own, t), (f"{SCALE}{own}", scale):
-            if values is None:
-                continue
-            if isinstance(left, Stacked):
-                found[part] = Stacked(values)
-            elif name in form.rows:
-                found[part] = Ragged(values, used.off)
-            else:
-                found[part] = _among_all(form, field, base, values, used, part != own)
+        parts: list[Field]
+        if isinstance(left, Stacked):
+            parts = [Stacked(t) for t in sent if t is not None]
+        elif name in form.rows:
+            parts = [Ragged(t, used.off) for t in sent if t is not None]
+        else:
+            which, others = _other_rows(form, field, base)
+            parts = [
+                Patched(whole, which, t, used.t.long(), used.off)
+                for whole, t in zip(others, sent, strict=True)
+                if whole is not None and t is not None
+            ]
+        found |= zip((own, f"{SCALE}{own}"), parts, strict=False)  # halves have no scales
     return new, found
 
 
-def _among_all(
-    form: WeightsForm,
-    field: Stacked | Patched,
-    base: Tensor,
-    values: Tensor,
-    used: Ragged,
-    scales: bool,
-) -> Patched:
-    """Return slices with values (U, ...) in used rows, and in others what has changed there."""
-    which = torch.zeros(len(used.off) - 1, dtype=torch.int64, device=values.device)
-    others = base[None] - base
+def _other_rows(
+    form: WeightsForm, field: Stacked | Patched, base: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """Return which slices clients have outside of used rows, and these as `packed` changes."""
     if isinstance(field, Patched):  # clients that took fewer steps have other rows
-        which, others = field.which, field.base - base
-    t, scale = packed(form, others)
-    bases = scale if scales and scale is not None else t
-    return Patched(bases, which, values, used.t.long(), used.off)
+        return field.which, packed(form, field.base - base)
+    which = torch.zeros(len(field.t), dtype=torch.int64, device=field.t.device)
+    return which, packed(form, base[None] - base)
 
 
 def mean_of(
-    cfg: Any,
+    cfg: SendingConfig,
     by: str,
     weights: Mapping[str, Tensor],
     memory: Mapping[str, Tensor],
@@ -351,16 +368,14 @@ def mean_of(
         weights: the server's, that were sent.
         memory: of `learn_form`.
         ended: `weights/*` that are known of first weights after a round without data.
-        steps: see `WeightedMean`.
+        steps: see `Decoder`.
         after: likewise.
     """
     form = form_of(cfg)
-    known = Ragged(memory[FIRST], memory[OFF]) if form.rows else None
-    return WeightedMean(
-        by,
-        ended,
-        {} if known is None else {f"{NAMES}{name}": known for name in form.rows},
-        {f"{NAMES}{n}": ended.get(f"{NAMES}{n}", weights[n]) for n in form.small},
-        steps if form.rows else "",
-        after if form.rows else None,
-    )
+    bases = {f"{NAMES}{n}": ended.get(f"{NAMES}{n}", weights[n]) for n in form.small}
+    sent = Decoder(bases, others=ended)
+    if form.rows:
+        used = Ragged(memory[FIRST], memory[OFF])
+        known = {f"{NAMES}{name}": used for name in form.rows}
+        sent = replace(sent, known=known, steps=steps, after=after)
+    return WeightedMean(by, ended, sent)

@@ -20,7 +20,8 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, State
+from silograph.core.payload import Payload, State
+from silograph.federation.decoder import WHOLE, Decoder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
@@ -74,22 +75,14 @@ class WeightedMean:
         by: the field with the weights.
         around: tensors that most rows of a field equal: the mean is that of the differences from
             them, so rows that do not differ cost nothing. They change no more than rounding.
-        known: row numbers (k,), a run for every client of the federation, of fields in `around`
-            of which replies hold these rows only, as `Ragged` fields; the others are those of
-            `around` (see `silograph.federation.known_rows`), or of `after`.
-        changes: tensors of which replies hold changes, as float16, or as int8 with a float32 scale
-            for each row in the field `SCALE` and the name (`silograph.federation.small_numbers`).
-        steps: field (C,) with how many steps clients have taken, where rows that they do not send
-            depend on it.
-        after: these rows, of a field in `known`, after so many steps.
+        sent: how what clients send is read.
+        without: fields of which no mean is taken, since they are gathered.
     """
 
     by: str
     around: Mapping[str, Tensor] = field(default_factory=dict)
-    known: Mapping[str, Ragged] = field(default_factory=dict)
-    changes: Mapping[str, Tensor] = field(default_factory=dict)
-    steps: str = ""
-    after: Callable[[str, int], Tensor] | None = None
+    sent: Decoder = WHOLE
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,6 @@ class Sum:
     """Sum of every field over clients."""
 
 
-SCALE = "scale/"  # begins the name of a field with the scales of another
 BY_CLIENT = "by_client/"
 ANSWERED = BY_CLIENT + "answered"
 
@@ -134,10 +126,10 @@ class Gather:
 Reduce = WeightedMean | Sum | Gather
 
 
-def known_of(reduce: Reduce | None) -> Mapping[str, Ragged]:
-    """Return the fields of replies that hold rows of what both ends know."""
+def decoder_of(reduce: Reduce | None) -> Decoder:
+    """Return how replies are read."""
     fold = fold_of(reduce)
-    return fold.known if isinstance(fold, WeightedMean) else {}
+    return fold.sent if isinstance(fold, WeightedMean) else WHOLE
 
 
 def fold_of(reduce: Reduce | None) -> WeightedMean | Sum | None:

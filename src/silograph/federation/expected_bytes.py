@@ -12,7 +12,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Ragged
 from silograph.federation.field_specs import Extent, FieldSpec, FieldSpecs
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
-from silograph.federation.program import Call, Either, Maybe, Repeat, Steps, counted_calls
+from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 NOTHING: Mapping[str, Mapping[str, Field | FieldSpec]] = MappingProxyType({})
@@ -30,14 +30,9 @@ def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
         dtype: of floating point values in the run.
     """
     nobody = Extent(1, dtype, {})
-    sizes = [
-        (times, frame_bound(call.op.__name__, specs, nobody).most)
-        for call, times in counted_calls(steps)
-        if call.what is not Kind.EVALUATION
-        for specs in (call.takes, call.gives)
-    ]
-    known = [times * size for times, size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    both = sent_sizes(steps, nobody, {}), received_sizes(steps, nobody, {})
+    counted = (size for sizes in both for kind, size in sizes.items() if kind != Kind.EVALUATION)
+    return sum(counted, ZERO).most
 
 
 def bytes_of_frame(

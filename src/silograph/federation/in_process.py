@@ -24,7 +24,7 @@ from silograph.core.payload import (
 )
 from silograph.core.work import Meter, metered, work_of
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, is_read, known_of, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, decoder_of, is_read, positions_of
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
@@ -181,7 +181,7 @@ class InProcess:
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         del lacking  # nobody is away
-        rows = rows or bool(known_of(reduce))
+        rows = rows or bool(decoder_of(reduce).known)
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
         order = _Order(op, key, rows, envelope.round)

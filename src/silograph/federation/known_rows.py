@@ -2,8 +2,9 @@
 
 A client says once which rows of a tensor it uses, those of features that occur at its nodes, say.
 From then on messages hold these rows only, without their numbers: to the client as a `Ragged` field
-of the inbox, back as one of the reply (`WeightedMean.known`). So a frame has its true size, and no
-number of a row is there to be wrong. Specs count the rows by what was said: `rows="state/NAME"`.
+of the inbox, back as one of the reply (`silograph.federation.decoder`). So a frame has its true
+size, and no number of a row is there to be wrong. Specs count the rows by what was said:
+`rows="state/NAME"`.
 
 C: clients. k: rows that they use. R: rows of the base.
 """

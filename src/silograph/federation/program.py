@@ -188,24 +188,18 @@ class Program:
 
 def calls_of(steps: Steps) -> Iterator[Call]:
     """Yield all calls that steps may make, in order; what is repeated once."""
-    for call, _ in counted_calls(steps):
-        yield call
-
-
-def counted_calls(steps: Steps, times: int = 1) -> Iterator[tuple[Call, int]]:
-    """Yield all calls that steps may make, and how often they may at most."""
     match steps:
         case Call():
-            yield steps, times
+            yield steps
         case Maybe(inner):
-            yield from counted_calls(inner, times)
+            yield from calls_of(inner)
         case Either():
-            yield from counted_calls(steps.ways, times)
+            yield from calls_of(steps.ways)
         case Repeat(inner, most):
-            yield from counted_calls(inner, times * most) if most else ()
+            yield from calls_of(inner) if most else ()
         case _:
             for step in steps:
-                yield from counted_calls(step, times)
+                yield from calls_of(step)
 
 
 def can_end(steps: Steps) -> bool:

@@ -14,11 +14,13 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
+from silograph.evaluation.halo_from import HaloSums
+from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
+from silograph.federation.decoder import Decoder
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.known_rows import onto, rows_for, rows_from
 from silograph.federation.per_client import per_client
@@ -144,6 +146,7 @@ __all__ = [
     "ClientBlock",
     "Controller",
     "Correction",
+    "Decoder",
     "Either",
     "Federation",
     "FieldSpec",

@@ -46,7 +46,7 @@ from silograph.core.payload import (
     Stacked,
     under,
 )
-from silograph.evaluation.scoring import HaloSums
+from silograph.evaluation.halo_from import HaloSums
 from silograph.exchange.history import (
     history_specs,
     rows_form,
@@ -63,20 +63,10 @@ from silograph.federation.base import Federation, WeightedMean, positions_of
 from silograph.federation.field_specs import LOSS, NODES, TRAINED, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
-from silograph.methods.fedais_clients import (
-    LOSSES,
-    advance,
-    ask,
-    begin_stored,
-    close_round,
-    form_of,
-    open_round,
-    serve,
-    store,
-    tells_moves,
-    untouched,
-)
+from silograph.methods.fedais_batches import advance, close_round
+from silograph.methods.fedais_clients import ask, begin_stored, open_round, serve, store
 from silograph.methods.fedais_options import Config, FedAISOptions, Plan, plan_of
+from silograph.methods.fedais_state import LOSSES, form_of, tells_moves, untouched
 from silograph.methods.local_training import state_specs
 from silograph.methods.preset import preset
 from silograph.nn.conv import Params
@@ -214,7 +204,7 @@ def setup_steps(cfg: Config, key: Key) -> Steps:
 def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     """Return the calls of `fit_round`: a client trains, and answers, or only answers."""
     own, told = key.fold("train", t), told_specs(cfg, t)
-    # Weights came in another call: rows are counted by `WeightedMean.known`, silo by silo.
+    # Weights came in another call: rows are counted by `Decoder.known`, silo by silo.
     gives = {name: replace(spec, rows="") for name, spec in weights_up(cfg).items()}
     share = replace(TRAINED, high=1) if cfg.options.average == "clients" else TRAINED
     gives |= {"share": share, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}

@@ -21,7 +21,7 @@ off. B: rows of items. C: clients.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -60,28 +60,65 @@ def train_protected(
 ) -> tuple[State, Payload]:
     """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
-    key, o = key.fold("protection"), cfg.options
 
-    def noised(change: Tensor, client: str, name: str) -> Tensor:
-        return change.clamp(-o.clip, o.clip) + o.noise * laplace(key.fold(client, name), change)
+    def drawn(rows: Rows, key: Key) -> Tensor:
+        own, unknown = rows.change[rows.own], rows.change[rows.pseudo]
+        if not len(own):
+            return unknown
+        draws = normal(key.fold("pseudo", *block.ids), unknown)
+        return own.mean(dim=0) + own.std(dim=0, unbiased=False) * draws
 
-    if ITEM_WEIGHT in inbox:
-        change, own, pseudo = rows_of(block, reply, o.pseudo)
-        if len(own):
-            drawn = normal(key.fold("pseudo", *block.ids), change[pseudo])
-            spread = change[own].std(dim=0, unbiased=False)
-            change[pseudo] = change[own].mean(dim=0) + spread * drawn
-        reply = with_rows(reply, change, own, pseudo)
-    return new, protected(block, inbox, reply, noised)
+    return new, protected(cfg, block, inbox, reply, key, drawn)
+
+
+class Rows(NamedTuple):
+    """Rows of items of one client: changes (B, D) of all, its own rows, and drawn ones."""
+
+    change: Tensor
+    own: Tensor
+    pseudo: Tensor
+
+
+class Protection(Protocol):
+    """What protects a client's reply, as options."""
+
+    pseudo: int
+    clip: float
+    noise: float
 
 
 def protected(
+    cfg: MethodConfig[Any],
     block: ClientBlock,
     inbox: Payload,
     reply: Payload,
-    noised: Callable[[Tensor, str, str], Tensor],
+    key: Key,
+    drawn: Callable[[Rows, Key], Tensor],
+    size: Callable[[Tensor, str], Tensor] | None = None,
 ) -> dict[str, Stacked]:
-    """Return a reply whose changes of weights went through a function."""
+    """Return the reply of `train_items` with drawn rows, and clipped changes with noise.
+
+    Args:
+        cfg: of a method whose options are a `Protection`.
+        block: one client.
+        inbox: what it was sent.
+        reply: what it would send.
+        key: of the op.
+        drawn: changes of the drawn rows.
+        size: by which noise on a clipped change of a weight of this name is multiplied; None: by 1.
+    """
+    o: Protection = cfg.options
+    key = key.fold("protection")
+
+    def noised(change: Tensor, client: str, name: str) -> Tensor:
+        change = change.clamp(-o.clip, o.clip)
+        scale = o.noise if size is None else o.noise * size(change, name)
+        return change + scale * laplace(key.fold(client, name), change)
+
+    if ITEM_WEIGHT in inbox:
+        rows = rows_of(block, reply, o.pseudo)
+        rows.change[rows.pseudo] = drawn(rows, key)
+        reply = with_rows(reply, rows)
     fields = whole(reply)
     for name, sent in inbox.items():
         base = torch.zeros_like(sent.t) if name == ITEM_WEIGHT else sent.t
@@ -100,20 +137,20 @@ def whole(reply: Payload) -> dict[str, Stacked]:
     return dict(zip(reply, (Stacked(part.t) for part in found), strict=True))
 
 
-def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return changes of all rows (B, D), rows that a client has, and rows that it pretends to."""
+def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> Rows:
+    """Return what a client's reply says of rows of items, and which rows it draws."""
     share = reply[SHARE].t[0]
     change = reply[ITEM_WEIGHT].t[0] / share.where(share > 0, 1.0)[:, None]
     other = (share == 0).nonzero()[:, 0]
     draws = Key.of(0).fold("pseudo items", *block.ids).uniform(other)[:, 0]
-    return change, share.nonzero()[:, 0], other[draws.argsort()[:pseudo]]
+    return Rows(change, share.nonzero()[:, 0], other[draws.argsort()[:pseudo]])
 
 
-def with_rows(reply: Payload, change: Tensor, *rows: Tensor) -> dict[str, Stacked]:
-    """Return a reply with changes (B, D) of some rows, all of which count alike."""
-    share = change.new_zeros(1, len(change))
-    share[:, torch.cat(rows)] = 1
-    return {**whole(reply), ITEM_WEIGHT: Stacked(change[None]), SHARE: Stacked(share)}
+def with_rows(reply: Payload, rows: Rows) -> dict[str, Stacked]:
+    """Return a reply with changes of a client's own and drawn rows, all of which count alike."""
+    share = rows.change.new_zeros(1, len(rows.change))
+    share[:, torch.cat([rows.own, rows.pseudo])] = 1
+    return {**whole(reply), ITEM_WEIGHT: Stacked(rows.change[None]), SHARE: Stacked(share)}
 
 
 def laplace(key: Key, like: Tensor) -> Tensor:

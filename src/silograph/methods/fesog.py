@@ -31,7 +31,7 @@ from silograph.core.ranges import log
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import UNSEEN
 from silograph.methods.base import MethodConfig
-from silograph.methods.fedgnn import SIMULATED, laplace, protected, rows_of, with_rows
+from silograph.methods.fedgnn import SIMULATED, Rows, protected
 from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
 from silograph.nn.doors import dtype_of
 from silograph.nn.optim import SGD, Adam
@@ -63,25 +63,21 @@ def train_labeled(
 ) -> tuple[State, Payload]:
     """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
-    key, o = key.fold("protection"), cfg.options
 
-    def noised(change: Tensor, client: str, name: str) -> Tensor:
-        change = change.clamp(-o.clip, o.clip)
-        if name != ITEM_WEIGHT:
-            return change + o.noise * change.abs().mean() * laplace(key.fold(client, name), change)
-        sent = (change != 0).any(dim=-1, keepdim=True)
-        size = change.abs().sum() / (sent.sum() * change.shape[-1]).clamp(min=1)
-        return change + o.noise * size * laplace(key.fold(client, name), change)
-
-    if ITEM_WEIGHT in inbox:
-        change, own, pseudo = rows_of(block, reply, o.pseudo)
-        base = inbox[ITEM_WEIGHT].t[pseudo]
+    def drawn(rows: Rows, key: Key) -> Tensor:
+        base = inbox[ITEM_WEIGHT].t[rows.pseudo]
         assert isinstance(cfg.optimizer, SGD | Adam)  # all that a run can name
-        change[pseudo] = -cfg.optimizer.lr * labeled_gradients(
-            block, new, base, key.fold(*block.ids)
-        )
-        reply = with_rows(reply, change, own, pseudo)
-    return new, protected(block, inbox, reply, noised)
+        return -cfg.optimizer.lr * labeled_gradients(block, new, base, key.fold(*block.ids))
+
+    return new, protected(cfg, block, inbox, reply, key, drawn, mean_size)
+
+
+def mean_size(change: Tensor, name: str) -> Tensor:
+    """Return the mean size of a tensor's entries, of items in the rows that are sent."""
+    if name != ITEM_WEIGHT:
+        return change.abs().mean()
+    sent = (change != 0).any(dim=-1, keepdim=True)
+    return change.abs().sum() / (sent.sum() * change.shape[-1]).clamp(min=1)
 
 
 def labeled_gradients(block: ClientBlock, state: State, rows: Tensor, key: Key) -> Tensor:

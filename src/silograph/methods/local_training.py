@@ -257,6 +257,7 @@ def local_round(
     asked, combine = tuple(received_specs(cfg)), cfg.aggregator.combine
     weights = [n for n in inbox if combine is not None and n.startswith("weights/")]
     gathered = ("nodes", "loss", *asked, *weights)
+    mean = dataclasses.replace(mean, without=tuple(weights))
     reduce = Gather(*gathered, fold=mean) if cfg.observed or asked or weights else mean
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
     found = under("by_client", reply)

@@ -82,8 +82,7 @@ class RatingBiases:
         """Return predictions (n, 1), 0 at users and items."""
         del tables
         offset, pairs = weights[OFFSET], pairs_of(block)
-        turns = TURNS if self.terms == "biases" else 0
-        mean, bias = _solved(block, self.damping, turns)
+        mean, bias = self._solved(block)
         client = block.client[pairs.row]
         own = offset[client, 0] if offset.dim() == 2 else offset[0]
         out = offset.new_zeros(len(block.y), 1)
@@ -96,8 +95,7 @@ class RatingBiases:
     ) -> Factors:
         """Return the biases of items, which order them for all users alike."""
         del tables
-        turns, offset = TURNS if self.terms == "biases" else 0, weights[OFFSET]
-        mean, bias = _solved(block, self.damping, turns)
+        offset, (mean, bias) = weights[OFFSET], self._solved(block)
         own = offset[block.client, 0] if offset.dim() == 2 else offset[0]
         bias, mean = bias.to(offset.dtype), mean.to(offset.dtype)
         none = bias.new_zeros(len(bias), 0)
@@ -126,15 +124,15 @@ class RatingBiases:
         """Return the options as plain values."""
         return dataclasses.asdict(self)
 
-
-def _solved(block: ClientBlock, damping: float, turns: int) -> tuple[Tensor, Tensor]:
-    """Return `biases`, worked out once."""
-    name = ("biases", damping, turns)
-    if name not in block.memo:
-        block.memo[name] = biases(block, damping, turns)
-    found = block.memo[name]
-    assert isinstance(found, tuple)
-    return found
+    def _solved(self, block: ClientBlock) -> tuple[Tensor, Tensor]:
+        """Return `biases`, worked out once."""
+        turns = TURNS if self.terms == "biases" else 0
+        name = ("biases", self.damping, turns)
+        if name not in block.memo:
+            block.memo[name] = biases(block, self.damping, turns)
+        found = block.memo[name]
+        assert isinstance(found, tuple)
+        return found
 
 
 def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tensor, Tensor]:

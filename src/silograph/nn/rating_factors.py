@@ -35,15 +35,21 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import NO_STATE, Ragged, State, offsets
+from silograph.core.payload import NO_STATE, Ragged, State
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import UNSEEN, kinds, table_rows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
 from silograph.nn.rating_graph import RatingGraph, rating_graph
-from silograph.nn.rating_steps import alone, checked_tables, fit_pairs, one_client
+from silograph.nn.rating_steps import (
+    alone,
+    at_nodes,
+    at_ratings,
+    drawn_table,
+    fit_pairs,
+    values_of,
+)
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.shared_items import BIAS, EMBEDDING, ends, item_shape
 from silograph.nn.steps import LOSS_FLOPS
@@ -103,14 +109,9 @@ class RatingFactors:
 
     def first_tables(self, block: ClientBlock, key: Key) -> dict[str, Ragged]:
         """Return factors drawn from +-1/sqrt(D), and biases of 0; rows of the unseen are 0."""
-        off, dtype = offsets(table_rows(alone(block))), dtype_of(block)
-        rows = rating_graph(block, dtype).key
-        found: dict[str, Ragged] = {}
-        for name, width in self.table_widths.items():
-            drawn = (2 * key.fold(name).uniform(rows, width) - 1) * width**-0.5
-            drawn[:UNSEEN] = 0
-            found[name] = Ragged((0 * drawn if name == BIAS else drawn).to(dtype), off)
-        return found
+        widths = self.table_widths.items()
+        found = {name: drawn_table(block, key.fold(name), width) for name, width in widths}
+        return {**found, BIAS: Ragged(0 * found[BIAS].t, found[BIAS].off)}
 
     def forward(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
@@ -121,24 +122,20 @@ class RatingFactors:
             ProtocolError: several clients, or not the tables of this one.
         """
         graph = rating_graph(alone(block), dtype_of(block))
-        values = {**one_client(self, weights), **checked_tables(self, block, tables)}
+        values = values_of(self, weights, block, tables)
         report_each(self.flops(block, len(graph.row), passes=1))
         found = self._ratings(values, graph, graph.user, graph.item)
-        out = found.new_zeros(len(block.y), 1)
-        out[graph.row] = found
-        return out
+        return at_ratings(block, graph.row, found)
 
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
         """Return what orders the items of one client; see `RankingModel`."""
         graph = rating_graph(alone(block), dtype_of(block))
-        values = {**one_client(self, weights), **checked_tables(self, block, tables)}
+        values = values_of(self, weights, block, tables)
         h, bias = ends(values, graph)
-        bias = bias[:, 0] * (self.terms == "biases")
-        rows = (kinds(block.x) > 0).any(dim=1)
-        nodes, biases = h.new_zeros(len(block.y), h.shape[1]), h.new_zeros(len(block.y))
-        nodes[rows], biases[rows] = h, bias
+        nodes = at_nodes(block, h)
+        biases = at_nodes(block, bias[:, 0] * (self.terms == "biases"))
         return Factors(nodes, nodes, biases, biases + graph.mean + values[LEVEL])
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:

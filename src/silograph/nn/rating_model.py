@@ -28,10 +28,9 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from silograph.core.key import Key
-from silograph.core.payload import NO_STATE, Ragged, State, offsets
+from silograph.core.payload import NO_STATE, Ragged, State
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import UNSEEN, kinds, table_rows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
@@ -39,7 +38,14 @@ from silograph.nn.conv.gat import SLOPE
 from silograph.nn.doors import dtype_of
 from silograph.nn.forward import dropped
 from silograph.nn.rating_graph import RatingGraph, rating_graph
-from silograph.nn.rating_steps import alone, checked_tables, fit_pairs, one_client
+from silograph.nn.rating_steps import (
+    alone,
+    at_nodes,
+    at_ratings,
+    drawn_table,
+    fit_pairs,
+    values_of,
+)
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import edge_product, sparse_product
 from silograph.nn.shared_items import BIAS, EMBEDDING, ITEMS, ends, item_shape
@@ -125,15 +131,8 @@ class RatingModel:
 
         Rows of unseen users and items are 0.
         """
-        off, dtype = offsets(table_rows(alone(block))), dtype_of(block)
-        found: dict[str, Ragged] = {}
-        for name, width in self.table_widths.items():
-            zero = torch.zeros(int(off[-1]), width, dtype=dtype, device=off.device)
-            found[name] = Ragged(zero, off)
-        drawn = 2 * key.uniform(rating_graph(block, dtype).key, self.embedding) - 1
-        drawn[:UNSEEN] = 0
-        table = (drawn * self.embedding**-0.5).to(dtype)
-        return {**found, EMBEDDING: Ragged(table, off)}
+        table = drawn_table(block, key, self.embedding)
+        return {EMBEDDING: table, BIAS: Ragged(table.t.new_zeros(len(table.t), 1), table.off)}
 
     def forward(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
@@ -144,34 +143,22 @@ class RatingModel:
             ProtocolError: several clients, or not the tables of this one.
         """
         graph = rating_graph(alone(block), dtype_of(block))
-        values = self._values(weights, block, tables)
+        values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, len(graph.row), passes=1))
         found = self._ratings(values, graph, graph.user, graph.item, None)
-        out = found.new_zeros(len(block.y), 1)
-        out[graph.row] = found
-        return out
+        return at_ratings(block, graph.row, found)
 
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
         """Return what orders the items of one client; see `RankingModel`."""
         graph = rating_graph(alone(block), dtype_of(block))
-        values = self._values(weights, block, tables)
+        values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, 0, passes=1))
         h, bias = self._nodes(values, graph, None)
-        rows = (kinds(block.x) > 0).any(dim=1)
-        nodes = h.new_zeros(len(block.y), h.shape[1])
-        nodes[rows] = h
-        biases = bias.new_zeros(len(block.y))
-        biases[rows] = bias[:, 0]
+        nodes, biases = at_nodes(block, h), at_nodes(block, bias[:, 0])
         level = biases + graph.mean + values["head.bias"]
         return Factors(nodes * values["head.weight"][:, 0], nodes, biases, level)
-
-    def _values(
-        self, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
-    ) -> dict[str, Tensor]:
-        """Return one client's weights and tables."""
-        return {**one_client(self, weights), **checked_tables(self, block, tables)}
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client; every step sends messages along all of its edges."""

@@ -42,7 +42,7 @@ from silograph.nn.conv.base import glorot
 from silograph.nn.doors import dtype_of
 from silograph.nn.forward import dropped
 from silograph.nn.rating_biases import solved_biases
-from silograph.nn.rating_steps import alone, fit_pairs, one_client
+from silograph.nn.rating_steps import alone, at_nodes, at_ratings, fit_pairs, one_client
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.steps import LOSS_FLOPS
 from silograph.task.ranking import Factors
@@ -141,9 +141,7 @@ class RatingProfiles:
         found = profiles_of(self, block)
         last = torch.full_like(row, self.folds)
         said = self._predicted(own, found, torch.arange(len(row), device=row.device), last, None)
-        out = said.new_zeros(len(block.y), 1)
-        out[row] = said
-        return out
+        return at_ratings(block, row, said)
 
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
@@ -151,16 +149,12 @@ class RatingProfiles:
         """Return what orders the items of one client; see `RankingModel`."""
         del tables
         own, found = one_client(self, weights), profiles_of(self, alone(block))
-        rows = (kinds(block.x) > 0).any(dim=1)
         x, bias = found.x[-1], found.bias[-1]
         user, item = (self._perceived(own, side, x, None) for side in SIDES)
         said = bias + (item @ own["item.head"])[:, 0]
         level = found.mean[-1] + bias + (user @ own["user.head"])[:, 0]
         parts = (user * own["both.head"][:, 0], item, said, level)
-        factors = [part.new_zeros(len(block.y), *part.shape[1:]) for part in parts]
-        for whole, part in zip(factors, parts, strict=True):
-            whole[rows] = part
-        return Factors(*factors)
+        return Factors(*(at_nodes(block, part) for part in parts))
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client on its training ratings."""

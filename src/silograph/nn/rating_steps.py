@@ -1,6 +1,7 @@
 """Local training of models of ratings: every step predicts some training ratings of one client.
 
-p: ratings of a block. R: ratings in a step.
+E: users and items of a client. D: width of a table. t: its rows. p: ratings of a block.
+R: ratings in a step.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +16,12 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Ragged, Stacked, State, offsets
 from silograph.core.work import report_each, report_steps, work_for
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import pairs_of, table_rows
+from silograph.graph.block.pairs import UNSEEN, kinds, pairs_of, table_rows
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
 from silograph.nn.mini_batches import batches
+from silograph.nn.rating_graph import rating_graph
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.start import start_fields, whole
 from silograph.nn.steps import own_copy
@@ -72,6 +74,35 @@ def checked_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params
                 "with their client and its training ratings"
             )
     return {name: tables[name].t for name in model.table_widths}
+
+
+def values_of(
+    model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
+) -> Params:
+    """Return one client's weights and tables; see `checked_tables`."""
+    return {**one_client(model, weights), **checked_tables(model, block, tables)}
+
+
+def drawn_table(block: ClientBlock, key: Key, width: int) -> Ragged:
+    """Return a client's table (t, D) drawn from +-1/sqrt(D); rows of the unseen are 0."""
+    dtype = dtype_of(block)
+    drawn = 2 * key.uniform(rating_graph(block, dtype).key, width) - 1
+    drawn[:UNSEEN] = 0
+    return Ragged((drawn * width**-0.5).to(dtype), offsets(table_rows(alone(block))))
+
+
+def at_ratings(block: ClientBlock, row: Tensor, found: Tensor) -> Tensor:
+    """Return predictions (R, 1) in the rows (R,) of their ratings, (n, 1); 0 at all others."""
+    out = found.new_zeros(len(block.y), 1)
+    out[row] = found
+    return out
+
+
+def at_nodes(block: ClientBlock, part: Tensor) -> Tensor:
+    """Return what users and items have (E, ...) in their rows, (n, ...); 0 in all others."""
+    out = part.new_zeros(len(block.y), *part.shape[1:])
+    out[(kinds(block.x) > 0).any(dim=1)] = part
+    return out
 
 
 def fit_pairs(

@@ -17,6 +17,7 @@ from silograph.core.config import RunConfig, checked, make_config
 from silograph.core.errors import DataError, SilographError
 from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.asked_run import with_absolute_paths
 from silograph.experiment.resolve.in_memory_parts import source_hash
 from silograph.experiment.resolve.parts import (
     FLAT,
@@ -31,7 +32,6 @@ from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import VIRTUAL, Row
-from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result, named_untrained, reported
 from silograph.experiment.run.run import resume, run

@@ -11,9 +11,9 @@ from pathlib import Path
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.cutting import as_used
-from silograph.experiment.resolve.source import find_source
 from silograph.graph.datasets import is_path
 from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.source import find_source
 from silograph.study.cells import Cell, Line, digest_of, lasts, named_file_hash
 
 Done = Sequence[tuple[RunConfig, Line]]

@@ -3,10 +3,11 @@
 Nothing here needs torch, so that pages of finished runs are made without it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from silograph.core.errors import lookup, unknown
+from silograph.core.errors import ConfigError, lookup, unknown
 
 LOSS = "loss"
 RANKINGS = ("recall@10", "ndcg@10")  # of runs that rank items
@@ -22,8 +23,11 @@ class Metric:
         says: what it is, as a sentence.
         higher: whether higher values are better; otherwise lower ones are.
         share: whether it lies in 0..1; comparisons show shares in percent.
+        labels: forms of labels whose task has it; see `Task.labels`.
         validation: whether validation nodes have it in every run; otherwise only where the run
             picks its round or stops by it, as it takes messages of its own.
+        of: it, from the counts that clients report (`Task.tally`), tensors (C, ...) by their names
+            without `val.` or `test.`; at least one node is among them. None: the task works it out.
     """
 
     name: str
@@ -31,7 +35,9 @@ class Metric:
     says: str
     higher: bool
     share: bool
+    labels: tuple[str, ...]
     validation: bool = True
+    of: Callable[[Mapping[str, Any]], float | None] | None = None
 
     def goodness(self, value: float | None) -> float:
         """Return a number that is higher for better values; None is worse than every value."""
@@ -54,42 +60,101 @@ class Metric:
         return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
 
 
-def _higher(name: str, title: str, says: str, *, validation: bool = True) -> Metric:
-    return Metric(name, title, says, higher=True, share=True, validation=validation)
+CLASSES = ("multiclass", "multilabel")
+NUMBERS = ("node_value", "rating")
+RATINGS = ("rating",)
 
 
-def _lower(name: str, title: str, says: str) -> Metric:
-    return Metric(name, title, says, higher=False, share=False)
+def _higher(name: str, title: str, says: str, *labels: str, validation: bool = True) -> Metric:
+    return Metric(name, title, says, True, share=True, labels=labels, validation=validation)
+
+
+def _lower(name: str, title: str, says: str, *labels: str) -> Metric:
+    return Metric(name, title, says, False, share=False, labels=labels)
+
+
+def _mean_loss(counts: Mapping[str, Any]) -> float:
+    return float(counts["loss"].sum()) / int(counts["nodes"].sum())
 
 
 _ALL = (
-    _higher("accuracy", "accuracy", "Share of right labels, over all clients' nodes."),
+    _higher("accuracy", "accuracy", "Share of right labels, over all clients' nodes.", *CLASSES),
     _higher(
-        "accuracy_client_mean", "client mean", "Mean of the clients' own shares of right labels."
+        "accuracy_client_mean",
+        "client mean",
+        "Mean of the clients' own shares of right labels.",
+        *CLASSES,
     ),
-    _higher("f1_macro", "F1 macro", "Mean of the classes' F1."),
-    _higher("f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes."),
-    _higher("auc", "AUC", "Area under the ROC curve, mean over classes.", validation=False),
-    _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets."),
-    _lower("rmse_seen", "RMSE seen", "RMSE of ratings whose user and item train at the client."),
-    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there."),
-    _lower("mae", "MAE", "Mean absolute error, over all clients' targets."),
-    _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE."),
+    _higher("f1_macro", "F1 macro", "Mean of the classes' F1.", *CLASSES),
+    _higher(
+        "f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes.", *CLASSES
+    ),
+    _higher(
+        "auc", "AUC", "Area under the ROC curve, mean over classes.", *CLASSES, validation=False
+    ),
+    _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets.", *NUMBERS),
+    _lower(
+        "rmse_seen",
+        "RMSE seen",
+        "RMSE of ratings whose user and item train at the client.",
+        *RATINGS,
+    ),
+    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there.", *RATINGS),
+    _lower("mae", "MAE", "Mean absolute error, over all clients' targets.", *NUMBERS),
+    _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE.", *NUMBERS),
     _higher(
         "recall@10",
         "recall@10",
         "Share of a user's relevant items among the first 10 that its silo recommends, mean over "
         "users.",
+        *RATINGS,
     ),
     _higher(
         "ndcg@10",
         "NDCG@10",
         "Discounted gain of the first 10 items that a silo recommends to a user, as a share of the "
         "best possible one, mean over users.",
+        *RATINGS,
     ),
-    _lower(LOSS, "loss", "Mean loss of a node."),
+    Metric(
+        LOSS,
+        "loss",
+        "Mean loss of a node.",
+        higher=False,
+        share=False,
+        labels=(*CLASSES, *NUMBERS),
+        of=_mean_loss,
+    ),
 )
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+def add_metric(metric: Metric) -> None:
+    """Add a metric to those that runs of this process have.
+
+    Raises:
+        ConfigError: there is another metric of that name, or nothing says how it is worked out.
+    """
+    if metric.name in METRICS:
+        raise ConfigError(
+            f"expected a new name of a metric, got {metric.name!r}: choose another one"
+        )
+    if metric.of is None:
+        raise ConfigError(f"expected a function `of` in metric {metric.name}, got none")
+    METRICS[metric.name] = metric
+
+
+def metrics_of_labels(labels: str) -> tuple[str, ...]:
+    """Return the names of the metrics that the task of a form of labels has; the loss is last."""
+    names = [m.name for m in METRICS.values() if labels in m.labels and m.name != LOSS]
+    return (*names, LOSS)
+
+
+def own_scores(labels: str, counts: Mapping[str, Any], part: str) -> dict[str, float | None]:
+    """Return the metrics that say how they are worked out, from the counts of `val` or `test`."""
+    begins, names = f"{part}.", metrics_of_labels(labels)
+    found = {n.removeprefix(begins): t for n, t in counts.items() if n.startswith(begins)}
+    return {name: of(found) for name in names if (of := METRICS[name].of) is not None}
 
 
 def metric_of(name: str) -> Metric:

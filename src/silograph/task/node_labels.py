@@ -13,7 +13,7 @@ from silograph.graph.graph import MISSING, LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import CLIP, HITS, SCORE_SUMS, JudgedRows, tally
 from silograph.task.loss import node_loss
-from silograph.task.metric_table import LOSS
+from silograph.task.metric_table import LOSS, metrics_of_labels
 from silograph.task.scores import (
     PARTS,
     ClassScores,
@@ -26,7 +26,6 @@ from silograph.task.scores import (
 )
 
 MOST_SCORE = CLIP * 2.0**31  # of a sum: each score is clipped, and counts of nodes are int32
-CLASS_METRICS = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc", LOSS)
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class LabelTask:
         columns: metrics that rounds.csv always has.
         by_client: metrics that are worked out for each client by itself.
         constant: what the best constant prediction is called.
-        metrics: names of the scores, as results show them.
         classes: labels are whole numbers.
         histograms: clients are asked for histograms after their counts, for the AUC.
     """
@@ -51,9 +49,13 @@ class LabelTask:
     columns: tuple[str, ...]
     by_client: tuple[str, ...]
     constant: str
-    metrics: tuple[str, ...] = CLASS_METRICS
     classes: bool = True
     histograms: bool = True
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return metrics_of_labels(self.labels)
 
     @property
     def wide(self) -> bool:
@@ -132,7 +134,7 @@ LABEL_SET = LabelTask(
     name="label_set",
     labels="multilabel",
     primary="f1_micro",
-    columns=CLASS_METRICS,
+    columns=("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc", LOSS),
     by_client=("accuracy", "f1_micro"),
     constant="commonest bits",
 )

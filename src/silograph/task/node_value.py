@@ -14,7 +14,7 @@ from silograph.core.errors import ProtocolError
 from silograph.graph.graph import LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import JudgedRows
-from silograph.task.metric_table import LOSS
+from silograph.task.metric_table import LOSS, metrics_of_labels, own_scores
 from silograph.task.scores import PARTS, ClassScores, Part, Scores
 
 SUMS = ("square", "absolute")
@@ -26,7 +26,6 @@ class ValueTask:
 
     name: str = "node_value"
     labels: LabelForm = "node_value"
-    metrics: tuple[str, ...] = ("rmse", "mae", "rmse_client_mean", LOSS)
     primary: str = "rmse"
     columns: tuple[str, ...] = ("rmse", "mae", "rmse_client_mean", LOSS)
     by_client: tuple[str, ...] = ("rmse", "mae")
@@ -34,6 +33,11 @@ class ValueTask:
     classes: bool = False
     histograms: bool = False
     constant: str = "mean target"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return metrics_of_labels(self.labels)
 
     def outputs(self, schema: Schema) -> int:
         """Return the number of targets."""
@@ -92,7 +96,7 @@ class ValueTask:
                 "rmse": math.sqrt(square / known),
                 "mae": absolute / known,
                 "rmse_client_mean": sum(own) / len(own),
-                LOSS: float(counts[f"{part}.loss"].sum()) / nodes,
+                **own_scores(self.labels, counts, part),
             }
         )
 

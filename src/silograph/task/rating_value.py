@@ -14,7 +14,7 @@ from silograph.core.errors import ProtocolError
 from silograph.graph.graph import LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import JudgedRows
-from silograph.task.metric_table import LOSS, RANKINGS
+from silograph.task.metric_table import LOSS, metrics_of_labels, own_scores
 from silograph.task.ranking import ranking_scores
 from silograph.task.scores import PARTS, ClassScores, Part, Scores
 
@@ -32,15 +32,6 @@ class RatingTask:
 
     name: str = "rating"
     labels: LabelForm = "rating"
-    metrics: tuple[str, ...] = (
-        "rmse",
-        "rmse_seen",
-        "rmse_unseen",
-        "mae",
-        "rmse_client_mean",
-        *RANKINGS,
-        LOSS,
-    )
     primary: str = "rmse"
     columns: tuple[str, ...] = ("rmse", "rmse_seen", "rmse_unseen", "mae", LOSS)
     by_client: tuple[str, ...] = ("rmse", "mae")
@@ -48,6 +39,11 @@ class RatingTask:
     classes: bool = False
     histograms: bool = False
     constant: str = "global mean"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return metrics_of_labels(self.labels)
 
     def outputs(self, schema: Schema) -> int:
         """Return 1."""
@@ -112,7 +108,7 @@ class RatingTask:
                 "mae": float(counts[f"{part}.absolute"].sum()) / nodes,
                 "rmse_client_mean": sum(own) / len(own),
                 **ranking_scores(counts, part),
-                LOSS: float(counts[f"{part}.loss"].sum()) / nodes,
+                **own_scores(self.labels, counts, part),
             }
         )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from silograph.graph.graph import LabelForm
+from silograph.task.metric_table import own_scores
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,7 +196,7 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
             "f1_macro": _mean(f1) if len(f1) else None,
             "f1_micro": 2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
             "auc": auc_of(bins) if (bins := counts.get(f"{part}.histogram")) is not None else None,
-            "loss": float(counts[f"{part}.loss"].sum()) / int(nodes.sum()),
+            **own_scores(task, counts, part),
         }
     )
 

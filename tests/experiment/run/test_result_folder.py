@@ -24,8 +24,8 @@ from silograph.core.files import write_atomic
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import read_run
+from silograph.experiment.run.new_folder import check_free, default_folder
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.result_folder import check_free, default_folder
 from silograph.experiment.run.run import resume, run
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
@@ -404,7 +404,7 @@ def test_a_folder_that_appears_meanwhile_stays(
 ) -> None:
     make_folder(work / "taken")
     monkeypatch.setattr("silograph.experiment.run.run.check_free", lambda _: None)
-    monkeypatch.setattr("silograph.experiment.run.result_folder.check_free", lambda _: None)
+    monkeypatch.setattr("silograph.experiment.run.new_folder.check_free", lambda _: None)
     before = everything(work)
     with pytest.raises(ConfigError, match="expected to make the result folder taken, got: "):
         run(make_graph(), **FAST, out="taken")

@@ -302,7 +302,7 @@ def test_a_wrong_name_costs_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Graph:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("silograph.experiment.resolve.source.load", load)
+    monkeypatch.setattr("silograph.graph.source.load", load)
     wrong: list[dict[str, Any]] = [{"method": "nosuch"}, {"model": "x"}, {"progress": "x"}]
     for options in wrong:
         with pytest.raises(ConfigError):

@@ -22,7 +22,7 @@ from silograph.experiment.result_files import (
     read_csv,
     read_rounds,
 )
-from silograph.task.metric_table import LOSS, METRICS, Metric, reported
+from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
 
 VIEWS = ("server", "uncut", "personalized")
 # Of run.json.
@@ -68,7 +68,7 @@ class RunRecord:
     @property
     def metric(self) -> Metric:
         """The metric that picks the round."""
-        return METRICS[self.about["config"]["metric"]]
+        return metric_of(self.about["config"]["metric"])
 
     @property
     def reported(self) -> list[str]:
@@ -142,7 +142,7 @@ class RunRecord:
     def client_metric(self) -> Metric:
         """The metric that clients.csv has of every client: the run's, or else the first one."""
         known = [name for name in self.reported if f"test_{self.judge}_{name}" in self.clients[0]]
-        return METRICS[known[0]] if known else self.metric
+        return metric_of(known[0]) if known else self.metric
 
     def client_scores(self, view: str) -> list[float | None]:
         """Return the test score of every client at the best round; empty before the end."""

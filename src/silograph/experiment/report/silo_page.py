@@ -9,7 +9,7 @@ from silograph.evaluation.views import means_of
 from silograph.experiment.report.config_table import FIELDS, text_of
 from silograph.experiment.report.page import environment
 from silograph.experiment.result_files import REPORT
-from silograph.task.metric_table import METRICS, reported
+from silograph.task.metric_table import metric_of, reported
 
 VIEWS = ("server", "personalized")
 
@@ -30,8 +30,8 @@ def silo_page(about: Mapping[str, Any]) -> str:
         .render(
             about=about,
             config=config,
-            metric=METRICS[about["metric"]],
-            names={name: METRICS[name].title for name in shown},
+            metric=metric_of(about["metric"]),
+            names={name: metric_of(name).title for name in shown},
             views=VIEWS,
             means=means_of([about["seen"]]),
             settings={

@@ -19,7 +19,6 @@ from silograph.experiment.resolve.cutting import (
 )
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.source import find_source
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
@@ -34,6 +33,7 @@ from silograph.graph.silos.data import (
     silo_fingerprint,
     silo_split,
 )
+from silograph.graph.source import find_source
 
 CUT = "silo"  # what a run's `partition` says of silos that are there already
 

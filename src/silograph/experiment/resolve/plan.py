@@ -18,7 +18,6 @@ from silograph.nn.fit import Training
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
-COMPILED_SAMPLERS = ("full", "fanout")
 
 
 def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:
@@ -73,18 +72,6 @@ def choose_block_size(
     most = max(1, BLOCK_BYTES // max(needed, 1))
     blocks = -(-block.num_clients // most)
     return -(-block.num_clients // blocks)  # blocks of one size
-
-
-def planned(config: ResolvedConfig) -> str:
-    """Return the plan in words."""
-    threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
-    clients = "client" if config.block_size == 1 else "clients"
-    drawn = (
-        ""
-        if config.neighbors in COMPILED_SAMPLERS
-        else f", neighbors={config.neighbors} drawn in torch"
-    )
-    return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
 
 
 def with_block_size(

@@ -5,7 +5,7 @@ from itertools import chain, islice
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Shared
-from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.evaluation.evaluation_steps import own_steps, received_steps, validation_steps
 from silograph.evaluation.ranking import ranking_steps
 from silograph.exchange.collect import collect_steps, collected_specs
@@ -20,11 +20,6 @@ MOST_LOOKED_AT = 1000  # calls of a run, for rows in them
 COLLECT = "collect"  # named beside methods where a silo says what it allows, as items are
 FEATURES = "features"  # with weight_rows=used: which ones occur at a silo
 BESIDES = (COLLECT, ITEMS, FEATURES)
-
-
-def training_key(config: ResolvedConfig) -> Key:
-    """Return the key of everything random in training."""
-    return Key.of(config.seed).fold("training")
 
 
 def program_of(
@@ -60,7 +55,7 @@ def program_of(
         setup = (collected, *setup)
         state |= collected_specs(schema.num_features)
 
-    if scores_are_kept(method):
+    if method.needs.score_first:
         setup = (*setup, _scoring_steps(config, method, method_config, 0, key))
 
     def round_steps(t: int) -> Steps:
@@ -70,14 +65,6 @@ def program_of(
     given = hand_over and calls.scores_server(method_config)
     result = weight_specs(method_config.model, Shared) if given else {}
     return Program(setup, round_steps, config.rounds, state, result)
-
-
-def scores_are_kept(method: Method) -> bool:
-    """Return whether anything in a run decides by scores, from those of the first weights on.
-
-    Then round 0 is scored, and the last scores are in `Snapshot.scores` and in checkpoints.
-    """
-    return method.needs.score_first
 
 
 def _evaluation_steps(

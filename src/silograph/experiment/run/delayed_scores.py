@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from silograph.core.errors import TrainingError
 from silograph.core.payload import Stacked, under
+from silograph.core.resolved_config import training_key
 from silograph.evaluation.evaluate import own_counts, received_counts
 from silograph.evaluation.on_receipt import RECEIVED
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.divergence import check_loss
 from silograph.experiment.run.round_scores import (

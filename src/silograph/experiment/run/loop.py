@@ -9,11 +9,9 @@ from torch import Tensor
 
 from silograph.core.errors import TrainingError
 from silograph.core.payload import Shared, named
-from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.collect import collect
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.resolve import draws_at_the_server
-from silograph.experiment.resolve.run_program import scores_are_kept, training_key
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.controlling import controlling, with_knobs
@@ -46,6 +44,7 @@ from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import RoundReport, ServerState, own_weights
+from silograph.selection.uniform import ALL, UNIFORM
 
 
 def first_snapshot(setup: Setup) -> Snapshot:
@@ -71,7 +70,7 @@ def _set_up(setup: Setup) -> Snapshot:
     if selection is not None:
         state = selection.begin(state)
     scores = None
-    if scores_are_kept(setup.method):
+    if setup.method.needs.score_first:
         scores = replace(judge_finite(setup, state, 0), weights=None)
     control, virtual = controlling(setup), virtual_seconds(setup, None, 0)
     if control is not None:
@@ -91,7 +90,8 @@ def _set_up(setup: Setup) -> Snapshot:
 def _selection(setup: Setup) -> Selection | None:
     """Return what selects clients, None where the method's own uniform draw does."""
     selector = setup.parts.selector
-    if not draws_at_the_server(setup.parts):
+    # `all` and `uniform` need nothing from the server, unless the number of clients is limited.
+    if selector.part in (ALL, UNIFORM) and not setup.method_config.limited:
         return None
     return Selection(selector.part, selector.options, setup)
 

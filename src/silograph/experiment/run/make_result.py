@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from silograph.core.resolved_config import training_key
 from silograph.experiment.advice import advice_of
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.divergence import check_loss
 from silograph.experiment.run.local_bias import local_bias

@@ -7,7 +7,6 @@ from pathlib import Path
 from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.resolve.source import find_source
 from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
@@ -15,6 +14,7 @@ from silograph.graph.datasets import check_columns
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
+from silograph.graph.source import find_source
 from silograph.nn.own_module import Make
 
 

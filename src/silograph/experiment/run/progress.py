@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from silograph.core.resolved_config import ResolvedConfig
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -137,3 +139,18 @@ def generating(progress: str | Progress) -> "ProgressCallback | None":
         shown[what] = percent
 
     return report if isinstance(progress, str) and progress != "none" else None
+
+
+COMPILED_SAMPLERS = ("full", "fanout")
+
+
+def planned(config: ResolvedConfig) -> str:
+    """Return the plan in words."""
+    threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
+    clients = "client" if config.block_size == 1 else "clients"
+    drawn = (
+        ""
+        if config.neighbors in COMPILED_SAMPLERS
+        else f", neighbors={config.neighbors} drawn in torch"
+    )
+    return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"

@@ -26,9 +26,7 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +35,17 @@ from pydantic import TypeAdapter
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import hold_folder, sync_folder, write_atomic
-from silograph.core.resolved_config import asked_again
-from silograph.core.run_file import write_toml
-from silograph.core.text import in_path
-from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
-from silograph.experiment.resolve.source import Source
-from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     CONFIG,
     DIVERGED,
     FACT,
-    FORMAT,
     LEDGER,
     MODEL,
     MODELS,
     RESULT,
     ROUNDS,
-    SIMULATION,
     SUMS,
     Row,
     check_format,
@@ -63,55 +53,20 @@ from silograph.experiment.result_files import (
     read_rounds,
     to_csv,
 )
+from silograph.experiment.run.new_folder import SOURCE, check_free, digest_of_bytes, write_start
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.run.round_scores import metrics_of
-from silograph.experiment.run.setup import Setup, versions
+from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import identity
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
-from silograph.graph.graph import Graph
-from silograph.graph.measure.statistics import CutStatistics, describe
-from silograph.methods.base import seen_by
+from silograph.graph.source import Source
 
 GROWING = (ROUNDS, LEDGER)
-SOURCE = {"data_dir", "dataset"}  # what run.json says of data that can be read again
 _KNOWN: Mapping[str, TypeAdapter[Any]] = {  # of run.json
     "same": TypeAdapter(dict[str, str]),
     "source": TypeAdapter(dict[str, str | None] | None),
 }
-
-
-def default_folder(config: RunConfig, what: str | None = None) -> str:
-    """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists.
-
-    Args:
-        config: of the run.
-        what: stands in place of the method; None: the method's own name.
-
-    Raises:
-        ConfigError: unknown method, or one that cannot be imported.
-    """
-    name = find_method(config).name if what is None else what
-    dataset = Path(os.path.abspath(config.dataset)).stem
-    now = time.time()
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
-    base = f"runs/{dataset}-{in_path(name)}-{stamp}"
-    found, number = base, 2
-    while os.path.lexists(found):
-        found, number = f"{base}-{number}", number + 1
-    return found
-
-
-def check_free(path: str) -> None:
-    """Raise `ConfigError` if a result folder could not be made at `path`."""
-    if not path or "\0" in path:
-        raise ConfigError(f"expected the path of a result folder, got {path!r}")
-    if os.path.lexists(path):
-        raise ConfigError(
-            f"expected a result folder that does not exist yet, got {path}: choose another --out, "
-            "nothing was overwritten"
-        )
 
 
 class Prefix:
@@ -192,7 +147,7 @@ class ResultFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             making.mkdir()
             try:
-                _write_start(making, setup, asked, source)
+                write_start(making, setup, asked, source)
                 making.rename(target)
             except BaseException:
                 shutil.rmtree(making, ignore_errors=True)
@@ -248,7 +203,7 @@ class ResultFolder:
         """Raise `CheckpointError` for a file that is not as the run has written it."""
         for name, known in self._sums().items():
             file = self.path / Path(name).name
-            found = _digest(file.read_bytes()) if file.is_file() else "none"
+            found = digest_of_bytes(file.read_bytes()) if file.is_file() else "none"
             if found not in known:
                 raise CheckpointError(
                     f"expected {file} as the run has written it ({' or '.join(known)}), got one "
@@ -258,7 +213,7 @@ class ResultFolder:
     def expect(self, name: str, data: bytes) -> None:
         """Write down that a file may hold this from now on, and what it may have held before."""
         sums = self._sums()
-        sums[name] = [*sums.get(name, []), _digest(data)]
+        sums[name] = [*sums.get(name, []), digest_of_bytes(data)]
         write_atomic(self.path / SUMS, json.dumps(sums, indent=2) + "\n")
 
     def take(self, same: Mapping[str, str]) -> None:
@@ -416,76 +371,3 @@ class ResultFolder:
             model.save(self.path / MODELS / file_of(number, client))
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
         write_atomic(self.path / RESULT, text + "\n")
-
-
-def _write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
-    """Write what is known before the first round."""
-    again = asked_again(replace(setup.config, out=None))
-    write_atomic(folder / CONFIG, write_toml(again, left_open(asked, setup.parts)))
-    given = given_values(replace(asked, out=None), setup.parts)
-    method, cut = setup.method, setup.simulated
-    about: dict[str, Any] = {
-        "format": FORMAT,
-        "versions": versions(),
-        "source": None if source is None else source.told(),
-        "same": identity(setup),
-        "code": code_digests(setup.config),
-        "model": setup.method_config.model.described(),
-        "metrics": list(metrics_of(setup)),
-        "given": given,
-        "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
-        "help": option_help(setup.parts),
-        "method": {
-            "name": method.name,
-            "title": method.title,
-            "reference": method.reference,
-            "judge": method.evaluate.view,
-            "seen": seen_by(method, setup.config),
-            "held": method.setting.held(setup.method_config.options),
-        },
-        "simulated": cut is not None,
-        "partition_hash": setup.partition_hash,
-        "dataset": _dataset(setup),
-    }
-    write_atomic(folder / ABOUT, json.dumps(about, indent=2) + "\n")
-    if cut is None:
-        rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
-    else:
-        figures = describe(cut.graph, cut.partition, copies=cut.copies_split)
-        rows, known = figures.client_rows(), _simulated(figures, cut.graph)
-        write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
-    write_atomic(folder / CLIENTS, to_csv(rows))
-    files = [name for name in (ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
-    sums = {name: [_digest((folder / name).read_bytes())] for name in files}
-    write_atomic(folder / SUMS, json.dumps(sums, indent=2) + "\n")
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _dataset(setup: Setup) -> dict[str, Any]:
-    """Return what is known of the graph: of one that silos hold, not how large it is."""
-    sizes = {"features": setup.schema.num_features, "classes": setup.schema.num_classes}
-    if setup.simulated is None:
-        return {"name": setup.config.dataset, **sizes}
-    graph = setup.cut.graph
-    return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges, **sizes}
-
-
-def _class_names(graph: Graph) -> Sequence[str]:
-    """Return names of the classes that label counts are of; none where labels are numbers."""
-    if graph.has_numbers:
-        return ()
-    return graph.class_names or [str(k) for k in range(graph.num_classes)]
-
-
-def _simulated(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
-    """Return what the experiment knows of the cut because it made it; training reads none of it."""
-    return {
-        "note": "Known in a simulation only: silos would not tell label counts or edges.",
-        **figures.totals(),
-        "classes": _class_names(graph),
-        "labels": figures.labels.tolist(),
-        "between": None if figures.between is None else figures.between.tolist(),
-    }

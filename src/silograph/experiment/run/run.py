@@ -16,28 +16,24 @@ from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.in_memory_parts import name_of, own_of
+from silograph.experiment.resolve.asked_run import requested
 from silograph.experiment.resolve.model_options import own_module
 from silograph.experiment.resolve.own_partition import (
     GIVEN,
     CutGraph,
-    Taken,
     cut_again,
-    cut_by,
     taken,
 )
 from silograph.experiment.resolve.parts import Parts, own_code
-from silograph.experiment.resolve.plan import planned
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.source import Source, find_source
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
-from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Progress, generating, show_progress
+from silograph.experiment.run.new_folder import check_free
+from silograph.experiment.run.progress import Progress, generating, planned, show_progress
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.result_folder import ResultFolder, check_free
+from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
@@ -45,9 +41,9 @@ from silograph.experiment.run_options import RunOptions
 from silograph.experiment.signature import with_keywords
 from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.program import BLANK
-from silograph.graph.datasets import check_columns, check_scale
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
+from silograph.graph.source import Source, find_source
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -93,25 +89,15 @@ def run(
     """
     check_mode(progress)
     check_trackers(trackers)
-    call = taken(graph, dict(options))
-    own, given = own_of([method, options.get("model")]), {**call.options, **_named(method)}
-    if "model" in given:
-        given["model"] = name_of(given["model"])
-    asked, source = asked_run(call.graph, config, given)
     # Before any data is read: a wrong name should not cost a minute.
-    parts = choose(asked, method if isinstance(method, Method) else None)
-    make = own.models.get(asked.model) or own_module(asked)
-    watched = watched_by(asked, trackers)
-    if asked.out is not None:
-        check_free(asked.out)
-    found = _data_of(call, asked, source, progress)
-    data: Graph | CutGraph | Silos = found
-    if call.partition is not None:
-        data, asked = cut_by(found, call.partition, asked)
-    if asked.out is not None:  # after loading, whose errors name a path as it was given
-        asked = with_absolute_paths(asked, in_memory=source.kind == "memory")
+    request = requested(graph, config, method, options)
+    watched = watched_by(request.config, trackers)
+    if request.config.out is not None:
+        check_free(request.config.out)
+    asked, data = request.read(generating(progress))
     with torch_threads(asked.threads):
-        return _begun(prepare(asked, data, parts, make), asked, source, progress, watched)
+        setup = prepare(asked, data, request.parts, request.make)
+        return _begun(setup, asked, request.source, progress, watched)
 
 
 def _begun(
@@ -123,17 +109,6 @@ def _begun(
         return go_on(setup, None, progress, start, [], watched)
     with closing(ResultFolder.create(asked.out, setup, asked, source)) as folder:
         return _ending(folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True)
-
-
-def _data_of(
-    call: Taken, asked: RunConfig, source: Source, progress: str | Progress
-) -> Graph | Silos:
-    """Return the graph or silos in memory, or read them."""
-    if isinstance(call.graph, Graph | Silos):
-        check_scale("a graph in memory", asked.scale)
-        check_columns("in memory", asked.columns)
-        return call.graph
-    return source.read(asked.scale, generating(progress))
 
 
 def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> Result:
@@ -153,13 +128,6 @@ def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
     named = [] if config.tracker is None else [make_tracker(config.tracker)]
     return Watched([*named, *trackers])
-
-
-def _named(method: Method | str | None) -> dict[str, Any]:
-    """Return the option of a run's config that a method makes."""
-    if method is None:
-        return {}
-    return {"method": method.name if isinstance(method, Method) else method}
 
 
 def resume(

@@ -14,10 +14,10 @@ from torch import Tensor
 from silograph.core.errors import ConfigError, ProtocolError, TrainingError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked, under
+from silograph.core.resolved_config import training_key
 from silograph.evaluation.on_receipt import RECEIVED
 from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.resolve import DTYPES, is_limited
-from silograph.experiment.resolve.run_program import training_key
+from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.round_scores import Counts, run_metric, task_in
 from silograph.experiment.run.server_parts import SELECTED, SELECTOR, part_of, with_part
@@ -60,7 +60,7 @@ class Selection:
         with at_server(self.selector.init, f"selector {self.selector.name}", 0):
             known = self.selector.init(self.setup.federation.ids, self.options)
         state = with_part(state, SELECTOR, known)
-        if is_limited(self.options):
+        if self.setup.method_config.limited:
             state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
             self._check_limits(state)
         return state
@@ -68,7 +68,7 @@ class Selection:
     def _check_received(self) -> None:
         """Raise `ConfigError` where the method does not report what the selector needs."""
         setup, calls = self.setup, self.setup.method.calls
-        learns = self.selector.observe is not None or is_limited(self.options)
+        learns = self.selector.observe is not None or self.setup.method_config.limited
         if learns and setup.method.evaluate.crosses:
             raise ConfigError(
                 f"expected selector uniform, round_robin or all, without limits, for "
@@ -92,7 +92,7 @@ class Selection:
             ProtocolError: the selector chose nobody, unknown clients, or changed their order.
         """
         chosen = self._drawn(state, t, key)
-        if is_limited(self.options):
+        if self.setup.method_config.limited:
             number = self._limits(state, t).number(len(chosen))
             assert number is not None  # else the run had ended: see `reason_to_stop`
             ids = self.setup.federation.ids
@@ -236,7 +236,7 @@ class Selection:
             with at_server(self.selector.observe, f"selector {self.selector.name}", t):
                 known = self.selector.observe(self.options, known, t, facts)
         after = with_part(after, SELECTOR, known)
-        if not is_limited(self.options):
+        if not self.setup.method_config.limited:
             return after
         answered = report.trained.get("answered", torch.zeros(0, dtype=torch.bool))
         total = part_of(before, SELECTED)[COUNT] + answered.sum()

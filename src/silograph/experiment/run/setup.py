@@ -15,12 +15,11 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.cutting import Cut, held_block
-from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
+from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.plan import with_block_size
-from silograph.experiment.resolve.resolve import DTYPES, resolve
+from silograph.experiment.resolve.resolve import DTYPES
+from silograph.experiment.resolve.simulated import simulated
 from silograph.federation.base import Engine, Federation
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -121,30 +120,29 @@ def prepare(
     Raises:
         SilographError: something about config or graph cannot be used.
     """
-    if not isinstance(data, Silos):
-        data = with_own_partition(asked, data)
-    found = resolve(asked, data, parts, make)
-    dtype, method_config = DTYPES[found.config.dtype], found.method_config
-    cut, block, route = clients_of(found.config, found.parts, data, dtype)
-    config = with_block_size(found.config, method_config.training, block)
+    run = simulated(asked, data, parts, make)
+    config, method_config = run.resolved.config, run.resolved.method_config
     assert config.block_size is not None  # written out
     keep_freed_memory()
     federation = InProcess(
         method_config,
-        block.to(found.device, dtype),
-        route,
+        run.block,
+        run.route,
         block_size=config.block_size,
         strict=config.strict,
         compiled=method_config.backend.compiled,
         one_by_one=method_config.model.one_by_one,
     )
-    method = found.parts.method
-    share, held = method.part.setting.held(method.options), None
-    if share is not None:
-        key = Key.of(config.seed).fold("server's nodes")
-        held = held_block(cut, share, key).to(found.device, dtype)
-    schema = schema_of(cut.graph)
-    return Setup(config, found.parts, schema, method_config, federation, found.device, cut, held)
+    return Setup(
+        config,
+        run.resolved.parts,
+        schema_of(run.cut.graph),
+        method_config,
+        federation,
+        run.resolved.device,
+        run.cut,
+        run.held,
+    )
 
 
 def first_weights(setup: Setup) -> Params:

@@ -43,7 +43,7 @@ class Snapshot:
         seconds: of training so far.
         stopped: why the run is over, None while it goes on.
         scores: of the last round that was scored, from round 0 on, without its weights; None where
-            nothing in the run decides by them (`scores_are_kept`).
+            nothing in the run decides by them (`Needs.score_first`).
         client_facts: what the method reports of each client in this round, (C,).
         virtual_seconds: of the virtual clock so far, None without one.
         pending: what is known of this round where its server's model is scored in the next one.

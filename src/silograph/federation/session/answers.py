@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, join
+from silograph.core.payload import Field, Payload, Ragged, Stacked, join
 from silograph.core.work import Meter
-from silograph.federation.base import SCALE, Reduce, WeightedMean, fold_of, known_of
+from silograph.federation.base import Reduce, WeightedMean, decoder_of, fold_of
 from silograph.federation.check import check_fields
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
 from silograph.federation.session.peer import LostError
-from silograph.federation.small_numbers import LEVELS, from_small
+from silograph.federation.small_numbers import LEVELS
 
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
@@ -89,55 +88,28 @@ def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
         )
 
 
-def check_update(reply: Payload, sent: Payload, reduce: Reduce | None, most: float | None) -> None:
+def check_update(
+    reply: Payload, sent: Payload, reduce: Reduce | None, most: float | None, position: int
+) -> None:
     """Raise `ProtocolError` for weights that are too far from those that were sent.
 
     Args:
         reply: one client's.
         sent: what it answers.
-        reduce: how replies are folded; `changes` of a mean names fields that hold differences
-            themselves, and `around` is what rows are where none were sent.
+        reduce: how replies are folded, and read.
         most: largest Euclidean norm of the difference of all weights; None is any.
+        position: of the client in the federation.
     """
     if most is None:
         return
-    mean = fold_of(reduce)
-    around, changes = (mean.around, mean.changes) if isinstance(mean, WeightedMean) else ({}, {})
-    total = 0.0
+    decoder, total = decoder_of(reduce), 0.0
     for name in (n for n in reply if n.startswith(WEIGHTS)):
-        new = _slice(reply[name])
-        if name in changes:
-            scale = reply.get(f"{SCALE}{name}")
-            change = from_small(new, None if scale is None else _slice(scale), torch.float64)
-        else:
-            old = _slice(sent[name]) if name in sent else around.get(name)
-            if old is None or old.shape != new.shape:
-                continue
-            change = new.double() - old.double().to(new.device)
-        total += float(change.square().sum())
+        change = decoder.change(name, reply, sent.get(name), position)
+        total += 0.0 if change is None else float(change.square().sum())
     if not math.sqrt(total) <= most:
         raise ProtocolError(
             f"expected an update of norm {most:g} at most, got {math.sqrt(total):.6g}"
         )
-
-
-def check_known(reply: Payload, reduce: Reduce | None, position: int) -> None:
-    """Raise `ProtocolError` for other numbers of rows than the client at `position` uses."""
-    for name, known in known_of(reduce).items():
-        wanted = int(known.off[position + 1] - known.off[position])
-        for part in (n for n in (name, f"{SCALE}{name}") if n in reply):
-            if len(reply[part].t) != wanted:
-                raise ProtocolError(
-                    f"expected {wanted} rows for {part!r}, which the client said it uses, got "
-                    f"{len(reply[part].t)}"
-                )
-
-
-def _slice(field: Field) -> Tensor:
-    """Return what one client has of a field."""
-    if isinstance(field, Patched):
-        return field.slice(0)
-    return field.t[0] if isinstance(field, Stacked) else field.t
 
 
 def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Cause]:
@@ -174,8 +146,7 @@ def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
     counts as the largest number that it gives. A reply without weight may hold anything.
     """
     mean = fold_of(reduce)
-    averaged = isinstance(mean, WeightedMean)
-    changes = mean.changes if isinstance(mean, WeightedMean) else {}
+    averaged, decoder = isinstance(mean, WeightedMean), decoder_of(reduce)
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
         return 0.0, 0.0
     share = weights = 0.0
@@ -184,7 +155,7 @@ def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
             continue
         low, high = (float(t) for t in field.t.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
-        scales = name.startswith(SCALE) and name.removeprefix(SCALE) in changes
+        scales = decoder.is_scale(name)
         size *= LEVELS if scales else 1
         share = max(share, size / _summable(field.t.dtype))
         if isinstance(field, Ragged) or scales or (averaged and name.startswith(WEIGHTS)):

@@ -22,7 +22,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, known_of, positions_of
+from silograph.federation.base import AwayError, Op, Reduce, decoder_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import RESULT, Envelope, encode, frames
@@ -33,7 +33,6 @@ from silograph.federation.session.answers import (
     UNUSABLE,
     Answer,
     cause_of,
-    check_known,
     check_update,
     check_work,
     joined,
@@ -236,7 +235,7 @@ class Session:
         lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
-        rows = rows or bool(known_of(reduce))
+        rows = rows or bool(decoder_of(reduce).known)
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
@@ -255,9 +254,10 @@ class Session:
             answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
             asked_of = take_all(inbox, torch.tensor([place]))
             agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
-            check_known(answer.reply, reduce, int(positions[place]))
-            check_work(answer.meter, peer.took, self._most_work[int(positions[place])])
-            check_update(answer.reply, asked_of, reduce, self._limits.update_norm)
+            position = int(positions[place])
+            decoder_of(reduce).check_rows(answer.reply, position)
+            check_work(answer.meter, peer.took, self._most_work[position])
+            check_update(answer.reply, asked_of, reduce, self._limits.update_norm, position)
             return answer
 
         answers = self._hear(envelope, asked, reduce, read)

@@ -8,9 +8,9 @@ from pathlib import Path
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.markdown import markdown_table
-from silograph.experiment.resolve.source import find_source
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
+from silograph.graph.source import find_source
 from silograph.study.attack.finding import Finding, first_map
 from silograph.study.attack.measured_rows import features_of, labels_of, separable_of
 from silograph.study.attack.measured_weights import (

@@ -7,9 +7,9 @@ from typing import Any
 from silograph.control import knobs_of
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Shared, State
+from silograph.core.resolved_config import training_key
 from silograph.evaluation.evaluate import own_counts
 from silograph.exchange.collect import collect
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.base import Federation, Op
 from silograph.federation.ledger import Ledger

@@ -12,10 +12,10 @@ from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import in_full, not_said_again
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar
-from silograph.core.text import shown
+from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
@@ -28,19 +28,25 @@ from silograph.experiment.resolve.parts import (
     without_method,
 )
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
-from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
 from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
-from silograph.study.cells import APART, Cell, Line, digest_of
+from silograph.study.cells import Cell, Line, digest_of
 from silograph.study.compare.asked import Asked
-from silograph.study.compare.comparison import VIEW_CHOICES, Comparison
-from silograph.study.compare.paired_statistics import TESTS, Test
+from silograph.study.compare.checked import (
+    check,
+    check_no_seed,
+    checked_list,
+    checked_options,
+    checked_over,
+    checked_seeds,
+)
+from silograph.study.compare.comparison import Comparison
+from silograph.study.compare.paired_statistics import Test
 from silograph.study.datasets import fetch
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
-from silograph.task.metric_table import metric_of
 
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
@@ -202,98 +208,6 @@ class ComparisonPlan:
         config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
         known = {"in_memory": in_memory, "values": self.own.names, "config": config}
         return known | dataclasses.asdict(self.asked)
-
-
-def check(asked: Asked) -> None:
-    """Raise `ConfigError` for names that do not exist."""
-    for name in asked.options:
-        if name not in asked.methods:
-            raise unknown("method with options", name, asked.methods)
-    if asked.baseline is not None and asked.baseline not in asked.methods:
-        raise unknown("baseline", asked.baseline, asked.methods)
-    if asked.metric is not None:
-        metric_of(asked.metric)
-    if asked.view not in VIEW_CHOICES:
-        raise unknown("view", asked.view, VIEW_CHOICES)
-    if asked.test not in TESTS:
-        raise unknown("test", asked.test, TESTS)
-    known = [f.name for f in dataclasses.fields(RunConfig) if f.name not in APART]
-    for key in asked.over:
-        if key not in known:
-            raise unknown("key to vary", key, known)
-
-
-def checked_list(what: str, values: object) -> tuple[Any, ...]:
-    """Return a list as a tuple.
-
-    Raises:
-        ConfigError: not a list, empty, or with an entry twice.
-    """
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"expected a list of {what}, got {shown(values)}")
-    found = tuple(values)
-    if not found:
-        raise ConfigError(f"expected at least one of {what}, got none")
-    for number, value in enumerate(found):
-        if value in found[:number]:
-            raise ConfigError(f"expected {what} that differ, got {shown(value)} twice")
-    return found
-
-
-def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
-    """Return what varies, with the values of every key.
-
-    Raises:
-        ConfigError: not a dict of lists.
-    """
-    given = checked_mapping("over", over)
-    cuts = given.get("partition", ())
-    if not isinstance(cuts, str) and isinstance(cuts, Sequence):
-        for cut in cuts:
-            if not isinstance(cut, str):
-                raise ConfigError(
-                    f"expected partitions to vary by name or as FILE.csv, got {type(cut).__name__}"
-                )
-    return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
-
-
-def checked_options(options: object) -> dict[str, Mapping[str, Any]]:
-    """Return the options of methods; raise `ConfigError` for anything but a dict of dicts."""
-    given = checked_mapping("options", options)
-    return {name: checked_mapping(f"options of {name}", own) for name, own in given.items()}
-
-
-def checked_mapping(what: str, values: object) -> Mapping[str, Any]:
-    """Return a mapping, an empty one for None; raise `ConfigError` for anything else."""
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"expected {what} as a dict, got {values!r}")
-    return values
-
-
-def check_no_seed(run_options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a seed of one run."""
-    if "seed" in run_options:
-        seed = run_options["seed"]
-        raise ConfigError(f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]")
-
-
-def checked_seeds(seeds: object) -> tuple[int, ...]:
-    """Return seeds: those of a list, or 0, 1, ... for a number.
-
-    Raises:
-        ConfigError: below 1, empty, or no whole numbers.
-    """
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if seeds < 1:
-            raise ConfigError(f"expected at least one seed, got {seeds}")
-        return tuple(range(seeds))
-    found = checked_list("seeds", seeds)
-    for seed in found:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"expected seeds that are whole numbers from 0, got {seed!r}")
-    return found
 
 
 def _checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:

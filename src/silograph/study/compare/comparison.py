@@ -15,6 +15,15 @@ from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
 from silograph.study.cells import LASTING, Cell, Line, metric_in
 from silograph.study.compare.asked import Asked, ComparisonRow
+from silograph.study.compare.outcomes import (
+    best_mean,
+    cost_of,
+    ends_best,
+    metric_in_words,
+    outcome_of,
+    tested_columns,
+    without_errors,
+)
 from silograph.study.compare.paired_statistics import (
     Paired,
     Test,
@@ -104,9 +113,10 @@ class Comparison:
             for row in rows:
                 row["best"] += [view] if best is not None and row[f"{view}_mean"] == best else []
         scores = {
-            m: self._scores(_scored(ran[m]), self._view(point, m), metric) for m in asked.methods
+            m: self._scores(without_errors(ran[m]), self._view(point, m), metric)
+            for m in asked.methods
         }
-        reference = asked.baseline or _best(scores, metric)
+        reference = asked.baseline or best_mean(scores, metric)
         tests: dict[str, Paired] = {}
         test, overlap = self._test(point)
         for method in asked.methods:
@@ -116,7 +126,7 @@ class Comparison:
                 tests[method] = paired(ours, theirs, test, overlap)
         adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
         for row in rows:
-            row |= _tested(reference, tests.get(row["method"]), adjusted.get(row["method"]))
+            row |= tested_columns(reference, tests.get(row["method"]), adjusted.get(row["method"]))
         return rows
 
     def _test(self, point: Point) -> tuple[Test, float]:
@@ -165,7 +175,7 @@ class Comparison:
         self, point: Point, method: str, ran: Sequence[Line], metric: Metric
     ) -> ComparisonRow:
         row: ComparisonRow = {"method": method, **dict(zip(self.asked.over, point, strict=True))}
-        lines, without = _scored(ran), [line for line in ran if "error" in line]
+        lines, without = without_errors(ran), [line for line in ran if "error" in line]
         diverged = sum(line.get("kind") == LASTING for line in without)
         row |= {"seeds": len(lines), "diverged": diverged, "failed": len(without) - diverged}
         for view in VIEWS:
@@ -175,7 +185,7 @@ class Comparison:
         row["best"] = []
         row["metric"] = metric.name
         for cost in COSTS:
-            values = [_cost(line, cost) for line in lines if _cost(line, cost) is not None]
+            values = [cost_of(line, cost) for line in lines if cost_of(line, cost) is not None]
             row[cost] = statistics.mean(values) if values else None
         return row
 
@@ -241,8 +251,8 @@ class Comparison:
         found = []
         for method in self.asked.methods:
             pairs = zip(self.cells, self.lines, strict=True)
-            ran = _scored([ln for c, ln in pairs if ln and c.labels["method"] == method])
-            if last := sum(_ends_best(line) for line in ran):
+            ran = without_errors([ln for c, ln in pairs if ln and c.labels["method"] == method])
+            if last := sum(ends_best(line) for line in ran):
                 found.append(f"{self.names[method]} in {last} of {len(ran)} runs")
         what = "the last round was the best one, and scores were still improving: raise --rounds"
         return [f"{what} ({', '.join(found)})"] if found else []
@@ -254,7 +264,7 @@ class Comparison:
             pairs = zip(self.cells, self.lines, strict=True)
             ran = [line for cell, line in pairs if cell.labels["method"] == method]
             if all(line is not None and "error" not in line for line in ran):
-                came = json.dumps([_outcome(line) for line in ran if line is not None])
+                came = json.dumps([outcome_of(line) for line in ran if line is not None])
                 groups.setdefault(came, []).append(method)
         return [names for names in groups.values() if len(names) > 1]
 
@@ -262,7 +272,7 @@ class Comparison:
         """Return what predicts ratings without training, for each point."""
         notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
         for point in points:
-            lines = _scored([line for line in self._lines_at(point) if line is not None])
+            lines = without_errors([line for line in self._lines_at(point) if line is not None])
             found = [line["untrained"] for line in lines if "untrained" in line]
             metric = self._metric(lines)
             texts = []
@@ -299,7 +309,7 @@ class Comparison:
         """What a reader of the numbers must know."""
         asked = self.asked
         spread = "mean ± sample standard deviation over seeds"
-        shown = " and ".join(_in_words(metric) for metric in self.metrics)
+        shown = " and ".join(metric_in_words(metric) for metric in self.metrics)
         notes = [f"{spread}, {shown}; * best mean of its view"]
         notes += self._test_notes()
         ways = self._ways()
@@ -365,50 +375,3 @@ class Comparison:
         from silograph.study.compare.tables import markdown_of
 
         return markdown_of(self)
-
-
-def _scored(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if "error" not in line]
-
-
-def _ends_best(line: Line) -> bool:
-    """Whether a run of more than one evaluation was best in the last round that it was to have."""
-    last = line["config"]["rounds"]
-    return len(line["curve"]["round"]) > 1 and line["best_round"] == line["rounds"] == last
-
-
-def _outcome(line: Line) -> list[Any]:
-    """Return what a run came to, without its costs."""
-    curve = {name: values for name, values in line["curve"].items() if name != "bytes"}
-    return [line["val"], line["test"], curve]
-
-
-def _in_words(metric: Metric) -> str:
-    """Return what is shown of a metric."""
-    if metric.share:
-        return f"{metric.name} on test nodes in percent"
-    return f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
-
-
-def _best(scores: Mapping[str, Mapping[int, float]], metric: Metric) -> str | None:
-    means = {m: statistics.mean(by_seed.values()) for m, by_seed in scores.items() if by_seed}
-    return max(means, key=lambda m: metric.goodness(means[m])) if means else None
-
-
-def _cost(line: Line, name: str) -> Any:
-    return line["bytes"]["total"] if name == "bytes" else line.get(name)
-
-
-def _tested(reference: str | None, test: Paired | None, adjusted: float | None) -> ComparisonRow:
-    if test is None:
-        names = ("pairs", "difference", "low", "high", "p", "p_holm")
-        return {"reference": reference, **dict.fromkeys(names)}
-    return {
-        "reference": reference,
-        "pairs": test.n,
-        "difference": test.mean,
-        "low": test.low,
-        "high": test.high,
-        "p": test.p,
-        "p_holm": adjusted,
-    }

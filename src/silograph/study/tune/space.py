@@ -10,6 +10,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared, parse_range
+from silograph.experiment.resolve.asked_run import with_absolute_paths
 from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.experiment.resolve.parts import (
     TABLES,
@@ -21,11 +22,10 @@ from silograph.experiment.resolve.parts import (
     place_of,
 )
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.run.asked_run import with_absolute_paths
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell
-from silograph.study.compare.compare import checked_list
+from silograph.study.compare.checked import checked_list
 from silograph.study.tune.proposals import TrialParams
 
 FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}

@@ -1,7 +1,6 @@
 """`tune`: search settings of a method by validation scores alone, then judge the winner once."""
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -15,6 +14,7 @@ from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
+from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
@@ -22,14 +22,13 @@ from silograph.experiment.resolve.parts import TABLES, left_open, own_code
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.run.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
 from silograph.study.cells import Cell, Line, lasts, metric_in
-from silograph.study.compare.compare import (
+from silograph.study.compare.checked import (
     check_no_seed,
     checked_list,
     checked_mapping,
@@ -41,6 +40,17 @@ from silograph.study.progress import say
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
 from silograph.study.tune.outcome import Tuned
 from silograph.study.tune.proposals import Trial, TrialParams, check_optuna, propose
+from silograph.study.tune.search_folder import (
+    BEST,
+    LINES,
+    PAGE,
+    PLAN,
+    WINNER,
+    asked_params,
+    check_folder,
+    read_plan,
+    write_plan,
+)
 from silograph.study.tune.space import (
     FIELDS,
     Space,
@@ -51,11 +61,6 @@ from silograph.study.tune.space import (
     part_options,
 )
 from silograph.task.metric_table import METRICS
-
-PLAN, LINES, WINNER, PAGE, BEST = (
-    *("tune.json", "tune.jsonl", "winner.jsonl", "tune.md"),
-    "best.toml",
-)
 
 
 @with_keywords(TuneOptions)
@@ -180,10 +185,10 @@ def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
 
 def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
     """Try what has not been tried, judge the winner, and write all of it."""
-    _check_folder(out)
+    check_folder(out)
     if out is not None:
         check_known_again(space.own)
-    asked = _asked(space, out)
+    asked = asked_params(space, out)
     path = None if out is None else out / LINES
     _fetch(space, asked[:trials], trials, path)
     with StudyFile(path) as file:
@@ -231,7 +236,7 @@ def _try(
         metric = told[0].metric if told else METRICS[space.base.metric or "accuracy"]
         return [replace(tried[n], metric=metric) for n in sorted(tried)]
 
-    _write_plan(space, asked, trials, out)
+    write_plan(space, asked, trials, out)
 
     def source() -> Iterator[Cell]:
         for number in range(trials):
@@ -239,7 +244,7 @@ def _try(
                 return
             if number == len(asked):
                 asked.append(propose(number, space.ranges, known(), space.seed))
-                _write_plan(space, asked, trials, out)
+                write_plan(space, asked, trials, out)
             yield from space.cells(number, asked[number])
 
     def ended(cell: Cell, line: Line) -> None:
@@ -298,71 +303,6 @@ def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> lis
         run_missing(cells, file, replace(how, test=True, until=None), len(cells))
         lines = [file.found(cell.digest) for cell in cells]
     return [line for line in lines if line is not None]
-
-
-def _check_folder(out: Path | None) -> None:
-    """Raise `ConfigError` where something else than a search is."""
-    if out is None or not os.path.lexists(out) or _is_empty(out):
-        return
-    if not any((out / name).is_file() for name in (PLAN, LINES)):
-        raise ConfigError(
-            f"expected a folder of a search, or none yet, got {out}: choose another --out, "
-            "nothing was overwritten"
-        )
-
-
-def _asked(space: Space, out: Path | None) -> list[TrialParams]:
-    """Return the settings of a search that is there, in the order in which they were proposed.
-
-    Raises:
-        ConfigError: it is a search of something else.
-    """
-    if out is None or not (out / PLAN).is_file():
-        return []
-    plan, now = read_plan(out), json.loads(json.dumps(space.plan()))
-    plan_config, now_config = (make_config(p["config"], source=str(out)) for p in (plan, now))
-    differs = [key for key in now if key != "config" and plan.get(key) != now[key]]
-    differs += [] if plan_config == now_config else ["config"]
-    if differs:
-        raise ConfigError(
-            f"expected a folder of this search, got {out} with another {differs[0]}: choose "
-            "another --out, nothing was overwritten"
-        )
-    asked: list[TrialParams] = plan["asked"]
-    return asked
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def _write_plan(space: Space, asked: Sequence[TrialParams], trials: int, out: Path | None) -> None:
-    """Write what was proposed before it is tried."""
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(space.plan() | {"trials": trials, "asked": list(asked)}, indent=2)
-        write_atomic(out / PLAN, text + "\n")
-
-
-def read_plan(folder: Path) -> dict[str, Any]:
-    """Return the plan of a search.
-
-    Raises:
-        ConfigError: it is unreadable.
-    """
-    path = folder / PLAN
-    try:
-        plan: dict[str, Any] = {"values": []} | json.loads(path.read_text(encoding="utf-8"))
-        plan["asked"] = [dict(params) for params in plan["asked"]]
-        plan |= {key: plan[key] for key in ("in_memory", "config", "ranges", "seeds", "trials")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"expected the plan of a search in {path}, got: {error}") from None
-    return plan
-
-
-def is_search(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder is that of a search."""
-    return (Path(folder) / PLAN).is_file()
 
 
 def resume_search(

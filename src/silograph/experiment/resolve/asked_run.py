@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from silograph.core.config import RunConfig, make_config
@@ -10,15 +10,93 @@ from silograph.core.config_changes import changed_values
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.experiment.resolve.client_data import cut_already
-from silograph.experiment.resolve.in_memory_parts import check_names
-from silograph.experiment.resolve.parts import own_code
-from silograph.experiment.resolve.source import Source, absolute_path, find_source
+from silograph.experiment.resolve.in_memory_parts import check_names, name_of, own_of
+from silograph.experiment.resolve.model_options import own_module
+from silograph.experiment.resolve.own_partition import CutGraph, cut_by, taken
+from silograph.experiment.resolve.parts import Parts, own_code
+from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import absolute
-from silograph.graph.datasets import is_path
+from silograph.graph.datasets import check_columns, check_scale, is_path
+from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.data import Silos
+from silograph.graph.source import Source, absolute_path, find_source
 from silograph.methods import METHODS
+from silograph.methods.base import Method
+from silograph.nn.own_module import Make
+
+
+@dataclass(frozen=True, eq=False)
+class RunRequest:
+    """What a call asks for, looked at as far as it goes without any data.
+
+    Attributes:
+        config: the config.
+        source: where its data are.
+        parts: what it names.
+        make: the module that `config.model` names, if it is one.
+        data: the graph or silos, where they are in memory.
+        partition: the partition, where it is a value.
+    """
+
+    config: RunConfig
+    source: Source
+    parts: Parts
+    make: Make | None
+    data: Graph | Silos | None = None
+    partition: Any = None
+
+    def read(
+        self, report: ProgressCallback | None = None
+    ) -> tuple[RunConfig, Graph | CutGraph | Silos]:
+        """Return the data, and the config as a result folder keeps it.
+
+        Raises:
+            SilographError: they cannot be read, or not be cut as the call says.
+        """
+        asked, found = self.config, self.data
+        if found is None:
+            found = self.source.read(asked.scale, report)
+        else:
+            check_scale("a graph in memory", asked.scale)
+            check_columns("in memory", asked.columns)
+        data: Graph | CutGraph | Silos = found
+        if self.partition is not None:
+            data, asked = cut_by(found, self.partition, asked)
+        if asked.out is not None:  # after loading, whose errors name a path as it was given
+            asked = with_absolute_paths(asked, in_memory=self.source.kind == "memory")
+        return asked, data
+
+
+def requested(
+    graph: Any,
+    config: RunConfig | ResolvedConfig | None,
+    method: Method | str | None,
+    options: Mapping[str, Any],
+) -> RunRequest:
+    """Return what the arguments of `run` ask for; no data is read, for a slip is found at once.
+
+    Raises:
+        SilographError: something about them cannot be used.
+    """
+    call = taken(graph, options)
+    given = {**call.options, **_named(method)}
+    own = own_of([method, given.get("model")])
+    if "model" in given:
+        given["model"] = name_of(given["model"])
+    asked, source = asked_run(call.graph, config, given)
+    parts = choose(asked, method if isinstance(method, Method) else None)
+    make = own.models.get(asked.model) or own_module(asked)
+    data = call.graph if isinstance(call.graph, Graph | Silos) else None
+    return RunRequest(asked, source, parts, make, data, call.partition)
+
+
+def _named(method: Method | str | None) -> dict[str, Any]:
+    """Return the option of a run's config that a method makes."""
+    if method is None:
+        return {}
+    return {"method": method.name if isinstance(method, Method) else method}
 
 
 def asked_run(

@@ -1,0 +1,58 @@
+"""A run in one process, resolved whole: its config and parts, and its data cut for the clients."""
+
+from dataclasses import dataclass, replace
+
+from silograph.core.config import RunConfig
+from silograph.core.key import Key
+from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
+from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.plan import with_block_size
+from silograph.experiment.resolve.resolve import DTYPES, Resolved, resolve
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
+from silograph.graph.graph import Graph
+from silograph.graph.silos.data import Silos
+from silograph.nn.own_module import Make
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedRun:
+    """All that a run in one process is, before anything is computed.
+
+    Attributes:
+        resolved: what it does, with the number of clients that are computed at once.
+        cut: the graph and how it was cut.
+        block: all clients.
+        route: who answers for each halo slot.
+        held: nodes that the server holds itself; None is no node.
+    """
+
+    resolved: Resolved
+    cut: Cut
+    block: ClientBlock
+    route: Route
+    held: ClientBlock | None
+
+
+def simulated(
+    asked: RunConfig,
+    data: Graph | CutGraph | Silos,
+    parts: Parts | None = None,
+    make: Make | None = None,
+) -> SimulatedRun:
+    """Resolve a run on data that are there, and cut them; arguments as for `prepare`."""
+    if not isinstance(data, Silos):
+        data = with_own_partition(asked, data)
+    found = resolve(asked, data, parts, make)
+    dtype = DTYPES[found.config.dtype]
+    cut, block, route = clients_of(found.config, found.parts, data, dtype)
+    config = with_block_size(found.config, found.method_config.training, block)
+    method = found.parts.method
+    share, held = method.part.setting.held(method.options), None
+    if share is not None:
+        key = Key.of(config.seed).fold("server's nodes")
+        held = held_block(cut, share, key).to(found.device, dtype)
+    block = block.to(found.device, dtype)
+    return SimulatedRun(replace(found, config=config), cut, block, route, held)

@@ -1,0 +1,166 @@
+"""What clients send of a tensor, turned into whole tensors and into changes.
+
+A field of a reply holds the tensor itself; or its change as small numbers
+(`silograph.federation.small_numbers`), with scales in a field of their own; or only the rows that a
+client uses (`silograph.federation.known_rows`), of the tensor or of its change. Means, users'
+aggregators and the checks of what a silo sends all read replies through the same decoder.
+
+C: clients of the federation. k: rows that they use. R: rows of a tensor.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import ProtocolError
+from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, take
+from silograph.federation.known_rows import onto
+from silograph.federation.small_numbers import from_small
+
+SCALE = "scale/"  # begins the name of a field with the scales of another
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How fields of replies are read; without any argument they hold whole tensors.
+
+    Attributes:
+        bases: tensors of which replies hold changes, as float16, or as int8 with a float32 scale
+            for each row in the field `SCALE` and the name.
+        known: row numbers (k,), a run for every client of the federation, of fields of which
+            replies hold these rows only, as `Ragged` fields.
+        others: what the other rows of fields in `known` are, (R, ...) by name.
+        steps: field (C,) with how many steps clients have taken, where the other rows depend on it.
+        after: the other rows of a field after so many steps, in place of `others`.
+    """
+
+    bases: Mapping[str, Tensor] = field(default_factory=dict)
+    known: Mapping[str, Ragged] = field(default_factory=dict)
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    steps: str = ""
+    after: Callable[[str, int], Tensor] | None = None
+
+    def check(self, clients: int) -> None:
+        """Raise `ProtocolError` unless it is one for so many clients."""
+        for name, known in self.known.items():
+            if name not in self.others or len(known.off) != clients + 1:
+                raise ProtocolError(
+                    f"expected what {name!r} is taken around, and its rows of {clients} clients, "
+                    f"got {sorted(self.others)} and rows of {len(known.off) - 1}"
+                )
+
+    def check_rows(self, reply: Payload, position: int) -> None:
+        """Raise `ProtocolError` for other numbers of rows than the client at `position` uses."""
+        for name, known in self.known.items():
+            wanted = int(known.off[position + 1] - known.off[position])
+            for part in (n for n in (name, f"{SCALE}{name}") if n in reply):
+                if len(reply[part].t) != wanted:
+                    raise ProtocolError(
+                        f"expected {wanted} rows for {part!r}, which the client said it uses, got "
+                        f"{len(reply[part].t)}"
+                    )
+
+    def is_scale(self, name: str) -> bool:
+        """Return whether a field holds the scales of another."""
+        return name.startswith(SCALE) and name.removeprefix(SCALE) in self.bases
+
+    def whole(self, reply: Payload, positions: Tensor) -> dict[str, Field]:
+        """Return the reply of the clients at `positions` (k,) int64 with whole tensors.
+
+        Raises:
+            ProtocolError: bytes without scales, or other numbers of rows than clients use.
+        """
+        return {n: self._whole(n, reply, positions) for n in reply if not self.is_scale(n)}
+
+    def change(
+        self, name: str, reply: Payload, start: Field | None, position: int
+    ) -> Tensor | None:
+        """Return by how much one client has changed what it sends of a field, in float64.
+
+        Args:
+            name: of the field.
+            reply: the client's.
+            start: what it was sent of the field in this call; None: rows are compared with what
+                they are without the client's data.
+            position: of the client in the federation.
+
+        Returns:
+            None: nobody knows what it began with.
+        """
+        new = _one(reply[name])
+        if name in self.bases:
+            scale = reply.get(f"{SCALE}{name}")
+            return from_small(new, None if scale is None else _one(scale), torch.float64)
+        old = self.others.get(name) if start is None else _one(start)
+        if start is None and old is not None and name in self.known:
+            old = old[take(self.known[name], torch.tensor([position])).t.long()]
+        if old is None or old.shape != new.shape:
+            return None
+        return new.double() - old.double().to(new.device)
+
+    def _whole(self, name: str, reply: Payload, positions: Tensor) -> Field:
+        sent, base = reply[name], self.bases.get(name)
+        mine = take(self.known[name], positions) if name in self.known else None
+        if base is not None:
+            sent = _changed(base, sent, reply.get(f"{SCALE}{name}"), mine)
+        if not isinstance(mine, Ragged) or not isinstance(sent, Ragged):
+            return sent
+        if self.after is None:
+            return onto(self.others[name], sent, mine)
+        steps, which = torch.unique(slices(self.steps, reply), return_inverse=True)
+        after = [self.after(name, count) for count in steps.tolist()]
+        return onto(torch.stack(after), sent, mine, which)
+
+
+WHOLE = Decoder()
+
+
+def _changed(base: Tensor, sent: Field, scale: Field | None, mine: Field | None) -> Field:
+    """Return what a base (R, ...) has become by changes; `mine`: which rows they are of."""
+    if (sent.t.dtype is torch.int8) is (scale is None):
+        raise ProtocolError(
+            f"expected scales with changes as int8 and with no others, got {sent.t.dtype}"
+        )
+    scales = None if scale is None else scale.t
+    if isinstance(sent, Patched):
+        bases = scale.base if isinstance(scale, Patched) else None
+        whole = base + from_small(sent.base, bases, base.dtype)
+        rows = base[sent.index] + from_small(sent.t, scales, base.dtype)
+        return dataclasses.replace(sent, base=whole, t=rows)
+    change = from_small(sent.t, scales, base.dtype)
+    if not isinstance(sent, Ragged):
+        return Stacked(base + change)
+    assert isinstance(mine, Ragged)  # a Ragged field is of known rows
+    if not torch.equal(mine.off, sent.off.to(mine.off.device)):
+        raise ProtocolError(
+            f"expected changes of {mine.off.diff().tolist()[:9]} rows, which clients said they "
+            f"use, got {sent.off.diff().tolist()[:9]}"
+        )
+    return Ragged(base[mine.t.long()] + change, sent.off)
+
+
+def slices(name: str, reply: Payload) -> Tensor:
+    """Return the slices (k, ...) of a field.
+
+    Raises:
+        ProtocolError: it is missing, or has no slice for each client.
+    """
+    found = reply.get(name)
+    if isinstance(found, Patched):
+        found = found.stacked()
+    if not isinstance(found, Stacked):
+        what = "none" if found is None else type(found).__name__
+        raise ProtocolError(
+            f"expected a Stacked field {name!r} in a reply to gather it, got {what}"
+        )
+    return found.t
+
+
+def _one(sent: Field) -> Tensor:
+    """Return what one client has of a field."""
+    if isinstance(sent, Patched):
+        return sent.slice(0)
+    return sent.t[0] if isinstance(sent, Stacked) else sent.t

@@ -1,0 +1,68 @@
+"""What single runs and tests of a comparison come to."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from silograph.study.cells import Line
+from silograph.study.compare.asked import ComparisonRow
+from silograph.study.compare.paired_statistics import (
+    Paired,
+)
+from silograph.task.metric_table import Metric
+
+if TYPE_CHECKING:
+    pass
+
+
+def without_errors(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of runs that came to an end."""
+    return [line for line in lines if "error" not in line]
+
+
+def ends_best(line: Line) -> bool:
+    """Whether a run of more than one evaluation was best in the last round that it was to have."""
+    last = line["config"]["rounds"]
+    return len(line["curve"]["round"]) > 1 and line["best_round"] == line["rounds"] == last
+
+
+def outcome_of(line: Line) -> list[Any]:
+    """Return what a run came to, without its costs."""
+    curve = {name: values for name, values in line["curve"].items() if name != "bytes"}
+    return [line["val"], line["test"], curve]
+
+
+def metric_in_words(metric: Metric) -> str:
+    """Return what is shown of a metric."""
+    if metric.share:
+        return f"{metric.name} on test nodes in percent"
+    return f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
+
+
+def best_mean(scores: Mapping[str, Mapping[int, float]], metric: Metric) -> str | None:
+    """Return which of several series of scores, by seed, has the best mean."""
+    means = {m: statistics.mean(by_seed.values()) for m, by_seed in scores.items() if by_seed}
+    return max(means, key=lambda m: metric.goodness(means[m])) if means else None
+
+
+def cost_of(line: Line, name: str) -> Any:
+    """Return what a run cost; None is not known."""
+    return line["bytes"]["total"] if name == "bytes" else line.get(name)
+
+
+def tested_columns(
+    reference: str | None, test: Paired | None, adjusted: float | None
+) -> ComparisonRow:
+    """Return the columns of a paired test; `adjusted`: its p-value among several tests."""
+    if test is None:
+        names = ("pairs", "difference", "low", "high", "p", "p_holm")
+        return {"reference": reference, **dict.fromkeys(names)}
+    return {
+        "reference": reference,
+        "pairs": test.n,
+        "difference": test.mean,
+        "low": test.low,
+        "high": test.high,
+        "p": test.p,
+        "p_holm": adjusted,
+    }

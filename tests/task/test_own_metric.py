@@ -1,0 +1,96 @@
+"""A metric of a user's own: one call, and runs pick by it, stop at it and show it everywhere."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import silograph as sg
+from runs import go
+from silograph.cli import run_app
+from silograph.core.errors import ConfigError
+from silograph.graph.graph import Graph
+from silograph.task.metric_table import LOSS, METRICS, Metric, add_metric, own_scores
+from silograph.task.registry import TASKS
+
+
+def wrong_share(counts: Mapping[str, Tensor]) -> float:
+    return 1 - int(counts["tp"].sum()) / int(counts["nodes"].sum())
+
+
+ERROR = Metric(
+    "error",
+    "error rate",
+    "Share of wrong labels.",
+    higher=False,
+    share=True,
+    labels=("multiclass",),
+    of=wrong_share,
+)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, "error", ERROR)
+    monkeypatch.delitem(METRICS, "error")
+    add_metric(ERROR)
+
+
+@pytest.mark.usefixtures("added")
+def test_a_run_has_it_wherever_it_has_others(
+    make_graph: Callable[..., Graph], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One minus the accuracy, so every number of it is known."""
+    result = go(make_graph(), metric="error", out=str(tmp_path / "o"))
+    plain = go(make_graph(), metric="accuracy")
+    assert result.best_round == plain.best_round  # lower is better, and ties are broken alike
+    for row in result.rounds:
+        for view in ("server", "personalized"):
+            for part in ("val", "test"):
+                told = row[f"{part}_{view}_error"]
+                assert told == pytest.approx(1 - float(row[f"{part}_{view}_accuracy"] or 0))
+    assert "error rate" in result.summary()
+    found = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert found["test"]["server"]["error"] == pytest.approx(
+        1 - found["test"]["server"]["accuracy"]
+    )
+    assert result.report(tmp_path / "page.html").read_text().count("error rate") >= 1
+    stopped = go(make_graph(), target="error=1", metric="error")
+    assert len(stopped.rounds) < len(plain.rounds)
+    METRICS.pop("error")  # as in a process that does not know it
+    again: list[Callable[[], object]] = [
+        lambda: go(make_graph(), metric="error"),
+        lambda: sg.resume(tmp_path / "o", graph=make_graph()),
+    ]
+    for call in again:
+        with pytest.raises(ConfigError, match=r"^unknown metric 'error'; choices: accuracy,"):
+            call()
+    assert run_app(["report", str(tmp_path / "o")]) != 0
+    assert "unknown metric 'error'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("added")
+def test_tasks_have_the_metrics_of_their_labels() -> None:
+    assert [name for name, task in TASKS.items() if "error" in task.metrics] == ["node_class"]
+    assert all(task.metrics[-1] == LOSS for task in TASKS.values())
+    assert all(set(task.columns) <= set(task.metrics) for task in TASKS.values())
+    counts = {"val.nodes": torch.tensor([4]), "test.nodes": torch.tensor([5])}
+    own: Any = own_scores(
+        "multiclass",
+        {**counts, "val.tp": torch.tensor([[1, 2]]), "val.loss": torch.tensor([2.0])},
+        "val",
+    )
+    assert own == {"error": 0.25, LOSS: 0.5}
+
+
+def test_what_is_no_new_metric() -> None:
+    with pytest.raises(ConfigError, match=r"^expected a new name of a metric, got 'accuracy': ch"):
+        add_metric(replace(ERROR, name="accuracy"))
+    with pytest.raises(ConfigError, match=r"^expected a function `of` in metric error, got none"):
+        add_metric(replace(ERROR, of=None))
+    assert "error" not in METRICS
