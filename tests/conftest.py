@@ -18,7 +18,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.partition.partition import Partition, make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.nn.own_module import Make
 
@@ -159,7 +159,7 @@ def block_of(
     """Return a graph cut at random, all clients as one block, in float64."""
     if partition is None:
         partition = make_partition(graph, "random", clients=clients, key=Key.of(seed))
-    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(seed + 1))
+    split = draw_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(seed + 1))
     return make_block(graph, partition, split, dtype)
 
 

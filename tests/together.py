@@ -12,7 +12,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition, make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.nn.model import Model
 from silograph.task.loss import node_loss
@@ -40,7 +40,7 @@ def cut_of(graph: Graph, clients: int, how: str) -> tuple[ClientBlock, Route, Cl
 
 def cut_by(graph: Graph, partition: Partition) -> tuple[ClientBlock, Route, ClientBlock]:
     """Return the same for a given cut."""
-    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     block, route = make_block(graph, partition, split, torch.float64)
     uncut, _ = make_block(graph, whole(graph), split, torch.float64)
     keys = torch.empty_like(uncut.row_key)

@@ -35,7 +35,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedais import FEDAIS, PRESETS, init, told_of
@@ -325,7 +325,7 @@ def test_without_a_halo_fedais_on_all_nodes_is_fedlocal_bit_for_bit(make_graph: 
     same = cut.owner[graph.adj.row] == cut.owner[graph.adj.indices.long()]
     pairs = graph.adj.row[same], graph.adj.indices.long()[same]
     graph = replace(graph, adj=CSR.from_pairs(*pairs, (60, 60)))
-    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     block, route = make_block(graph, cut, split, torch.float64)
     found = []
     for options in (

@@ -20,7 +20,7 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.methods.base import MethodConfig
 from silograph.methods.graphsaint import GRAPHSAINT, GraphSAINTOptions
 from silograph.nn.fit import Schedule
@@ -60,7 +60,7 @@ def config_of(model: Model, **options: object) -> MethodConfig:
 
 def uncut(graph: Graph) -> Blocks:
     cut = whole(graph)
-    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     return make_block(graph, cut, split, torch.float64)
 
 

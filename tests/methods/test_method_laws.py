@@ -19,7 +19,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions
@@ -196,7 +196,7 @@ def test_missing_labels_and_clients_without_them(
     """Clients 1 and 3 have no training node: weight 0, never NaN, weights as received."""
     graph, method = make_graph(50, missing=0.2, multilabel=multilabel), METHODS[name]
     cut = make_partition(graph, "random", clients=5, key=Key.of(0))
-    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     idle = (cut.owner == 1) | (cut.owner == 3)
     built = make_block(graph, cut, Split(split.train & ~idle, split.val, split.test), torch.float64)
     cfg = config(graph, method, keep_optimizer=True)
@@ -249,7 +249,7 @@ def test_numbering_and_order_change_nothing(make_graph: Callable[..., Graph], na
         num_nodes=50,
         method="random",
     )
-    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     moved = Split(split.train[order], split.val[order], split.test[order])
     cfg = config(graph, method, participation=1.0 if method.evaluate.all_silos else 0.6)
     assert_same(
@@ -266,7 +266,7 @@ def test_one_client_with_kept_optimizer_is_centralized_training(
     """The oracle is an ordinary torch loop over PyG's layers, without dropout."""
     graph = make_graph(50)
     cut = whole(graph)
-    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     layers = 3 if residual else 2
     model = shape(graph, conv, dropout=0.0, layers=layers, residual=residual)
     cfg = config(graph, FEDAVG, optimizer=optimizer, keep_optimizer=True, model=model)

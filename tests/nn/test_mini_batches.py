@@ -27,7 +27,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import (
     Conv,
@@ -332,7 +332,7 @@ def test_fanout_from_the_largest_degree_on_draws_nothing(
 def test_draws_depend_on_no_numbering_of_nodes(make_graph: MakeGraph, kernels: str) -> None:
     graph = make_graph(60)
     cut = make_partition(graph, "random", clients=4, key=Key.of(0))
-    split = make_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     order = torch.from_numpy(np.random.default_rng(3).permutation(60))
     where = order.argsort()
     assert isinstance(graph.x, Tensor)

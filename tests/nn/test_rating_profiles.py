@@ -17,7 +17,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.pairs import kinds, pairs_of
 from silograph.graph.graph import Split
 from silograph.graph.partition.partition import make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.nn.rating_biases import OFFSET, RatingBiases
 from silograph.nn.rating_profiles import PROFILE, RatingProfiles, profiles_of
 
@@ -45,7 +45,7 @@ def block_of(clients: int = 1, *, flip: bool = False) -> ClientBlock:
     graph = rating_graph(20, 30, 300)
     cut = make_partition(graph, "random", clients=clients, key=Key.of(0))
     cut = whole(graph) if clients == 1 else cut
-    split = make_split(graph, cut, ratios=(0.5, 0.2, 0.3), key=Key.of(1))
+    split = draw_split(graph, cut, ratios=(0.5, 0.2, 0.3), key=Key.of(1))
     if flip:
         others = graph.labeled & ~split.train
         graph.y[others] = 6 - graph.y[others]

@@ -22,7 +22,7 @@ from silograph.federation.base import Op
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.pairs import kinds, pairs_of
 from silograph.graph.partition.partition import make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.task import ranking
 from silograph.task.metric_table import RANKINGS
@@ -49,7 +49,7 @@ def block_of(*sizes: int) -> ClientBlock:
     """One client with all ratings of a small graph."""
     graph = rating_graph(*sizes)
     partition = whole(graph)
-    split = make_split(graph, partition, ratios=(0.5, 0.2, 0.3), key=Key.of(1))
+    split = draw_split(graph, partition, ratios=(0.5, 0.2, 0.3), key=Key.of(1))
     return make_block(graph, partition, split, torch.float64)[0]
 
 
@@ -119,7 +119,7 @@ def test_a_case_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "FIRST", 2)
     table = np.array([[0, 1, 5], [0, 2, 5], [0, 3, 2], [6, 4, 3], [6, 5, 3]])
     graph = sg.ratings(ratings=table)
-    split = make_split(graph, whole(graph), ratios=(0.5, 0.2, 0.3), key=Key.of(1))
+    split = draw_split(graph, whole(graph), ratios=(0.5, 0.2, 0.3), key=Key.of(1))
     block = make_block(graph, whole(graph), split, torch.float64)[0]
     pairs, none = pairs_of(block), torch.zeros(len(block.y), dtype=torch.bool)
     assert block.y[pairs.row].tolist() == table[:, 2].tolist()
@@ -264,7 +264,7 @@ def test_a_state_of_another_silo_is_refused(op: Op) -> None:
 def test_several_clients_at_once_are_refused() -> None:
     graph = rating_graph()
     parts = make_partition(graph, "random", clients=2, key=Key.of(0))
-    split = make_split(graph, parts, ratios=(0.5, 0.2, 0.3), key=Key.of(1))
+    split = draw_split(graph, parts, ratios=(0.5, 0.2, 0.3), key=Key.of(1))
     two = make_block(graph, parts, split, torch.float64)[0]
     with pytest.raises(ProtocolError, match="expected a block of one client to rank, got 2"):
         ranking_counts(two, factors_of(two, 2), 4.0)

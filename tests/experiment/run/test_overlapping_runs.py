@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cuts import OVERLAPPING
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import ranges
@@ -20,7 +21,7 @@ from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 from silograph.graph.measure.statistics import describe
-from silograph.graph.partition.partition import OVERLAPPING, make_partition
+from silograph.graph.partition.partition import make_partition
 from silograph.nn.backends import BACKENDS
 
 MakeGraph = Callable[..., Graph]

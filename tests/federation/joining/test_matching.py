@@ -18,7 +18,14 @@ from silograph.core.payload import Field, Payload, Ragged, Shared
 from silograph.exchange.agreement import agree_on_edges
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
-from silograph.federation.joining.edge_tags import as_tags, edge_tag, edge_tags, node_tag, pair_key
+from silograph.federation.joining.edge_tags import (
+    _edge_hash,
+    _named,
+    as_tags,
+    edge_tags,
+    node_tag,
+    pair_key,
+)
 from silograph.federation.joining.matching import (
     Disagreement,
     Hello,
@@ -46,6 +53,12 @@ def silos_of(path: Path, **changes: dict[str, str]) -> Silos:
     for name, files in {"north": NORTH, "south": SOUTH}.items():
         folder(path / name, files | changes.get(name, {}))
     return read_silos(path)
+
+
+def edge_tag(key: bytes, silo: str, node: str, other: str, remote: str) -> bytes:
+    """As the protocol says it: a keyed hash of both ends, in the order of their names."""
+    named = b"".join(_named(*end) for end in sorted(((silo, node), (other, remote))))
+    return _edge_hash(key, named).digest()
 
 
 def test_the_tags_of_a_list_are_those_of_its_edges(tmp_path: Path) -> None:

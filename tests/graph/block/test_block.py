@@ -27,7 +27,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split, largest_component, row_normalize, subgraph
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition, make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.split import draw_split
 
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -77,7 +77,7 @@ class Part:
     boundary: list[int]
 
 
-def draw_split(graph: Graph, seed: int) -> Split:
+def drawn_roles(graph: Graph, seed: int) -> Split:
     """Return a split drawn node by node; a client may have no node of a role."""
     role = torch.from_numpy(np.random.default_rng(seed).integers(0, 4, graph.num_nodes))
     return Split(role == 0, role == 1, role == 2)
@@ -156,7 +156,7 @@ def test_a_block_is_made_of_its_clients(
     graph = make_graph(
         partition.num_nodes, seed=seed, sparse=sparse, multilabel=multilabel, missing=missing
     )
-    split = draw_split(graph, seed)
+    split = drawn_roles(graph, seed)
     block, route = make_block(graph, partition, split, torch.float64)
     parts = parts_of(graph, partition, split)
     check_block(block, parts)
@@ -183,7 +183,7 @@ def test_internal_and_halo_sums_make_the_whole_sum(
     # Integers make every sum exact, whatever its order.
     numbers = torch.randint(-9, 9, (graph.num_nodes, 3), generator=generator(seed)).double()
     graph = replace(graph, x=numbers)
-    block, route = make_block(graph, partition, draw_split(graph, seed), torch.float64)
+    block, route = make_block(graph, partition, drawn_roles(graph, seed), torch.float64)
     x = rows_of_x(block)
     halo = x[block.halo.boundary][route.target]
     got = dense(block.adj) @ x + dense(block.halo.adj) @ halo
@@ -200,7 +200,7 @@ def test_an_edge_of_two_clients_that_both_hold_its_ends_stays_inside(
     adj = CSR.from_pairs(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 1]), (3, 3))
     graph = replace(make_graph(3), adj=adj)
     partition = Partition(("a", "b"), (torch.tensor([0, 1]), torch.tensor([1, 2])), 3, "hand")
-    block, route = make_block(graph, partition, draw_split(graph, 0))
+    block, route = make_block(graph, partition, drawn_roles(graph, 0))
     path = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double()
     assert torch.equal(dense(block.adj), diagonal([path, path]))  # b has its own copy of node 1
     assert block.halo.off.tolist() == [0, 1, 2]
@@ -215,7 +215,7 @@ def test_taking_clients_gives_the_block_of_those_clients(
 ) -> None:
     seed, partition = cut
     graph = make_graph(partition.num_nodes, seed=seed, sparse=sparse)
-    split = draw_split(graph, seed)
+    split = drawn_roles(graph, seed)
     block, _ = make_block(graph, partition, split, torch.float64)
     parts = parts_of(graph, partition, split)
     chosen = data.draw(
@@ -239,7 +239,7 @@ def generator(seed: int) -> torch.Generator:
 
 def named_keys(graph: Graph, partition: Partition) -> dict[tuple[str, int], int]:
     """Return the row key of every (client, public node key)."""
-    block, _ = make_block(graph, partition, draw_split(graph, 0))
+    block, _ = make_block(graph, partition, drawn_roles(graph, 0))
     names = [
         (name, int(graph.node_id[u]))
         for name, part in zip(partition.ids, partition.nodes, strict=True)
@@ -290,7 +290,7 @@ def test_a_block_has_one_dtype(
 
 def test_whole_gives_one_client_everything(make_graph: MakeGraph) -> None:
     graph = make_graph(20)
-    block, route = make_block(graph, whole(graph), draw_split(graph, 0), torch.float64)
+    block, route = make_block(graph, whole(graph), drawn_roles(graph, 0), torch.float64)
     assert block.ids == ("uncut",)
     assert torch.equal(dense(block.adj), dense(graph.adj))
     assert block.halo.adj.num_cols == len(block.halo.boundary) == len(route.target) == 0
@@ -301,7 +301,7 @@ def test_a_partition_of_another_graph_is_refused(make_graph: MakeGraph) -> None:
     with pytest.raises(
         DataError, match=r"^expected a partition of this graph's 20 nodes, got one of 21$"
     ):
-        make_block(graph, whole(make_graph(21)), draw_split(graph, 0))
+        make_block(graph, whole(make_graph(21)), drawn_roles(graph, 0))
 
 
 @LAW
@@ -311,7 +311,7 @@ def test_a_subgraph_is_the_matrix_of_its_nodes(
 ) -> None:
     graph = make_graph(15, seed=seed, sparse=sparse)
     silo = torch.arange(15) % 2
-    graph = replace(graph, split=draw_split(graph, seed), silo=silo, silo_names=("a", "b"))
+    graph = replace(graph, split=drawn_roles(graph, seed), silo=silo, silo_names=("a", "b"))
     chosen = torch.tensor(sorted(nodes))[torch.randperm(len(nodes), generator=generator(seed))]
     part = subgraph(graph, chosen)
     assert torch.equal(dense(part.adj), dense(graph.adj)[chosen][:, chosen])
@@ -391,7 +391,7 @@ def test_a_slot_draws_by_client_and_node(make_graph: MakeGraph) -> None:
     """As if the client held the node: whoever knows its key can tell, and no two slots are one."""
     graph = make_graph()
     partition = make_partition(graph, "random", clients=4, key=Key.of(0))
-    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     block, route = make_block(graph, partition, split)
     nodes = torch.cat(partition.nodes)[block.halo.boundary][route.target]
     for position, name in enumerate(block.ids):

@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from cuts import DISJOINT, OVERLAPPING
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.graph.measure.statistics import describe
-from silograph.graph.partition.partition import (
-    DISJOINT,
-    OVERLAPPING,
-    PARTITIONERS,
-    Partition,
-    make_partition,
-)
+from silograph.graph.partition.partition import PARTITIONERS, Partition, make_partition
 
 MakeGraph = Callable[..., Graph]
 Edges = list[set[tuple[int, int]]]

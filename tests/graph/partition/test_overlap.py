@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from cuts import OVERLAPPING
 from silograph.core.errors import ConfigError, PartitionError
 from silograph.core.key import Key
 from silograph.core.payload import owners
 from silograph.graph.block.block import make_block
 from silograph.graph.graph import Graph
-from silograph.graph.partition.partition import OVERLAPPING, Partition, make_partition
-from silograph.graph.partition.split import make_split
+from silograph.graph.partition.partition import Partition, make_partition
+from silograph.graph.partition.split import draw_split
 
 MakeGraph = Callable[..., Graph]
 
@@ -136,7 +137,7 @@ def test_an_owner_that_does_not_hold_its_node_is_refused(owner: list[int], right
 def test_all_copies_of_a_node_have_one_role(make_graph: MakeGraph, method: str) -> None:
     graph = make_graph(80)
     partition = cut(graph, method)
-    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     block, _ = make_block(graph, partition, split)
     assert len(partition.copies) > len(partition.copies.unique())
     for ours, mask in ((block.split.train, split.train), (block.split.test, split.test)):
@@ -151,7 +152,7 @@ def test_a_slot_is_answered_by_the_drawn_owner(make_graph: MakeGraph, method: st
     share = {"shares": "share_mean", "metis_overlapping": "part_share"}[method]
     own: dict[str, Any] = {share: 0.3}
     partition = cut(graph, method, **own)
-    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
+    split = draw_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=Key.of(1))
     block, route = make_block(graph, partition, split)
     rows = block.halo.boundary[route.target]
     asker = owners(block.halo.off)

@@ -10,19 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cuts import DISJOINT, OVERLAPPING
 from silograph.core.errors import ConfigError, PartitionError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, largest_component, subgraph
 from silograph.graph.measure.statistics import describe
-from silograph.graph.partition.partition import (
-    DISJOINT,
-    OVERLAPPING,
-    PARTITIONERS,
-    Partition,
-    client_ids,
-    make_partition,
-)
+from silograph.graph.partition.partition import PARTITIONERS, Partition, client_ids, make_partition
 
 CORA = Path(__file__).parents[4] / "shared" / "data" / "cora.npz"
 DRAWN = ["random", "metis", "louvain", "dirichlet", "class_biased", *OVERLAPPING]

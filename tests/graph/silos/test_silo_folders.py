@@ -22,7 +22,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, row_normalize
 from silograph.graph.partition.partition import Partition, make_partition
-from silograph.graph.partition.split import make_split, public_split
+from silograph.graph.partition.split import draw_split, public_split
 from silograph.graph.read.tables import read_arrays
 from silograph.graph.silos.data import (
     Silos,
@@ -124,7 +124,7 @@ def test_splits_and_normalized_features_are_those_of_the_cut(
     """Each silo draws from its own keys what the experiment draws from all keys."""
     graph = make_graph(70, sparse=sparse, missing=0.2)
     partition, key = cut_of(graph), Key.of(7)
-    split = make_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=key)
+    split = draw_split(graph, partition, ratios=(0.4, 0.3, 0.3), key=key)
     silos = read_written(tmp_path, graph, partition, drawn_split(graph))
     same(back(silos, "0.4/0.3/0.3"), make_block(graph, partition, split, torch.float64))
     normalized = make_block(row_normalize(graph), partition, split, torch.float64)

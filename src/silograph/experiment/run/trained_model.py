@@ -35,7 +35,6 @@ from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
-Normalization = Literal["none", "row", "standard"]
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 

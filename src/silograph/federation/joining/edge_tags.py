@@ -67,21 +67,17 @@ def node_tag(key: bytes, owner: str, node: str) -> bytes:
     return _hash(key, b"silograph node", _named(owner, node)).digest()
 
 
-def edge_tag(key: bytes, silo: str, node: str, other: str, remote: str) -> bytes:
-    """Return the tag (16 bytes) of an edge; the same from both ends."""
-    ends = sorted(((silo, node), (other, remote)))
-    return _edge_hash(key, b"".join(_named(*end) for end in ends)).digest()
-
-
 def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
-    """Return the tags of a silo's cross-silo edges, in the order of its list.
+    """Return the tags (16 bytes) of a silo's cross-silo edges, in the order of its list.
+
+    That of an edge is the same from both ends.
 
     Args:
         silo: its data.
         keys: its `pair_key` with every silo that its edges lead to.
     """
     cross, tags = silo.cross, []
-    # Hashing starts once a pair, and names are written once a node: twice as fast as `edge_tag`.
+    # Hashing starts once a pair, and names are written once a node: twice as fast as edge by edge.
     start = {other: _edge_hash(key) for other, key in keys.items()}
     own = [_named(silo.name, key) for key in silo.keys]
     remote = [_named(*end) for end in zip(cross.silo, cross.keys, strict=True)]

@@ -376,9 +376,3 @@ PARTITIONERS: dict[str, Partitioner] = {
         ),
     )
 }
-OVERLAPPING = {name: part for name, part in PARTITIONERS.items() if part.overlapping}
-DISJOINT = {
-    name: part
-    for name, part in PARTITIONERS.items()
-    if not part.overlapping and not part.of_ratings
-}

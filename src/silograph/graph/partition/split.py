@@ -27,7 +27,18 @@ BY_CLIENT = "by-client:"  # begins a split that every client draws for its own c
 TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
 
 
-def make_split(
+def _trainable(graph: Graph, partition: Partition, split: Split) -> Split:
+    """Return a split; raise `DataError` where no client gets a training node."""
+    if not split.train.any():
+        count = int((graph.labeled & (partition.owner >= 0)).sum())
+        raise DataError(
+            f"expected at least one training node, got 0 of {count} labeled ones over "
+            f"{len(partition.ids)} clients: use fewer clients or a larger training ratio"
+        )
+    return split
+
+
+def draw_split(
     graph: Graph,
     partition: Partition,
     *,
@@ -54,33 +65,8 @@ def make_split(
 
     Raises:
         ConfigError: a ratio is negative, training's is 0, or they sum to more than 1.
-        DataError: no client gets a training node, or times are not known.
+        DataError: times are not known.
     """
-    return _trainable(
-        graph, partition, draw_split(graph, partition, ratios=ratios, key=key, timed=timed)
-    )
-
-
-def _trainable(graph: Graph, partition: Partition, split: Split) -> Split:
-    """Return a split; raise `DataError` where no client gets a training node."""
-    if not split.train.any():
-        count = int((graph.labeled & (partition.owner >= 0)).sum())
-        raise DataError(
-            f"expected at least one training node, got 0 of {count} labeled ones over "
-            f"{len(partition.ids)} clients: use fewer clients or a larger training ratio"
-        )
-    return split
-
-
-def draw_split(
-    graph: Graph,
-    partition: Partition,
-    *,
-    ratios: tuple[float, float, float],
-    key: Key,
-    timed: bool = False,
-) -> Split:
-    """Return the split of `make_split`, which may have no training node."""
     _check_ratios(ratios)
     nodes, owner, size, place = _ranked(graph, partition, key, timed=timed)
     return _shares(nodes, owner, size, place, ratios, graph.num_nodes)
@@ -96,7 +82,7 @@ def copies_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
         Masks (k,) bool over `partition.copies`, or None for a split that is made once.
 
     Raises:
-        ConfigError: see `parse_ratios` and `make_split`.
+        ConfigError: see `parse_ratios` and `draw_split`.
     """
     if not how.startswith(BY_CLIENT):
         return None
@@ -223,13 +209,13 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
 
     `public`, `full`, ratios such as `0.2/0.4/0.4`, or a fold of cross validation: `fold=1/5`.
 
-    Ratios behind `time:` are taken in the order of time; see `make_split`. Ratios behind
+    Ratios behind `time:` are taken in the order of time; see `draw_split`. Ratios behind
     `by-client:` are taken by every client of its own copies: then these are the owners' roles, and
     `copies_split` has all of them.
 
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.
-        DataError: see `public_split` and `make_split`.
+        DataError: no client gets a training node; or see `public_split` and `draw_split`.
     """
     if how == "public":
         return public_split(graph)

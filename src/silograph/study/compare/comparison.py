@@ -15,7 +15,7 @@ from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
 from silograph.study.cells import LASTING, Cell, Line, metric_in
 from silograph.study.compare.asked import Asked, ComparisonRow
-from silograph.study.compare.outcomes import (
+from silograph.study.compare.compared_lines import (
     best_mean,
     cost_of,
     ends_best,
