@@ -30,6 +30,11 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler at the first operation and asks it before each one.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
