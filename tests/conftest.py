@@ -64,6 +64,31 @@ BY_TURNS = {
     "test_what_is_asked_of_a_gpu_runs",
 }
 
+# Laws of every method or layer whose cases take long: by default each of them meets a third of
+# these laws, by turns, so that every law is met by a third of them; the slow suite has all.
+BY_THIRDS = (
+    "test_a_block_of_many_is_many_blocks_of_one",
+    "test_a_module_written_as_gcn_is_gcn",
+    "test_a_multilabel_graph_runs_and_reports",
+    "test_a_run_by_its_program_is_the_run",
+    "test_a_run_on_the_folders_is_the_run_on_the_cut",
+    "test_every_layer_trains_the_same_in_blocks",
+    "test_every_method_trains_every_kind_of_layer",
+    "test_grouping_changes_no_bit",
+    "test_ledger_does_not_depend_on_blocks",
+    "test_numbering_and_order_change_nothing",
+    "test_resumed_in_every_round",
+    "test_scores_do_not_depend_on_how_often_rounds_are_judged",
+    "test_strict_is_not_strict_bitwise",
+    "test_test_labels_decide_nothing",
+    "test_the_same_config_gives_the_same_bits",
+    "test_threads_change_no_bit_of_a_compiled_run",
+    "test_tiers_give_the_same_model_and_the_same_ledger",
+    "test_what_is_asked_of_a_gpu_runs",
+    "test_what_was_written_out_makes_the_same_run",
+    "test_without_validation_nodes_the_last_round_counts",
+)
+
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 
@@ -77,6 +102,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(isinstance(v, str) and v in PRESETS_APART for v in call.params.values()):
             item.add_marker(pytest.mark.slow)
     leave_by_turns(items)
+    leave_by_thirds(items)
+
+
+def own_name(call: Any) -> str:
+    """The method that a case is of, or else what its name begins with."""
+    methods = [v for v in call.params.values() if isinstance(v, str) and v in METHODS]
+    return methods[0] if methods else str(call.id.partition("-")[0])
+
+
+def leave_by_thirds(items: list[pytest.Item]) -> None:
+    """Mark the laws that a method or layer does not meet by default as slow."""
+    seen: dict[str, list[str]] = {}
+    for item in items:
+        call, name = getattr(item, "callspec", None), item.name.partition("[")[0]
+        if call is None or name not in BY_THIRDS or item.get_closest_marker("slow"):
+            continue
+        names, own = seen.setdefault(f"{item.path}::{name}", []), own_name(call)
+        if own not in names:
+            names.append(own)
+        if (names.index(own) + BY_THIRDS.index(name)) % 3:
+            item.add_marker(pytest.mark.slow)
 
 
 def leave_by_turns(items: list[pytest.Item]) -> None:
@@ -86,8 +132,7 @@ def leave_by_turns(items: list[pytest.Item]) -> None:
         call, name = getattr(item, "callspec", None), item.name.partition("[")[0]
         if call is None or name not in BY_TURNS or item.get_closest_marker("slow"):
             continue
-        methods = [v for v in call.params.values() if isinstance(v, str) and v in METHODS]
-        own = methods[0] if methods else call.id.partition("-")[0]
+        own = own_name(call)
         crossings.setdefault(f"{item.path}::{name}", {}).setdefault(own, []).append(item)
     for by_name in crossings.values():
         for turn, cases in enumerate(by_name.values()):
