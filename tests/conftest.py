@@ -64,19 +64,34 @@ BY_TURNS = {
     "test_what_is_asked_of_a_gpu_runs",
 }
 
-# Laws of every method or layer whose cases take long: by default each of them meets a third of
-# these laws, by turns, so that every law is met by a third of them; the slow suite has all.
+# Laws with many cases that take long: by default a third of the cases, on the diagonal of their
+# parameters, so that every value is met; and another diagonal in each law, so that every method or
+# layer meets a third of the laws. The slow suite has all.
 BY_THIRDS = (
     "test_a_block_of_many_is_many_blocks_of_one",
     "test_a_module_written_as_gcn_is_gcn",
     "test_a_multilabel_graph_runs_and_reports",
+    "test_a_pull_to_the_start",
+    "test_a_recipe_finds_its_lines_and_writes_its_page",
+    "test_a_recipe_without_lines_has_a_page",
     "test_a_run_by_its_program_is_the_run",
     "test_a_run_on_the_folders_is_the_run_on_the_cut",
+    "test_block_size_changes_no_bit_of_a_compiled_run",
+    "test_both_backends_do_the_same",
+    "test_both_tiers_and_all_blocks_train_alike",
+    "test_dropout_of_features",
     "test_every_layer_trains_the_same_in_blocks",
     "test_every_method_trains_every_kind_of_layer",
+    "test_every_model_trains_is_saved_and_goes_on",
     "test_grouping_changes_no_bit",
+    "test_it_goes_with_other_parts",
+    "test_killed_and_resumed_or_over_a_session_it_is_the_same",
+    "test_layers_and_schedules",
     "test_ledger_does_not_depend_on_blocks",
+    "test_methods_beat_the_mean",
     "test_numbering_and_order_change_nothing",
+    "test_one_client_with_kept_optimizer_is_centralized_training",
+    "test_optimizers_and_starts",
     "test_resumed_in_every_round",
     "test_scores_do_not_depend_on_how_often_rounds_are_judged",
     "test_strict_is_not_strict_bitwise",
@@ -84,6 +99,8 @@ BY_THIRDS = (
     "test_the_same_config_gives_the_same_bits",
     "test_threads_change_no_bit_of_a_compiled_run",
     "test_tiers_give_the_same_model_and_the_same_ledger",
+    "test_used_rows_change_nothing_but_bytes",
+    "test_what_a_round_costs_is_known_before_it",
     "test_what_is_asked_of_a_gpu_runs",
     "test_what_was_written_out_makes_the_same_run",
     "test_without_validation_nodes_the_last_round_counts",
@@ -105,23 +122,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_by_thirds(items)
 
 
-def own_name(call: Any) -> str:
-    """The method that a case is of, or else what its name begins with."""
-    methods = [v for v in call.params.values() if isinstance(v, str) and v in METHODS]
-    return methods[0] if methods else str(call.id.partition("-")[0])
-
-
 def leave_by_thirds(items: list[pytest.Item]) -> None:
-    """Mark the laws that a method or layer does not meet by default as slow."""
-    seen: dict[str, list[str]] = {}
+    """Mark the cases that are not on the diagonal of their law as slow."""
+    known: dict[tuple[str, str], list[str]] = {}
     for item in items:
         call, name = getattr(item, "callspec", None), item.name.partition("[")[0]
         if call is None or name not in BY_THIRDS or item.get_closest_marker("slow"):
             continue
-        names, own = seen.setdefault(f"{item.path}::{name}", []), own_name(call)
-        if own not in names:
-            names.append(own)
-        if (names.index(own) + BY_THIRDS.index(name)) % 3:
+        place = BY_THIRDS.index(name)
+        for parameter, value in call.params.items():
+            values = known.setdefault((f"{item.path}::{name}", parameter), [])
+            if str(value) not in values:
+                values.append(str(value))
+            place += values.index(str(value))
+        if place % 3:
             item.add_marker(pytest.mark.slow)
 
 
@@ -132,7 +146,8 @@ def leave_by_turns(items: list[pytest.Item]) -> None:
         call, name = getattr(item, "callspec", None), item.name.partition("[")[0]
         if call is None or name not in BY_TURNS or item.get_closest_marker("slow"):
             continue
-        own = own_name(call)
+        methods = [v for v in call.params.values() if isinstance(v, str) and v in METHODS]
+        own = methods[0] if methods else call.id.partition("-")[0]
         crossings.setdefault(f"{item.path}::{name}", {}).setdefault(own, []).append(item)
     for by_name in crossings.values():
         for turn, cases in enumerate(by_name.values()):
