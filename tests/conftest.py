@@ -1,5 +1,6 @@
 """Small generated graphs and blocks, shared by all tests."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ BY_TURNS = {
 # layer meets a third of the laws. The slow suite has all.
 BY_THIRDS = (
     "test_a_block_of_many_is_many_blocks_of_one",
+    "test_a_client_without_neighbors_in_others_and_several_labels_a_node",
     "test_a_module_written_as_gcn_is_gcn",
     "test_a_multilabel_graph_runs_and_reports",
     "test_a_pull_to_the_start",
@@ -76,18 +78,23 @@ BY_THIRDS = (
     "test_a_recipe_without_lines_has_a_page",
     "test_a_run_by_its_program_is_the_run",
     "test_a_run_on_the_folders_is_the_run_on_the_cut",
+    "test_all_rows_are_centralized_training",
     "test_block_size_changes_no_bit_of_a_compiled_run",
     "test_both_backends_do_the_same",
     "test_both_tiers_and_all_blocks_train_alike",
+    "test_drawn_rows_are_unbiased_given_that_they_are_drawn",
     "test_dropout_of_features",
     "test_every_layer_trains_the_same_in_blocks",
     "test_every_method_trains_every_kind_of_layer",
     "test_every_model_trains_is_saved_and_goes_on",
+    "test_global_training_is_centralized_training",
     "test_grouping_changes_no_bit",
     "test_it_goes_with_other_parts",
+    "test_killed_and_resumed_in_blocks_and_over_a_session_it_is_the_same",
     "test_killed_and_resumed_or_over_a_session_it_is_the_same",
     "test_layers_and_schedules",
     "test_ledger_does_not_depend_on_blocks",
+    "test_many_draws_agree_within_their_spread",
     "test_methods_beat_the_mean",
     "test_numbering_and_order_change_nothing",
     "test_one_client_with_kept_optimizer_is_centralized_training",
@@ -95,10 +102,12 @@ BY_THIRDS = (
     "test_resumed_in_every_round",
     "test_scores_do_not_depend_on_how_often_rounds_are_judged",
     "test_strict_is_not_strict_bitwise",
+    "test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated",
     "test_test_labels_decide_nothing",
     "test_the_same_config_gives_the_same_bits",
     "test_threads_change_no_bit_of_a_compiled_run",
     "test_tiers_give_the_same_model_and_the_same_ledger",
+    "test_unequal_widths_and_a_linear_head_are_trained_as_centrally",
     "test_used_rows_change_nothing_but_bytes",
     "test_what_a_round_costs_is_known_before_it",
     "test_what_is_asked_of_a_gpu_runs",
@@ -154,6 +163,11 @@ def leave_by_turns(items: list[pytest.Item]) -> None:
             for place, item in enumerate(cases):
                 if place != turn % len(cases):
                     item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    # Items and modules stay to the end: the garbage collector need not walk them again and again.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
