@@ -165,9 +165,14 @@ def leave_by_turns(items: list[pytest.Item]) -> None:
                     item.add_marker(pytest.mark.slow)
 
 
+def pytest_sessionstart() -> None:
+    # What is collected stays to the end: the garbage collector need not walk it again and again.
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    # Items and modules stay to the end: the garbage collector need not walk them again and again.
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
