@@ -58,16 +58,17 @@ def kernel(function: Function) -> Function:
 def _compiled(
     function: Function, compiler: type[Compiler], *, no_cpython_wrapper: bool
 ) -> Function:
-    made = njit(
-        fastmath=FAST,
-        error_model="numpy",
-        cache=True,
-        nogil=True,
-        pipeline_class=compiler,
-        no_cfunc_wrapper=True,  # what nobody calls is not made
-        no_cpython_wrapper=no_cpython_wrapper,
-    )(function)
-    cache = made._cache  # type: ignore[attr-defined]
+    options: dict[str, Any] = {
+        "fastmath": FAST,
+        "error_model": "numpy",
+        "cache": True,
+        "nogil": True,
+        "pipeline_class": compiler,
+        "no_cfunc_wrapper": True,  # what nobody calls is not made
+        "no_cpython_wrapper": no_cpython_wrapper,
+    }
+    made: Any = njit(**options)(function)
+    cache = made._cache
     # Files by the digest: numba reads an old index before it looks at the stamp, and an index that
     # names types of another version cannot be read.
     base = f"{cache._impl.filename_base}.{sources().hex()[:16]}"
