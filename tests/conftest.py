@@ -1,5 +1,6 @@
 """Small generated graphs and blocks, shared by all tests."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,68 @@ BY_TURNS = {
     "test_what_is_asked_of_a_gpu_runs",
 }
 
+# Laws with many cases that take long: by default a third of the cases, on the diagonal of their
+# parameters, so that every value is met; and another diagonal in each law, so that every method or
+# layer meets a third of the laws. The slow suite has all.
+BY_THIRDS = (
+    "test_a_block_of_many_is_many_blocks_of_one",
+    "test_a_client_without_neighbors_in_others_and_several_labels_a_node",
+    "test_a_flag_and_its_key_are_the_same",
+    "test_a_module_written_as_gcn_is_gcn",
+    "test_a_multilabel_graph_runs_and_reports",
+    "test_a_pull_to_the_start",
+    "test_a_recipe_finds_its_lines_and_writes_its_page",
+    "test_a_recipe_without_lines_has_a_page",
+    "test_a_run_by_its_program_is_the_run",
+    "test_a_run_on_the_folders_is_the_run_on_the_cut",
+    "test_all_rows_are_centralized_training",
+    "test_block_size_changes_no_bit_of_a_compiled_run",
+    "test_both_backends_do_the_same",
+    "test_both_tiers_and_all_blocks_train_alike",
+    "test_clients_score_what_they_receive",
+    "test_drawn_rows_are_unbiased_given_that_they_are_drawn",
+    "test_dropout_of_features",
+    "test_every_layer_trains_the_same_in_blocks",
+    "test_every_method_of_silos_can_be_attacked",
+    "test_every_method_trains_every_kind_of_layer",
+    "test_every_model_learns_a_planted_graph",
+    "test_every_model_trains_is_saved_and_goes_on",
+    "test_global_training_is_centralized_training",
+    "test_grouping_changes_no_bit",
+    "test_it_goes_with_other_parts",
+    "test_killed_and_resumed_in_blocks_and_over_a_session_it_is_the_same",
+    "test_killed_and_resumed_or_over_a_session_it_is_the_same",
+    "test_layers_and_schedules",
+    "test_ledger_does_not_depend_on_blocks",
+    "test_many_draws_agree_within_their_spread",
+    "test_methods_beat_the_mean",
+    "test_methods_learn_numbers",
+    "test_numbering_and_order_change_nothing",
+    "test_one_client_with_kept_optimizer_is_centralized_training",
+    "test_optimizers_and_starts",
+    "test_resumed_in_every_round",
+    "test_scores_are_the_same",
+    "test_scores_do_not_depend_on_how_often_rounds_are_judged",
+    "test_several_clients_each_draw_from_their_own_graph",
+    "test_slots_hold_what_an_oracle_says",
+    "test_strict_is_not_strict_bitwise",
+    "test_subgraphs_of_all_nodes_are_centralized_training",
+    "test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated",
+    "test_test_labels_decide_nothing",
+    "test_the_norm_of_an_update_is_that_of_what_is_added",
+    "test_the_same_config_gives_the_same_bits",
+    "test_threads_change_no_bit_of_a_compiled_run",
+    "test_tiers_give_the_same_model_and_the_same_ledger",
+    "test_unequal_widths_and_a_linear_head_are_trained_as_centrally",
+    "test_used_rows_change_nothing_but_bytes",
+    "test_variates_outlive_a_rate_that_vanishes",
+    "test_what_a_round_costs_is_known_before_it",
+    "test_what_is_asked_of_a_gpu_runs",
+    "test_what_was_written_out_makes_the_same_run",
+    "test_without_validation_nodes_the_last_round_counts",
+    "test_without_weight_it_is_fedavg",
+)
+
 MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 
@@ -77,6 +140,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(isinstance(v, str) and v in PRESETS_APART for v in call.params.values()):
             item.add_marker(pytest.mark.slow)
     leave_by_turns(items)
+    leave_by_thirds(items)
+
+
+def leave_by_thirds(items: list[pytest.Item]) -> None:
+    """Mark the cases that are not on the diagonal of their law as slow, unless none is on it."""
+    laws: dict[str, list[tuple[int, pytest.Item]]] = {}
+    known: dict[tuple[str, str], list[str]] = {}
+    for item in items:
+        call, name = getattr(item, "callspec", None), item.name.partition("[")[0]
+        if call is None or name not in BY_THIRDS or item.get_closest_marker("slow"):
+            continue
+        law, place = f"{item.path}::{name}", BY_THIRDS.index(name)
+        for parameter, value in call.params.items():
+            values = known.setdefault((law, parameter), [])
+            if str(value) not in values:
+                values.append(str(value))
+            place += values.index(str(value))
+        laws.setdefault(law, []).append((place % 3, item))
+    for cases in laws.values():
+        first = min(place for place, _ in cases)
+        for place, item in cases:
+            if place != first:
+                item.add_marker(pytest.mark.slow)
 
 
 def leave_by_turns(items: list[pytest.Item]) -> None:
@@ -94,6 +180,16 @@ def leave_by_turns(items: list[pytest.Item]) -> None:
             for place, item in enumerate(cases):
                 if place != turn % len(cases):
                     item.add_marker(pytest.mark.slow)
+
+
+def pytest_sessionstart() -> None:
+    # What is collected stays to the end: the garbage collector need not walk it again and again.
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

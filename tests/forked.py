@@ -111,6 +111,14 @@ class Forked:
         self._process.kill()
 
 
+def completed(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run what ends by itself and says little."""
+    process = Forked(command, None, subprocess.PIPE, subprocess.PIPE, text=True)
+    out, err = process.communicate()
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def popen(command: Sequence[str], **how: Any) -> Any:
     """Start a module of silograph forked, and anything else as `subprocess.Popen` does."""
     forks = list(command[:2]) == [sys.executable, "-m"]

@@ -1,6 +1,6 @@
 """Runs a federation that is killed with SIGKILL at random instants; used by test_resume.py.
 
-    python killing.py METHODS FOLDER KILLS SEED
+    python -m killing METHODS FOLDER KILLS SEED
 
 For each of the methods (separated by commas) makes FOLDER/METHOD/reference without interruption,
 then runs in FOLDER/METHOD/0, FOLDER/METHOD/1, ... that are killed and resumed until KILLS kills

@@ -1,6 +1,6 @@
 """Runs a comparison that is killed with SIGKILL at random instants; used by test_compare.py.
 
-    python killing_compare.py FOLDER KILLS SEED
+    python -m killing_compare FOLDER KILLS SEED
 
 Makes FOLDER/reference without interruption, then compares in FOLDER/0, FOLDER/1, ... that are
 killed and gone on with until KILLS kills have landed. Prints the number of comparisons and of

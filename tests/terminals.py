@@ -9,6 +9,8 @@ import subprocess
 import sys
 import termios
 
+from forked import Forked
+
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -18,7 +20,7 @@ def on_terminal(script: str, columns: int, **environment: str) -> tuple[str, str
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     inherited = {k: v for k, v in os.environ.items() if k not in unset}
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=side,

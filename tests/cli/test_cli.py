@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import typer
 
 import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
+from forked import Forked
 from silograph.cli import run_app
 from silograph.cli.flags import CUT_FIELDS, app
 from silograph.core.config import RunConfig
@@ -289,14 +291,13 @@ def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
         "from silograph.cli import main; main()"
     )
     command = [sys.executable, "-c", script, "run", "g.npz", *QUICK, "--rounds", "1000000"]
-    with subprocess.Popen(
-        [*command, "--out", "x"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == f"{PLAN}\n"
-        assert process.stderr.readline().startswith("round 1/1000000  ")
-        process.send_signal(sent)
-        out, err = process.communicate(timeout=60)
+    pipe = subprocess.PIPE
+    process = Forked([*command, "--out", "x"], None, pipe, pipe, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == f"{PLAN}\n"
+    assert process.stderr.readline().startswith("round 1/1000000  ")
+    os.kill(process.pid, sent)
+    out, err = process.communicate()
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-2:] == ["interrupted", "to go on: silograph resume x"]

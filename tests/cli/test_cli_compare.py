@@ -13,6 +13,7 @@ import pytest
 from test_cli import flags_of
 
 from commands import Capture, everything, printed
+from forked import Forked
 from silograph.cli import run_app
 from silograph.cli.compare_tune import options_of, over_of, seeds_of
 from silograph.core.errors import ConfigError
@@ -129,20 +130,15 @@ def test_the_set_of_flags() -> None:
 # --- as a program ---------------------------------------------------------------------------------
 
 SCRIPT = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "import os, signal; os.setsid(); signal.signal(signal.SIGINT, signal.default_int_handler);"
     "from silograph.cli import main; main()"
 )
 
 
-def started(*arguments: str) -> "subprocess.Popen[str]":
+def started(*arguments: str) -> Forked:
     """Start a command in a process group of its own, which its workers share."""
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command, pipe = [sys.executable, "-c", SCRIPT, *arguments], subprocess.PIPE
+    return Forked(command, None, pipe, pipe, text=True)
 
 
 def nobody_is_left(group: int) -> bool:

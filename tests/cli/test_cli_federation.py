@@ -21,6 +21,7 @@ pytest.importorskip("cryptography")
 from test_cli import flags_of
 
 from commands import Capture, everything, printed
+from forked import Forked
 from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
@@ -103,7 +104,7 @@ def test_a_demonstration_that_fails_leaves_nothing(
 
 def test_a_demonstration_that_is_killed_leaves_no_process(alone: Path) -> None:
     command = ["demo-federation", "g.npz", *SMALL, "--clients", "2"]
-    demo = subprocess.Popen(
+    demo = Forked(
         [sys.executable, "-m", "silograph", *command],
         env={**os.environ, "TMPDIR": str(alone)},
         stderr=subprocess.PIPE,

@@ -162,22 +162,6 @@ def test_help_does_not_import_torch() -> None:
     )
 
 
-def test_a_run_does_not_import_torch_s_compiler() -> None:
-    """It takes longer to import than all else together, in every process."""
-    code = """if True:
-        import sys
-        import numpy as np
-        import silograph
-        rng = np.random.default_rng(0)
-        edges, x, y = rng.integers(0, 40, (2, 90)), rng.random((40, 3)), rng.integers(0, 2, 40)
-        graph = silograph.from_arrays(edge_index=edges, x=x, y=y)
-        silograph.run(graph, rounds=1, clients=2, hidden=4)
-        assert "torch._dynamo" not in sys.modules
-        """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_public_names() -> None:
     assert sorted(silograph.__all__) == silograph.__all__
     for name in silograph.__all__:

@@ -1,6 +1,7 @@
 """Functions stay short, and take few parameters."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import silograph as sg
@@ -9,6 +10,7 @@ ROOT = Path(sg.__file__).parent
 MOST_LINES, MOST_PARAMETERS = 60, 10
 
 
+@cache
 def functions() -> list[tuple[str, ast.FunctionDef]]:
     return [
         (f"{path.relative_to(ROOT)}:{node.name}", node)

@@ -77,12 +77,13 @@ def run_method(name: str, graph: Graph, **other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_table_in_the_docs_is_what_methods_send(
-    make_graph: Callable[..., Graph], sent: Sent, name: str
+def test_methods_send_what_the_docs_have_and_no_labels_edges_or_features(
+    make_graph: Callable[..., Graph], sent: Sent, setups: list[Setup], name: str
 ) -> None:
     run_method(name, make_graph(60))
     kinds = {envelope.kind.value for envelope, fields in sent if fields} - {"evaluation"}
     assert kinds == documented()[name]
+    assert found_in(sent, blocks_of(setups[0])) == set()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "local", "llcg"])
@@ -90,15 +91,6 @@ def test_collecting_adds_features(make_graph: Callable[..., Graph], sent: Sent, 
     run_method(name, make_graph(60), collect=0.5)
     kinds = {envelope.kind.value for envelope, fields in sent if fields} - {"evaluation"}
     assert kinds == documented()[name] | {"features", "halo_keys"}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_no_frame_holds_labels_edges_or_features(
-    make_graph: Callable[..., Graph], sent: Sent, setups: list[Setup], name: str
-) -> None:
-    run_method(name, make_graph(60))
-    assert sent
-    assert found_in(sent, blocks_of(setups[0])) == set()
 
 
 def test_features_are_found_where_they_do_leave(

@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,8 @@ from silograph.task.loss import node_loss
 
 pytest.importorskip("numba")
 
+import numba
+
 from silograph.nn.kernels import arrays, draws, layers, training
 from silograph.nn.kernels import loss as loss_kernels
 
@@ -38,22 +42,31 @@ LAW = settings(deadline=None, suppress_health_check=FIXTURES)
 DROPS = [0.0, 1e-6, 0.3, 0.5, 0.999, 1 - 1e-9]
 
 
+@cache
+def called(function: Any) -> Callable[..., Any]:
+    """A function that kernels copy, as one that Python may call."""
+    made: Callable[..., Any] = numba.njit(fastmath=arrays.FAST, error_model="numpy")(
+        function.py_func
+    )
+    return made
+
+
 @LAW
 @given(word=WORD)
 def test_mix_is_mix(word: int) -> None:
-    assert draws.mix(np.uint64(word)) == mix(word)
+    assert called(draws.mix)(np.uint64(word)) == mix(word)
 
 
 @LAW
 @given(key=WORD, number=WORD)
 def test_fold_is_fold(key: int, number: int) -> None:
-    assert draws.fold(np.uint64(key), np.uint64(number)) == Key(key).fold(number).value
+    assert called(draws.fold)(np.uint64(key), np.uint64(number)) == Key(key).fold(number).value
 
 
 @LAW
 @given(key=WORD, number=st.integers(0, 2**63 - 1))
 def test_counters_of_loops_fold_like_any_number(key: int, number: int) -> None:
-    assert draws.fold(np.uint64(key), number) == Key(key).fold(number).value
+    assert called(draws.fold)(np.uint64(key), number) == Key(key).fold(number).value
 
 
 @pytest.mark.parametrize("name", ["epoch", "batch", "dropout", "order", "neighbors"])
@@ -67,7 +80,7 @@ def test_purposes_are_those_of_the_torch_form(name: str) -> None:
         "neighbors": draws._NEIGHBORS,
     }
     assert int(constants[name]) == hash_text(name)
-    assert draws.fold(np.uint64(7), constants[name]) == Key(7).fold(name).value
+    assert called(draws.fold)(np.uint64(7), constants[name]) == Key(7).fold(name).value
 
 
 def tables(
@@ -81,7 +94,7 @@ def tables(
     )
     like = np.empty(0)
     clients = block.num_clients
-    memory = training.scratch(data.rows, data.inputs, shape, np.arange(clients), like, 1, 1)
+    memory = called(training.scratch)(data.rows, data.inputs, shape, np.arange(clients), like, 1, 1)
     return data.rows, shape, memory
 
 
@@ -95,7 +108,9 @@ def test_drop_is_keep(
     h = np.arange(1.0, 12 * width + 1).reshape(12, width)
     expected = Key(key).keep(block.row_key, width, drop).numpy() * h * (1 / keep_probability(drop))
     for i in range(12):
-        draws.drop(h, i, rows.row_key[i], np.uint64(key), shape.threshold, shape.scale, memory)
+        called(draws.drop)(
+            h, i, rows.row_key[i], np.uint64(key), shape.threshold, shape.scale, memory
+        )
     np.testing.assert_array_equal(h, expected)
 
 
@@ -107,7 +122,7 @@ def test_shuffled_is_the_order_of_batches(
     block, _ = cut_block(make_graph(60), 1)
     rows, _, _ = tables(block)
     parts = batches(block, size, Key(key))
-    order = draws.shuffled(rows.train, rows.row_key, np.uint64(key))
+    order = called(draws.shuffled)(rows.train, rows.row_key, np.uint64(key))
     if len(parts) > 1:  # one batch is not put in order
         assert torch.cat(parts).tolist() == order.tolist()
     assert sorted(order.tolist()) == rows.train.tolist()
@@ -155,7 +170,7 @@ def test_sample_draws_the_edges_of_the_torch_form(
     rows, shape, memory = tables(block, fanout=fanout)
     one = block.take(torch.tensor([client]))
     seeds = one.split.train.nonzero()[:some, 0].tolist()
-    draws.sample(rows, client, shape, np.array(seeds), np.uint64(key), memory)
+    called(draws.sample)(rows, client, shape, np.array(seeds), np.uint64(key), memory)
     first = int(block.adj.indptr[block.off[client]])
     pairs = zip(one.adj.row.tolist(), one.adj.indices.tolist(), strict=True)
     values = {pair: rows.value[first + e] for e, pair in enumerate(pairs)}
@@ -183,7 +198,9 @@ def test_smallest_scores_win(row: int, keys: list[int], data: st.DataObject) -> 
     count = data.draw(st.integers(1, len(keys)))
     words, col = np.array(keys, np.int64), np.arange(len(keys), dtype=np.int32)
     scores, edges = np.empty(count, np.int64), np.empty(count, np.int64)
-    draws.smallest(scores, edges, 0, len(keys), np.uint64(row), words.view(np.uint64), col, count)
+    called(draws.smallest)(
+        scores, edges, 0, len(keys), np.uint64(row), words.view(np.uint64), col, count
+    )
     expected = mix_words(torch.tensor(keys) ^ signed(row))
     assert scores.tolist() == expected.sort().values[:count].tolist()
     assert edges.tolist() == expected.argsort()[:count].tolist()
@@ -202,7 +219,7 @@ def test_softmax_gradient_is_that_of_autograd(
     loss = node_loss(leaf, torch.tensor([y]), "multiclass")
     (grad,) = torch.autograd.grad(weight * loss.sum(), leaf)
     out = np.array([logits])
-    found = loss_kernels.softmax_gradient(out, 0, y, weight)
+    found = called(loss_kernels.softmax_gradient)(out, 0, y, weight)
     assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
     np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
 
@@ -218,7 +235,7 @@ def test_gradient_of_bits_is_that_of_autograd(bits: list[tuple[float, int]], wei
     loss = node_loss(leaf, torch.from_numpy(y)[None], "multilabel")
     (grad,) = torch.autograd.grad(weight * loss.sum(), leaf)
     out = np.array([logits])
-    found = loss_kernels.bits_gradient(out, 0, y, weight)
+    found = called(loss_kernels.bits_gradient)(out, 0, y, weight)
     assert found == pytest.approx(float(loss.detach()), rel=1e-10, abs=1e-10)
     np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
 

@@ -30,6 +30,11 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler at the first operation and asks it before each one.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -52,3 +57,14 @@ def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     if func.overloadpacket.__name__.rstrip("_") in READS:
         return max((t.numel() for t in args if isinstance(t, Tensor)), default=0)
     return 0
+
+
+def _left_alone_by_the_compiler(function: Any) -> None:
+    """Let a module that calls `torch.compile` compile its own operations, not their counting."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_FrameExecStrategy"):  # older versions of torch have none
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(function.__code__, skip)
+
+
+_left_alone_by_the_compiler(OperationCounter.__torch_dispatch__)

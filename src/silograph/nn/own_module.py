@@ -118,7 +118,9 @@ class ModuleModel:
 def seeded(key: Key, device: torch.device) -> Iterator[None]:
     """Inside, torch draws from a generator seeded by a key; outside, nothing has been drawn."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(key.value)
+        # Without a device, torch would note down the stack of every call, for when there is one.
+        every = torch.accelerator.is_available()
+        (torch.manual_seed if every else torch.default_generator.manual_seed)(key.value)
         yield
 
 

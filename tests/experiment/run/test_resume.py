@@ -2,7 +2,6 @@
 
 import csv
 import logging
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import silograph as sg
+from forked import completed
 from runs import dying, files_of, run_until
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.evaluation.scoring import personal
@@ -35,9 +35,8 @@ OPTIONS: dict[str, Any] = {
 
 
 def kill_and_compare(methods: Sequence[str], tmp_path: Path, kills: int, seed: int) -> None:
-    script = Path(__file__).parents[2] / "killing.py"
-    command = [sys.executable, str(script), ",".join(methods), str(tmp_path), str(kills), str(seed)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    words = [",".join(methods), str(tmp_path), str(kills), str(seed)]
+    done = completed([sys.executable, "-m", "killing", *words])
     assert done.returncode == 0, done.stderr
     for method, line in zip(methods, done.stdout.splitlines(), strict=True):
         runs, landed = map(int, line.split())

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import silograph
+from forked import completed
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.datasets import load, locate
 from silograph.graph.generated import generate as module
@@ -164,8 +165,7 @@ def test_what_is_killed_half_way_is_cleared_away(data: Path) -> None:
         "generate._write_nodes = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"silograph.generate('yelp', scale={TINY}, data_dir=sys.argv[1])"
     )
-    command = [sys.executable, "-c", script, str(data)]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    done = completed([sys.executable, "-c", script, str(data)])
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert names(data) == [f".partial-{FOLDER}"]
     generate("yelp", scale=TINY, seed=1, data_dir=data)  # any other clears it

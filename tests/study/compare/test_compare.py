@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from scipy import stats
 import silograph as sg
 from commands import save
 from conftest import planted_graph
+from forked import completed
 from runs import FAST, MakeGraph, files_of
 from silograph.core.errors import ConfigError, DataError, SilographError
 from silograph.methods import METHODS as METHODS_BY_NAME
@@ -421,9 +421,7 @@ def test_resuming_by_the_folder(work: Path, make_graph: MakeGraph) -> None:
 
 def test_kills_do_not_show(tmp_path: Path) -> None:
     """SIGKILL at random instants: the lines and every run's files are those of no kill."""
-    killing = Path(__file__).parents[2] / "killing_compare.py"
-    command = [sys.executable, str(killing), str(tmp_path), "6", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = completed([sys.executable, "-m", "killing_compare", str(tmp_path), "6", "1"])
     assert done.returncode == 0, done.stderr
     studies, kills = map(int, done.stdout.split())
     assert kills == 6

@@ -36,12 +36,12 @@ def sources() -> bytes:
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function that kernels call, at its first call, and keep its code on disk.
+    """Compile a function that kernels call, and keep its code on disk; Python must not call it.
 
     numba looks for changes in the file of a function only, not in those of functions that it calls:
     after an upgrade old code would run on. Here every file counts.
     """
-    return _compiled(function, Compiler)
+    return _compiled(function, Compiler, no_cpython_wrapper=True)
 
 
 def kernel(function: Function) -> Function:
@@ -49,17 +49,26 @@ def kernel(function: Function) -> Function:
 
     No compiled function calls it, so that a process that compiles it waits for no other kernel.
     """
-    made: Any = _compiled(function, SelfContained)
+    made: Any = _compiled(function, SelfContained, no_cpython_wrapper=False)
     name = f"{function.__name__}.{sources().hex()[:16]}"
     made.compile = one_at_a_time(made.compile, Path(made._cache.cache_path), name)
     return cast(Function, made)
 
 
-def _compiled(function: Function, compiler: type[Compiler]) -> Function:
-    made = njit(
-        fastmath=FAST, error_model="numpy", cache=True, nogil=True, pipeline_class=compiler
-    )(function)
-    cache = made._cache  # type: ignore[attr-defined]
+def _compiled(
+    function: Function, compiler: type[Compiler], *, no_cpython_wrapper: bool
+) -> Function:
+    options: dict[str, Any] = {
+        "fastmath": FAST,
+        "error_model": "numpy",
+        "cache": True,
+        "nogil": True,
+        "pipeline_class": compiler,
+        "no_cfunc_wrapper": True,  # what nobody calls is not made
+        "no_cpython_wrapper": no_cpython_wrapper,
+    }
+    made: Any = njit(**options)(function)
+    cache = made._cache
     # Files by the digest: numba reads an old index before it looks at the stamp, and an index that
     # names types of another version cannot be read.
     base = f"{cache._impl.filename_base}.{sources().hex()[:16]}"
