@@ -404,7 +404,7 @@ def test_a_folder_that_appears_meanwhile_stays(
 ) -> None:
     make_folder(work / "taken")
     monkeypatch.setattr("silograph.experiment.run.run.check_free", lambda _: None)
-    monkeypatch.setattr("silograph.experiment.run.new_folder.check_free", lambda _: None)
+    monkeypatch.setattr("silograph.experiment.run.result_folder.check_free", lambda _: None)
     before = everything(work)
     with pytest.raises(ConfigError, match="expected to make the result folder taken, got: "):
         run(make_graph(), **FAST, out="taken")
@@ -560,7 +560,7 @@ def stamp(monkeypatch: pytest.MonkeyPatch) -> str:
     """The time that names have, which stands still."""
     now = 1700000000.0425
     frozen = SimpleNamespace(time=lambda: now, localtime=time.localtime, strftime=time.strftime)
-    monkeypatch.setattr("silograph.experiment.run.result_folder.time", frozen)
+    monkeypatch.setattr("silograph.experiment.run.new_folder.time", frozen)
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-042"
 
 
