@@ -417,7 +417,7 @@ from pathlib import Path
 from silograph.experiment.run import result_folder as folder
 from silograph.cli import main
 
-write = folder._write_start
+write = folder.write_start
 
 def together(*arguments):
     write(*arguments)
@@ -425,7 +425,7 @@ def together(*arguments):
     while len(list(Path().glob("ready *"))) < 2:
         time.sleep(0.001)
 
-folder._write_start = together
+folder.write_start = together
 folder.default_folder = lambda config: "runs/same"
 main()
 """
