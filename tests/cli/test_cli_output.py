@@ -80,7 +80,7 @@ def test_the_same_millisecond_gives_two_folders(
     frozen = SimpleNamespace(
         time=lambda: 1700000000.0425, localtime=time.localtime, strftime=lambda *_: "TIME"
     )
-    monkeypatch.setattr("silograph.experiment.run.result_folder.time", frozen)
+    monkeypatch.setattr("silograph.experiment.run.new_folder.time", frozen)
     for seed in ("1", "2"):
         printed(capsys, "run", "g.npz", *QUICK, "--seed", seed)
     names = ["g-fedavg-TIME-042", "g-fedavg-TIME-042-2"]

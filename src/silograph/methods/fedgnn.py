@@ -61,7 +61,7 @@ def train_protected(
     """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
 
-    def drawn(rows: Rows, key: Key) -> Tensor:
+    def drawn(rows: SentItemRows, key: Key) -> Tensor:
         own, unknown = rows.change[rows.own], rows.change[rows.pseudo]
         if not len(own):
             return unknown
@@ -71,8 +71,8 @@ def train_protected(
     return new, protected(cfg, block, inbox, reply, key, drawn)
 
 
-class Rows(NamedTuple):
-    """Rows of items of one client: changes (B, D) of all, its own rows, and drawn ones."""
+class SentItemRows(NamedTuple):
+    """SentItemRows of items of one client: changes (B, D) of all, its own rows, and drawn ones."""
 
     change: Tensor
     own: Tensor
@@ -93,7 +93,7 @@ def protected(
     inbox: Payload,
     reply: Payload,
     key: Key,
-    drawn: Callable[[Rows, Key], Tensor],
+    drawn: Callable[[SentItemRows, Key], Tensor],
     size: Callable[[Tensor, str], Tensor] | None = None,
 ) -> dict[str, Stacked]:
     """Return the reply of `train_items` with drawn rows, and clipped changes with noise.
@@ -137,16 +137,16 @@ def whole(reply: Payload) -> dict[str, Stacked]:
     return dict(zip(reply, (Stacked(part.t) for part in found), strict=True))
 
 
-def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> Rows:
+def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> SentItemRows:
     """Return what a client's reply says of rows of items, and which rows it draws."""
     share = reply[SHARE].t[0]
     change = reply[ITEM_WEIGHT].t[0] / share.where(share > 0, 1.0)[:, None]
     other = (share == 0).nonzero()[:, 0]
     draws = Key.of(0).fold("pseudo items", *block.ids).uniform(other)[:, 0]
-    return Rows(change, share.nonzero()[:, 0], other[draws.argsort()[:pseudo]])
+    return SentItemRows(change, share.nonzero()[:, 0], other[draws.argsort()[:pseudo]])
 
 
-def with_rows(reply: Payload, rows: Rows) -> dict[str, Stacked]:
+def with_rows(reply: Payload, rows: SentItemRows) -> dict[str, Stacked]:
     """Return a reply with changes of a client's own and drawn rows, all of which count alike."""
     share = rows.change.new_zeros(1, len(rows.change))
     share[:, torch.cat([rows.own, rows.pseudo])] = 1

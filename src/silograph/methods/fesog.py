@@ -31,7 +31,7 @@ from silograph.core.ranges import log
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import UNSEEN
 from silograph.methods.base import MethodConfig
-from silograph.methods.fedgnn import SIMULATED, Rows, protected
+from silograph.methods.fedgnn import SIMULATED, SentItemRows, protected
 from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
 from silograph.nn.doors import dtype_of
 from silograph.nn.optim import SGD, Adam
@@ -64,7 +64,7 @@ def train_labeled(
     """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
 
-    def drawn(rows: Rows, key: Key) -> Tensor:
+    def drawn(rows: SentItemRows, key: Key) -> Tensor:
         base = inbox[ITEM_WEIGHT].t[rows.pseudo]
         assert isinstance(cfg.optimizer, SGD | Adam)  # all that a run can name
         return -cfg.optimizer.lr * labeled_gradients(block, new, base, key.fold(*block.ids))

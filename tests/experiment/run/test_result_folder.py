@@ -404,7 +404,7 @@ def test_a_folder_that_appears_meanwhile_stays(
 ) -> None:
     make_folder(work / "taken")
     monkeypatch.setattr("silograph.experiment.run.run.check_free", lambda _: None)
-    monkeypatch.setattr("silograph.experiment.run.new_folder.check_free", lambda _: None)
+    monkeypatch.setattr("silograph.experiment.run.result_folder.check_free", lambda _: None)
     before = everything(work)
     with pytest.raises(ConfigError, match="expected to make the result folder taken, got: "):
         run(make_graph(), **FAST, out="taken")
@@ -417,7 +417,7 @@ from pathlib import Path
 from silograph.experiment.run import result_folder as folder
 from silograph.cli import main
 
-write = folder._write_start
+write = folder.write_start
 
 def together(*arguments):
     write(*arguments)
@@ -425,7 +425,7 @@ def together(*arguments):
     while len(list(Path().glob("ready *"))) < 2:
         time.sleep(0.001)
 
-folder._write_start = together
+folder.write_start = together
 folder.default_folder = lambda config: "runs/same"
 main()
 """
@@ -560,7 +560,7 @@ def stamp(monkeypatch: pytest.MonkeyPatch) -> str:
     """The time that names have, which stands still."""
     now = 1700000000.0425
     frozen = SimpleNamespace(time=lambda: now, localtime=time.localtime, strftime=time.strftime)
-    monkeypatch.setattr("silograph.experiment.run.result_folder.time", frozen)
+    monkeypatch.setattr("silograph.experiment.run.new_folder.time", frozen)
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-042"
 
 
