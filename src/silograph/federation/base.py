@@ -81,6 +81,8 @@ class WeightedMean:
         steps: field (C,) with how many steps clients have taken, where rows that they do not send
             depend on it.
         after: these rows, of a field in `known`, after so many steps.
+        shares: by names of fields that hold changes of rows, each times its share, the field with
+            the shares (C, rows), 0 for rows that did not change.
     """
 
     by: str
@@ -89,6 +91,7 @@ class WeightedMean:
     changes: Mapping[str, Tensor] = field(default_factory=dict)
     steps: str = ""
     after: Callable[[str, int], Tensor] | None = None
+    shares: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def fit_round(
     """Train at the selected clients; take means, of rows over who has them."""
     assert state.weights is not None  # set by init
     inbox = shared("weights", state.weights)
-    mean = WeightedMean("nodes", rests(cfg, state.weights))
+    shares = {ITEM_WEIGHT: SHARE} if ITEMS in state.weights else {}
+    mean = WeightedMean("nodes", rests(cfg, state.weights), shares=shares)
     reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:
         return state, report

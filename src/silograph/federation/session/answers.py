@@ -24,6 +24,7 @@ from silograph.federation.small_numbers import LEVELS, from_small
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
 MOST_SUMMED = 1e9  # clients
+FAR_UPDATE = 1e3  # times the usual norm of updates, and 1
 FAR = 1e6  # times the largest weight of most clients, and of 1
 WEIGHTS = "weights/"
 UNUSABLE = {
@@ -42,6 +43,7 @@ class Answer:
         form: names, kinds and shapes of its fields, which all silos have alike.
         size: bytes of the frame.
         meter: its work.
+        update: see `update_norm`.
     """
 
     place: int
@@ -49,6 +51,7 @@ class Answer:
     form: tuple[tuple[object, ...], ...]
     size: int
     meter: Meter
+    update: float | None = None
 
 
 def read_answer(
@@ -89,36 +92,44 @@ def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
         )
 
 
-def check_update(reply: Payload, sent: Payload, reduce: Reduce | None, most: float | None) -> None:
-    """Raise `ProtocolError` for weights that are too far from those that were sent.
+def update_norm(reply: Payload, sent: Payload, reduce: Reduce | None) -> float | None:
+    """Return the Euclidean norm of what a reply changes of the weights that were sent.
+
+    None where it has no weight in the mean, or its weights answer none of the same message.
 
     Args:
         reply: one client's.
         sent: what it answers.
         reduce: how replies are folded; `changes` of a mean names fields that hold differences
-            themselves, and `around` is what rows are where none were sent.
-        most: largest Euclidean norm of the difference of all weights; None is any.
+            themselves, `shares` those that hold them times shares, and `around` is what rows are
+            where none were sent.
     """
-    if most is None:
-        return
     mean = fold_of(reduce)
-    around, changes = (mean.around, mean.changes) if isinstance(mean, WeightedMean) else ({}, {})
-    total = 0.0
+    mean = mean if isinstance(mean, WeightedMean) else WeightedMean("")
+    if mean.by in reply and not reply[mean.by].t.any():
+        return None
+    parts = []
     for name in (n for n in reply if n.startswith(WEIGHTS)):
         new = _slice(reply[name])
-        if name in changes:
+        if name in mean.shares and mean.shares[name] in reply:
+            share = _slice(reply[mean.shares[name]]).unsqueeze(-1)
+            change = torch.where(share > 0, new / share, 0.0)
+        elif name in mean.changes:
             scale = reply.get(f"{SCALE}{name}")
             change = from_small(new, None if scale is None else _slice(scale), torch.float64)
         else:
-            old = _slice(sent[name]) if name in sent else around.get(name)
+            old = _slice(sent[name]) if name in sent else mean.around.get(name)
             if old is None or old.shape != new.shape:
                 continue
             change = new.double() - old.double().to(new.device)
-        total += float(change.square().sum())
-    if not math.sqrt(total) <= most:
-        raise ProtocolError(
-            f"expected an update of norm {most:g} at most, got {math.sqrt(total):.6g}"
-        )
+        parts.append(float(torch.linalg.vector_norm(change, dtype=torch.float64)))
+    return math.hypot(*parts) if parts else None
+
+
+def check_update(norm: float | None, most: float | None) -> None:
+    """Raise `ProtocolError` for an update of a larger norm than `most`; None is any."""
+    if norm is not None and most is not None and not norm <= most:
+        raise ProtocolError(f"expected an update of norm {most:g} at most, got {norm:.6g}")
 
 
 def check_known(reply: Payload, reduce: Reduce | None, position: int) -> None:
@@ -140,24 +151,33 @@ def _slice(field: Field) -> Tensor:
     return field.t[0] if isinstance(field, Stacked) else field.t
 
 
-def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Cause]:
+def unusable(
+    answers: Sequence[Answer], reduce: Reduce | None, usual: float = 0.0
+) -> dict[int, Cause]:
     """Return why answers cannot be used, by their places.
 
     Where most have one form, others are wrong; where two forms are as many, nobody knows who is.
     Numbers are wrong where they are not finite or would make sums infinite; rows, and weights of
     which a mean is taken, also where they are far beyond those of most others, for one such client
-    ends the run or overflows at those who are handed its rows.
+    ends the run or overflows at those who are handed its rows. So are updates of weights, which
+    would add up over rounds.
+
+    Args:
+        answers: to one call.
+        reduce: how they are folded.
+        usual: norm of updates, see `usual_update`.
     """
     forms = Counter(answer.form for answer in answers)
-    usual = [form for form, n in forms.items() if n == max(forms.values())]
-    odd = [a.place for a in answers if len(usual) > 1 or a.form != usual[0]]
+    common = [form for form, n in forms.items() if n == max(forms.values())]
+    odd = [a.place for a in answers if len(common) > 1 or a.form != common[0]]
     sizes = [_sizes(a.reply, reduce) for a in answers]
     usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
     most = FAR * max(1.0, usual_size)
+    farthest = FAR_UPDATE * max(1.0, usual_update(answers, usual))
     wild = [
         a.place
         for a, (share, weights) in zip(answers, sizes, strict=True)
-        if not (share <= 1 and weights <= most)
+        if not (share <= 1 and weights <= most and (a.update or 0.0) <= farthest)
     ]
     # All of them: it is training that diverged. Rows of one silo alone are its own, and others
     # would be named for refusing them.
@@ -165,6 +185,16 @@ def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Caus
     if len(wild) == len(answers) and not alone:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
+
+
+def usual_update(answers: Sequence[Answer], before: float) -> float:
+    """Return the larger one of what it was before and the median norm of these updates.
+
+    Updates shrink while training goes on, and those of a silo that has learned its nodes by heart
+    are all but 0; so what was usual once stays so.
+    """
+    norms = [a.update for a in answers if a.update is not None and math.isfinite(a.update)]
+    return max(before, statistics.median_low(norms)) if norms else before
 
 
 def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
