@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -338,7 +338,9 @@ def test_rows_of_an_owner_that_fell_back_come_where_askers_have_several_versions
     asked = KEY.fold("ask").uniform(halo.key)[:, 0] < 0.5
     rows = {v: {int(r) for r in target[asked & (before == v)]} for v in (5, 9)}
     both = rows[5] & rows[9]
-    stale = [s for s in range(len(target)) if asked[s] and before[s] == 9 and int(target[s]) in both]
+    stale = [
+        s for s in range(len(target)) if asked[s] and before[s] == 9 and int(target[s]) in both
+    ]
     assert stale
     q, scale = whole_numbers(mine[target[stale]])
     assert torch.equal(field_of(fed, "halo/value")[stale], q * scale)

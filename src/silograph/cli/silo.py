@@ -74,8 +74,8 @@ class SiloFlags:
         typer.Option(
             "--allow",
             help="methods with rows of single nodes that this silo agrees to, besides those that "
-            "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, fedais "
-            "and its presets, collect, items, features, or own.py:METHOD, with commas between "
+            "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
+            "fedais and its presets, collect, items, features, or own.py:METHOD, with commas between "
             "them (docs/federation.md says what each sends)",
         ),
     ] = None

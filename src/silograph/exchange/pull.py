@@ -143,9 +143,9 @@ def pull(
         ask: replies `slot` (k,) int32, the slots it wants, and with `since` the `version` (k,)
             int32 that it has of each, `NO_VERSION` if none; None: every slot is wanted.
         serve: gets `row` (k,) int32, the boundary rows that are wanted, ascending, each once, or
-            nothing if all are; with `since` also `since` (k,) int32, the version that all requesters
-            have, `NO_VERSION` where they differ. Replies the fields, (k, D) each. With `keep` it replies `answered` (k,)
-            bool, the rows that it has; with `since` for each of those `changed` bool, whether it
+            nothing if all are; with `since` also `since` (k,) int32, the version that all
+            requesters have, `NO_VERSION` where they differ. Replies the fields, (k, D) each. With
+            `keep` it replies `answered` (k,) bool, the rows that it has; with `since` for each of those `changed` bool, whether it
             is later than `since`, and `version` of the changed ones. Fields hold these rows only.
         store: gets the fields in the order in which it asked; with `keep` `answered` (k,) bool, and
             with `since` for each answered slot `changed`, and `version` of the changed ones. It

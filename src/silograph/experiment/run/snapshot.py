@@ -211,7 +211,9 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
     if "server/weights" not in groups and (weights or has_model):
         raise ValueError(groups)
     shapes = dict(setup.method_config.model.weight_shapes)
-    scored = {f"{name}/server" for name in ("best", "scores") if facts.get(f"{name}_round") is not None}
+    scored = {
+        f"{name}/server" for name in ("best", "scores") if facts.get(f"{name}_round") is not None
+    }
     if has_model and not scored <= set(groups):
         raise ValueError(groups)
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:

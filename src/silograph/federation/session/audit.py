@@ -333,7 +333,7 @@ def _text(value: str) -> str:
 
 def _now() -> str:
     seconds, thousandths = divmod(time.time_ns() // 10**6, 1000)
-    return "%s.%03dZ" % (_to_the_second(seconds), thousandths)
+    return f"{_to_the_second(seconds)}.{thousandths:03}Z"
 
 
 @lru_cache(1)
