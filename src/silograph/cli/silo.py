@@ -75,8 +75,8 @@ class SiloFlags:
             "--allow",
             help="methods with rows of single nodes that this silo agrees to, besides those that "
             "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
-            "fedais and its presets, collect, items, features, or own.py:METHOD, with commas between "
-            "them (docs/federation.md says what each sends)",
+            "fedais and its presets, collect, items, features, or own.py:METHOD, separated by "
+            "commas (docs/federation.md says what each sends)",
         ),
     ] = None
     allow_code: Annotated[

@@ -145,8 +145,9 @@ def pull(
         serve: gets `row` (k,) int32, the boundary rows that are wanted, ascending, each once, or
             nothing if all are; with `since` also `since` (k,) int32, the version that all
             requesters have, `NO_VERSION` where they differ. Replies the fields, (k, D) each. With
-            `keep` it replies `answered` (k,) bool, the rows that it has; with `since` for each of those `changed` bool, whether it
-            is later than `since`, and `version` of the changed ones. Fields hold these rows only.
+            `keep` it replies `answered` (k,) bool, the rows that it has; with `since` for each of
+            those `changed` bool, whether it is later than `since`, and `version` of the changed
+            ones. Fields hold these rows only.
         store: gets the fields in the order in which it asked; with `keep` `answered` (k,) bool, and
             with `since` for each answered slot `changed`, and `version` of the changed ones. It
             is not called where no owner answers at all.
