@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/bench.py --data-dir $(DATA)
 
-.PHONY: demo test test-slow bench check options format lock clean
+.PHONY: demo test test-slow bench check options format lock hashes clean
 
 demo: $(READY)
 	$(BIN)/silograph run digits --clients 10 --partition metis
@@ -49,7 +49,19 @@ lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet hatchling editables
 	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune,tensorboard,mlflow,federation]'
-	.venv-lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+	.venv-lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' > constraints.txt
+	$(MAKE) hashes
+
+# The same versions with digests of all files that the package index has of each; of torch that of the
+# wheel alone that pip takes here (a CPU build), for other ones need packages that are not listed.
+hashes:
+	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv
+	grep -v '^torch==' constraints.txt | .venv-lock/bin/uv pip compile --quiet --no-deps --generate-hashes --no-header \
+		--no-annotate --python-version 3.11 - > constraints-hashed.txt
+	.venv-lock/bin/python -m pip download --quiet --no-deps --dest .venv-lock/torch "$$(grep '^torch==' constraints.txt)"
+	grep '^torch==' constraints.txt | sed 's/$$/ \\/' >> constraints-hashed.txt
+	.venv-lock/bin/python -m pip hash .venv-lock/torch/torch*.whl | sed -n 's/^--hash/    --hash/p' >> constraints-hashed.txt
 	rm -rf .venv-lock
 
 clean:

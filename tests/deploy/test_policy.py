@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,19 @@ def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> AskedRun:
     needs = beyond_weights(found.config, method, cfg)
     config = dataclasses.replace(found.config, min_nodes_per_row=nodes, min_silos_per_row=silos)
     return AskedRun(config, program, needs)
+
+
+def test_the_page_names_every_method_that_sends_rows_and_every_key_of_a_policy() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    agreed = page[page.index("## What a silo agrees to") : page.index("## The silo's policy")]
+    for name in ABLE:
+        assert (f"`{name}`" in agreed) is bool(asked_run(method=name).needs), name
+    table = page[page.index("## The silo's policy") : page.index("## The audit file")]
+    keys = {line.split("|")[1] for line in table.splitlines() if line.startswith("| `")}
+    strict = tomllib.loads(STRICT_POLICY)
+    nested = {f"[{name}]" for name, value in strict.items() if isinstance(value, dict)}
+    flat = strict.keys() - {name.strip("[]") for name in nested}
+    assert {key for cell in keys for key in re.findall(r"`([^`]+)`", cell)} == flat | nested
 
 
 def test_no_policy_is_what_held_before() -> None:

@@ -313,6 +313,40 @@ def test_slots_hold_what_an_oracle_says(built: Built, form: PullForm, block_size
     assert bool((oracle.has >= 0).any())
 
 
+def fall_back(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Owners are at version 5 again, of which every second slot knows; others have version 9."""
+    halo = block.halo
+    had = torch.where(halo.key % 2 == 0, 5, 9).int()
+    now = torch.full_like(state["mine/version"].t, 5)
+    versions = {"halo/version": Ragged(had, halo.off)}
+    return {**state, **versions, "mine/version": Ragged(now, halo.boundary_off)}, {}
+
+
+def test_rows_of_an_owner_that_fell_back_come_where_askers_have_several_versions(
+    built: Built,
+) -> None:
+    """By the oldest version alone the owner would not know that somebody has a later one."""
+    form = next(f for f in FORMS if f.since and f.missing == "fail")
+    fed = InProcess(form, *built, 1)
+    fed.call(start, {}, what=Kind.CONTROL, key=KEY)
+    fed.call(fall_back, {}, what=Kind.CONTROL, key=KEY)
+    before, mine = field_of(fed, "halo/version"), field_of(fed, "mine/value")
+    pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=KEY, form=form)
+    halo, target = built[0].halo, built[1].target
+    asked = KEY.fold("ask").uniform(halo.key)[:, 0] < 0.5
+    rows = {v: {int(r) for r in target[asked & (before == v)]} for v in (5, 9)}
+    both = rows[5] & rows[9]
+    stale = [
+        s for s in range(len(target)) if asked[s] and before[s] == 9 and int(target[s]) in both
+    ]
+    assert stale
+    q, scale = whole_numbers(mine[target[stale]])
+    assert torch.equal(field_of(fed, "halo/value")[stale], q * scale)
+    assert bool((field_of(fed, "halo/version")[stale] == 5).all())
+
+
 # Over a session, in which both ends hold each other to the program.
 
 

@@ -344,8 +344,40 @@ def test_rows_of_items_are_by_public_key_so_the_same_at_all_clients() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedmf", "fedgnn", "fesog"])
-def test_weighted_changes_of_rows_have_no_bound(method: str) -> None:
+def test_weighted_changes_of_rows_may_have_a_bound(method: str) -> None:
     setup = prepare(make_config(options_of(method)), rating_graph())
     program = program_of(setup.config, setup.schema, setup.method, setup.method_config)
-    with pytest.raises(ConfigError, match=f"for --max-update-norm, got {method}: leave"):
-        check_update_norm(Venue("", update_norm=1.0), program, method)
+    check_update_norm(Venue("", update_norm=1.0), program, method)
+
+
+@pytest.mark.parametrize("most", [None, 50.0])
+def test_a_row_that_moves_too_far_names_the_silo(
+    most: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Changes are sent times their shares, so a small number of a small share moves a row far."""
+    given = options_of("fedmf", rounds=1)
+    del given["method"]
+    setup, links = remote(setup_of(rating_graph(), METHODS["fedmf"], **given), least=1)
+    fed: Any = setup.federation
+    fed._limits = dataclasses.replace(fed._limits, update_norm=most)
+
+    def lie(data: bytes) -> bytes:
+        message = unpack(data)
+        if message.type is not Type.REPLY:
+            return data
+        meter, frame = read_reply(message.body)
+        envelope, fields = decode(frame)
+        if SHARE in fields:
+            row = int(fields[SHARE].t[0].nonzero()[0])
+            far = 100.0 if most else 10_000.0
+            fields[ITEM_WEIGHT].t[0, row, 0] = far * fields[SHARE].t[0, row]
+        body = reply_body(envelope.kind, meter, encode(envelope, fields, 0))
+        return pack(dataclasses.replace(message, body=body))
+
+    links["client_01"].change = lie
+    weights = weights_of(finish(setup))
+    assert fed.away == ("client_01",)
+    bound = "an update of norm 50 at most, got 100" if most else "a reply of train_items, got one w"
+    assert f"has lost client_01: expected {bound}" in caplog.text
+    assert weights is not None
+    assert 0 < float(weights[ITEMS].abs().max()) < 1

@@ -74,8 +74,9 @@ class SiloFlags:
         typer.Option(
             "--allow",
             help="methods with rows of single nodes that this silo agrees to, besides those that "
-            "send weights and counts only, for example label_guided,collect,own.py:METHOD "
-            "(docs/federation.md has all)",
+            "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
+            "fedais and its presets, collect, items, features, or own.py:METHOD, separated by "
+            "commas (docs/federation.md says what each sends)",
         ),
     ] = None
     allow_code: Annotated[

@@ -8,7 +8,6 @@ from silograph.core.errors import ConfigError
 from silograph.deploy.silo_files import read_file
 from silograph.federation.program import Program, calls_of
 from silograph.federation.session.answers import WEIGHTS
-from silograph.methods.fedmf import SHARE
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def check_update_norm(venue: Venue, program: Program, method: str) -> None:
             f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
         )
     apart = any(n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives)
-    if apart or any(SHARE in c.gives for c in calls):
+    if apart:
         raise ConfigError(
             "expected a method whose silos answer weights with what these have become, for "
             f"--max-update-norm, got {method}: leave --max-update-norm out, or use fedavg"

@@ -143,10 +143,11 @@ def pull(
         ask: replies `slot` (k,) int32, the slots it wants, and with `since` the `version` (k,)
             int32 that it has of each, `NO_VERSION` if none; None: every slot is wanted.
         serve: gets `row` (k,) int32, the boundary rows that are wanted, ascending, each once, or
-            nothing if all are; with `since` also `since` (k,) int32, the oldest version that a
-            requester has. Replies the fields, (k, D) each. With `keep` it replies `answered` (k,)
-            bool, the rows that it has; with `since` for each of those `changed` bool, whether it
-            is later than `since`, and `version` of the changed ones. Fields hold these rows only.
+            nothing if all are; with `since` also `since` (k,) int32, the version that all
+            requesters have, `NO_VERSION` where they differ. Replies the fields, (k, D) each. With
+            `keep` it replies `answered` (k,) bool, the rows that it has; with `since` for each of
+            those `changed` bool, whether it is later than `since`, and `version` of the changed
+            ones. Fields hold these rows only.
         store: gets the fields in the order in which it asked; with `keep` `answered` (k,) bool, and
             with `since` for each answered slot `changed`, and `version` of the changed ones. It
             is not called where no owner answers at all.
@@ -246,9 +247,9 @@ def _serve(
     fed, form = how.fed, how.form
     row, off = by_owner(wanted, fed.route.boundary_off, called)
     request: dict[str, Field] = {"row": Ragged(row, off)} if named else {}
-    oldest = None if asked.since is None else _oldest(asked, wanted)
-    if oldest is not None:
-        request["since"] = Ragged(oldest, off)
+    common = None if asked.since is None else _common(asked, wanted)
+    if common is not None:
+        request["since"] = Ragged(common, off)
     names = [fed.ids[p] for p in called.tolist()]
     reply = how.fetch(serve, request, names, how.what)
     if not reply:
@@ -265,21 +266,29 @@ def _serve(
     if form.missing == "keep":
         answered = answered.masked_scatter(answered, read("answered", answered).cpu())
     came, version = answered, None
-    if oldest is not None:
+    if common is not None:
         came = answered.masked_scatter(answered, read("changed", answered).cpu())
-        version = oldest.masked_scatter(came, read("version", came).cpu().int())
-        early = member[came & (version <= oldest)]
+        version = common.masked_scatter(came, read("version", came).cpu().int())
+        early = member[came & (version <= common)]
         if len(early):  # in one process; a session leaves out who says so
             raise ProtocolError(f"expected {LATER} from {serve.__name__} of {names[early[0]]}")
     return _Served(wanted, answered, came, version, {n: read(n, came) for n in form.fields})
 
 
-def _oldest(asked: _Asked, wanted: Tensor) -> Tensor:
-    """Return the oldest version of each row (W,) that somebody has who asks for it."""
+def _common(asked: _Asked, wanted: Tensor) -> Tensor:
+    """Return the version of each row (W,) that all have who ask for it, else `NO_VERSION`.
+
+    Who has another version than others may have a later one than the owner, if that has gone back
+    to an older state; the oldest of them would not tell the owner so.
+    """
     assert asked.since is not None
     here, place = _places_among(wanted, asked.target)
-    none = torch.full(wanted.shape, torch.iinfo(torch.int32).max, dtype=torch.int32)
-    return none.scatter_reduce(0, place[here], asked.since[here], "amin")
+    of, since = place[here], asked.since[here]
+    none = torch.full(wanted.shape, NO_VERSION, dtype=torch.int32)
+    least, most = (
+        none.scatter_reduce(0, of, since, how, include_self=False) for how in ("amin", "amax")
+    )
+    return torch.where(least == most, least, NO_VERSION)
 
 
 def _places_among(wanted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -311,8 +320,8 @@ def _answer(how: _How, asked: _Asked, served: _Served) -> dict[str, Field]:
     answered = here.masked_scatter(here, served.answered[place[here]])
     sent = answered.masked_scatter(answered, served.came[place[answered]])
     if asked.since is not None and served.version is not None:
-        later = served.version[place[sent]] > asked.since[sent]
-        sent = sent.masked_scatter(sent, later)
+        other = served.version[place[sent]] != asked.since[sent]
+        sent = sent.masked_scatter(sent, other)
 
     def of(t: Tensor, mask: Tensor) -> Ragged:
         """Return what belongs to the slots in the mask (k,)."""

@@ -35,6 +35,8 @@ class Decoder:
         others: what the other rows of fields in `known` are, (R, ...) by name.
         steps: field (C,) with how many steps clients have taken, where the other rows depend on it.
         after: the other rows of a field after so many steps, in place of `others`.
+        shares: by names of fields that hold changes of rows, each times its share, the field with
+            the shares (C, rows), 0 for rows that did not change.
     """
 
     bases: Mapping[str, Tensor] = field(default_factory=dict)
@@ -42,6 +44,7 @@ class Decoder:
     others: Mapping[str, Tensor] = field(default_factory=dict)
     steps: str = ""
     after: Callable[[str, int], Tensor] | None = None
+    shares: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, clients: int) -> None:
         """Raise `ProtocolError` unless it is one for so many clients."""
@@ -91,6 +94,9 @@ class Decoder:
             None: nobody knows what it began with.
         """
         new = _one(reply[name])
+        if name in self.shares and self.shares[name] in reply:
+            share = _one(reply[self.shares[name]]).unsqueeze(-1)
+            return torch.where(share > 0, new.double() / share, 0.0)
         if name in self.bases:
             scale = reply.get(f"{SCALE}{name}")
             return from_small(new, None if scale is None else _one(scale), torch.float64)

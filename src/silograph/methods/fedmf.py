@@ -27,6 +27,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Patched, Payload, Shared, Stacked, State, under
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Op, WeightedMean
+from silograph.federation.decoder import Decoder
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock
@@ -74,7 +75,8 @@ def fit_round(
     """Train at the selected clients; take means, of rows over who has them."""
     assert state.weights is not None  # set by init
     inbox = shared("weights", state.weights)
-    mean = WeightedMean("nodes", rests(cfg, state.weights))
+    shares = {ITEM_WEIGHT: SHARE} if ITEMS in state.weights else {}
+    mean = WeightedMean("nodes", rests(cfg, state.weights), Decoder(shares=shares))
     reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:
         return state, report

@@ -192,6 +192,37 @@ def test_tensors_of_another_form_are_one_line(
         sg.resume(folder, graph=graph)
 
 
+@pytest.mark.parametrize("method", ["fedper", "scaffold"])
+def test_weights_that_are_gone_are_one_line(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Also where no model of the server's is scored, as with models in parts."""
+    folder, graph, options = tmp_path / "cut", make_graph(30), {**FAST, "method": method}
+    options |= {"optimizer": "sgd", "clients": 2}
+    run_until(monkeypatch, graph, 2, folder, **options)
+    for path in (folder / "checkpoints").glob("round-*"):
+        found = read_checkpoint(path, int(path.stem.rpartition("-")[2]))
+        kept = {n: t for n, t in found.tensors.items() if not n.startswith("server/weights")}
+        groups = [name for name in found.facts["groups"] if name != "server/weights"]
+        facts = {**found.facts, "groups": groups}
+        path.write_bytes(b"".join(to_bytes(replace(found, tensors=kept, facts=facts))))
+    with pytest.raises(CheckpointError, match="got facts or tensors of another form") as caught:
+        sg.resume(folder, graph=graph)
+    assert "\n" not in str(caught.value)
+
+
+def test_scores_that_are_gone_are_one_line(stopped: Stopped) -> None:
+    folder, graph, _ = stopped
+    for path in (folder / "checkpoints").glob("round-*"):
+        found = read_checkpoint(path, int(path.stem.rpartition("-")[2]))
+        kept = {n: t for n, t in found.tensors.items() if not n.startswith("best/server")}
+        groups = [name for name in found.facts["groups"] if name != "best/server"]
+        facts = {**found.facts, "groups": groups}
+        path.write_bytes(b"".join(to_bytes(replace(found, tensors=kept, facts=facts))))
+    with pytest.raises(CheckpointError, match="got facts or tensors of another form"):
+        sg.resume(folder, graph=graph)
+
+
 @pytest.fixture(scope="module")
 def used_rows(make_graph: MakeGraph, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """A run with used rows that died in round 3."""

@@ -18,7 +18,7 @@ from silograph.federation.base import Sum, WeightedMean
 from silograph.federation.field_specs import TRAINED, FieldSpec, extent_at_server
 from silograph.federation.frame import decode, encode
 from silograph.federation.program import Call, Program
-from silograph.federation.session.answers import FAR, MOST_RATE, Answer, check_work, unusable
+from silograph.federation.session.answers import FAR_UPDATE, MOST_RATE, Answer, check_work, unusable
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.failures import Failures, how_to_go_on
@@ -98,9 +98,41 @@ def test_weights_that_all_have_are_nobodys_lie(built: Built) -> None:
     for link in links.values():
         link.change = weights_of(1e9)
     assert torch.allclose(once(fed, 1)["weights/w"].t, torch.full((3,), 1e9))
-    links["client_02"].change = weights_of(1e9 * FAR * 0.9)
+    links["client_02"].change = weights_of(1e9 * FAR_UPDATE * 0.9)
     once(fed, 2)
     assert fed.away == ()
+
+
+@pytest.mark.parametrize(("factor", "away"), [(0.9, ()), (1.1, ("client_02",))])
+def test_updates_are_held_to_the_largest_usual_one(
+    built: Built, factor: float, away: tuple[str, ...]
+) -> None:
+    """The median of a round, of any round: updates shrink while training goes on."""
+    fed, links = limited(built)
+    for value in (5.0, 1.1):  # norms of the update: 4 and .1 times the square root of 3
+        for link in links.values():
+            link.change = weights_of(value)
+        once(fed, int(10 * value))
+    assert fed.away == ()
+    links["client_02"].change = weights_of(1 + 4 * FAR_UPDATE * factor)
+    once(fed, 60)
+    assert fed.away == away
+
+
+def test_lies_do_not_add_up_over_rounds(built: Built) -> None:
+    """A silo that each time says as much as it may moves the mean by the same again, not more."""
+    fed, links = limited(built)
+    sent, far = torch.ones(3), []
+    for t in range(1, 9):
+        says = sent + 0.999 * FAR_UPDATE / 3**0.5
+        links["client_02"].change = weights_of(float(says.max()))
+        fed.start_round(t)
+        inbox = {"weights/w": Shared(sent)}
+        sent = fed.call(train, inbox, what=Kind.WEIGHTS, key=KEY, reduce=MEAN)["weights/w"].t
+        assert fed.away == ()
+        far.append(float(sent.max()))
+    steps = torch.tensor(far).diff()
+    assert float(steps.max()) < 1.01 * float(steps.min())
 
 
 def of_rows(place: int, value: float) -> Answer:

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
-from silograph.core.payload import State, below, named
+from silograph.core.payload import Shared, State, below, named
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.sent_weights import check_remembered
+from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
+from silograph.federation.program import calls_of
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -181,8 +183,21 @@ def _number(found: Any) -> float | None:
     return None if found is None else float(found)
 
 
-def _check_groups(setup: Setup, groups: Any, parts: Mapping[str, Tensor]) -> None:
+def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
+    """Return shapes by name of the server's weights that clients get whole in a round."""
+    calls, cfg = setup.method.calls, setup.method_config
+    steps = () if calls is None else calls.round(cfg, 1, training_key(setup.config))
+    return {
+        name.removeprefix("weights/"): spec.shape
+        for call in calls_of(steps)
+        for name, spec in call.takes.items()
+        if name.startswith("weights/") and spec.form is Shared
+    }
+
+
+def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` for groups of tensors that no run of this model writes."""
+    groups = facts["groups"]
     if not isinstance(groups, list) or not all(isinstance(prefix, str) for prefix in groups):
         raise ValueError(groups)
     for prefix in COUNTED:
@@ -196,7 +211,14 @@ def _check_groups(setup: Setup, groups: Any, parts: Mapping[str, Tensor]) -> Non
     if "server/weights" not in groups and (weights or has_model):
         raise ValueError(groups)
     shapes = dict(setup.method_config.model.weight_shapes)
+    scored = {
+        f"{name}/server" for name in ("best", "scores") if facts.get(f"{name}_round") is not None
+    }
+    if has_model and not scored <= set(groups):
+        raise ValueError(groups)
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
+        raise ValueError(weights.keys())
+    if not _weights_sent(setup).items() <= {n: tuple(w.shape) for n, w in weights.items()}.items():
         raise ValueError(weights.keys())
     memory = below("server/memory", parts)
     check_remembered(setup.method_config, memory, len(setup.federation.ids))
@@ -222,7 +244,7 @@ def from_checkpoint(
         return below(prefix, parts) if prefix in facts["groups"] else None
 
     try:
-        _check_groups(setup, facts["groups"], parts)
+        _check_groups(setup, facts, parts)
         state = ServerState(group("server/weights"), below("server/memory", parts))
         best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
         if best_round is not None:

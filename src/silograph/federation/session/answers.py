@@ -23,6 +23,7 @@ from silograph.federation.small_numbers import LEVELS
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
 MOST_SUMMED = 1e9  # clients
+FAR_UPDATE = 1e3  # times the usual norm of updates, and 1
 FAR = 1e6  # times the largest weight of most clients, and of 1
 WEIGHTS = "weights/"
 UNUSABLE = {
@@ -41,6 +42,7 @@ class Answer:
         form: names, kinds and shapes of its fields, which all silos have alike.
         size: bytes of the frame.
         meter: its work.
+        update: see `update_norm`.
     """
 
     place: int
@@ -48,6 +50,7 @@ class Answer:
     form: tuple[tuple[object, ...], ...]
     size: int
     meter: Meter
+    update: float | None = None
 
 
 def read_answer(
@@ -88,48 +91,65 @@ def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
         )
 
 
-def check_update(
-    reply: Payload, sent: Payload, reduce: Reduce | None, most: float | None, position: int
-) -> None:
-    """Raise `ProtocolError` for weights that are too far from those that were sent.
+def update_norm(
+    reply: Payload, sent: Payload, reduce: Reduce | None, position: int
+) -> float | None:
+    """Return the Euclidean norm of what a reply changes of the weights that were sent.
+
+    None where it has no weight in the mean, or its weights answer none of the same message.
 
     Args:
         reply: one client's.
         sent: what it answers.
         reduce: how replies are folded, and read.
-        most: largest Euclidean norm of the difference of all weights; None is any.
         position: of the client in the federation.
     """
-    if most is None:
-        return
-    decoder, total = decoder_of(reduce), 0.0
-    for name in (n for n in reply if n.startswith(WEIGHTS)):
-        change = decoder.change(name, reply, sent.get(name), position)
-        total += 0.0 if change is None else float(change.square().sum())
-    if not math.sqrt(total) <= most:
-        raise ProtocolError(
-            f"expected an update of norm {most:g} at most, got {math.sqrt(total):.6g}"
-        )
+    mean, decoder = fold_of(reduce), decoder_of(reduce)
+    if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
+        return None
+    named = (n for n in reply if n.startswith(WEIGHTS))
+    changes = [decoder.change(name, reply, sent.get(name), position) for name in named]
+    norms = [
+        float(torch.linalg.vector_norm(change, dtype=torch.float64))
+        for change in changes
+        if change is not None
+    ]
+    return math.hypot(*norms) if norms else None
 
 
-def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Cause]:
+def check_update(norm: float | None, most: float | None) -> None:
+    """Raise `ProtocolError` for an update of a larger norm than `most`; None is any."""
+    if norm is not None and most is not None and not norm <= most:
+        raise ProtocolError(f"expected an update of norm {most:g} at most, got {norm:.6g}")
+
+
+def unusable(
+    answers: Sequence[Answer], reduce: Reduce | None, usual: float = 0.0
+) -> dict[int, Cause]:
     """Return why answers cannot be used, by their places.
 
     Where most have one form, others are wrong; where two forms are as many, nobody knows who is.
     Numbers are wrong where they are not finite or would make sums infinite; rows, and weights of
     which a mean is taken, also where they are far beyond those of most others, for one such client
-    ends the run or overflows at those who are handed its rows.
+    ends the run or overflows at those who are handed its rows. So are updates of weights, which
+    would add up over rounds.
+
+    Args:
+        answers: to one call.
+        reduce: how they are folded.
+        usual: norm of updates, see `usual_update`.
     """
     forms = Counter(answer.form for answer in answers)
-    usual = [form for form, n in forms.items() if n == max(forms.values())]
-    odd = [a.place for a in answers if len(usual) > 1 or a.form != usual[0]]
+    common = [form for form, n in forms.items() if n == max(forms.values())]
+    odd = [a.place for a in answers if len(common) > 1 or a.form != common[0]]
     sizes = [_sizes(a.reply, reduce) for a in answers]
     usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
     most = FAR * max(1.0, usual_size)
+    farthest = FAR_UPDATE * max(1.0, usual_update(answers, usual))
     wild = [
         a.place
         for a, (share, weights) in zip(answers, sizes, strict=True)
-        if not (share <= 1 and weights <= most)
+        if not (share <= 1 and weights <= most and (a.update or 0.0) <= farthest)
     ]
     # All of them: it is training that diverged. Rows of one silo alone are its own, and others
     # would be named for refusing them.
@@ -137,6 +157,16 @@ def unusable(answers: Sequence[Answer], reduce: Reduce | None) -> dict[int, Caus
     if len(wild) == len(answers) and not alone:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
+
+
+def usual_update(answers: Sequence[Answer], before: float) -> float:
+    """Return the larger one of what it was before and the median norm of these updates.
+
+    Updates shrink while training goes on, and those of a silo that has learned its nodes by heart
+    are all but 0; so what was usual once stays so.
+    """
+    norms = [a.update for a in answers if a.update is not None and math.isfinite(a.update)]
+    return max(before, statistics.median_low(norms)) if norms else before
 
 
 def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:

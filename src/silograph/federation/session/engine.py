@@ -11,6 +11,7 @@ that cannot go on without silos waits for them, and is done again.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -38,6 +39,8 @@ from silograph.federation.session.answers import (
     joined,
     read_answer,
     unusable,
+    update_norm,
+    usual_update,
 )
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
 from silograph.federation.session.failures import Failures
@@ -96,6 +99,7 @@ class Session:
         self._compiled = compiled
         self._returned = returned
         self._report = report
+        self._usual: dict[str, float] = {}  # norm of updates by op, see `usual_update`
         self._account = Account(len(self._ids))
         self._round = 0
         self._begun = 0  # records before this round
@@ -257,8 +261,9 @@ class Session:
             position = int(positions[place])
             decoder_of(reduce).check_rows(answer.reply, position)
             check_work(answer.meter, peer.took, self._most_work[position])
-            check_update(answer.reply, asked_of, reduce, self._limits.update_norm, position)
-            return answer
+            norm = update_norm(answer.reply, asked_of, reduce, position)
+            check_update(norm, self._limits.update_norm)
+            return replace(answer, update=norm)
 
         answers = self._hear(envelope, asked, reduce, read)
         if lacking and not answers:
@@ -321,11 +326,14 @@ class Session:
                 heard.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
-        bad = unusable(heard, reduce)
+        usual = self._usual.get(envelope.op, 0.0)
+        bad = unusable(heard, reduce, usual)
         for place, cause in bad.items():
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
-        return [answer for answer in heard if answer.place not in bad]
+        usable = [answer for answer in heard if answer.place not in bad]
+        self._usual[envelope.op] = usual_update(usable, usual)
+        return usable
 
     def _answer(self, peer: Peer, kind: Type) -> bytes | memoryview:
         """Return a silo's answer; raise `LostError` where there is none in time."""
