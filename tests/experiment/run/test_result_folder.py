@@ -414,7 +414,7 @@ def test_a_folder_that_appears_meanwhile_stays(
 RACE = """
 import sys, time
 from pathlib import Path
-from silograph.experiment.run import result_folder as folder
+from silograph.experiment.run import new_folder, result_folder as folder
 from silograph.cli import main
 
 write = folder.write_start
@@ -426,7 +426,7 @@ def together(*arguments):
         time.sleep(0.001)
 
 folder.write_start = together
-folder.default_folder = lambda config: "runs/same"
+new_folder.default_folder = lambda config: "runs/same"
 main()
 """
 
