@@ -95,6 +95,14 @@ class RunConfig:
             "Data",
         ),
     )
+    edge_weights: Literal["use", "ignore"] = field(
+        default="use",
+        metadata=option(
+            "what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every "
+            "edge 1",
+            "Data",
+        ),
+    )
     split: str = field(
         default="0.2/0.4/0.4",
         metadata=option(

@@ -129,6 +129,7 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
             run.config.normalize,
             run.silo.feature_names,
             run.config.features,
+            run.config.edge_weights,
         )
         model.save(folder / MODEL, private=True)
         _write_recommender(folder, run, outcome, weights)

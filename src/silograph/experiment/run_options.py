@@ -36,6 +36,8 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row", "standard"]
     """what each client does to its features (row: divide a node's by their sum; standard: mean 0
     and deviation 1 over its own nodes)"""
+    edge_weights: Literal["use", "ignore"]
+    """what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every edge 1"""
     split: str
     """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each
     client splits its own copies); fold=I/K of cross validation; public; full (public, all others

@@ -9,6 +9,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.experiment.resolve.own_partition import (
     CutGraph,
     names_clients,
@@ -105,7 +106,8 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
 
 
 def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
-    """Return the part of a graph that a config keeps, its features as the config wants them."""
+    """Return the part of a graph that a config keeps, features and weights as the config wants."""
+    graph = with_edges(graph, config.edge_weights)
     if config.largest_component:
         graph = largest_component(graph)
     graph = with_features(graph, config.features)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib.metadata
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.edge_weights import check_edge_weights
 from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.plan import with_block_size
@@ -30,6 +32,7 @@ from silograph.methods.base import Method, MethodConfig
 from silograph.nn.conv import Params
 from silograph.nn.own_module import Make
 
+LOG = logging.getLogger("silograph")
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
 
@@ -61,6 +64,8 @@ class Setup:
         device: where it computes.
         simulated: the graph and how it was cut; None where silos hold it.
         held: nodes that the server holds itself; None is no node.
+        edge_weights: what becomes of the weights of edges; None where there are none, or where
+            silos of their own say so.
     """
 
     config: ResolvedConfig
@@ -71,6 +76,7 @@ class Setup:
     device: torch.device
     simulated: Cut | None = None
     held: ClientBlock | None = None
+    edge_weights: str | None = None
 
     @property
     def method(self) -> Method:
@@ -125,6 +131,11 @@ def prepare(
         data = with_own_partition(asked, data)
     found = resolve(asked, data, parts, make)
     dtype, method_config = DTYPES[found.config.dtype], found.method_config
+    weighed = check_edge_weights(
+        asked, found.config, found.parts.method.part, method_config.model, data
+    )
+    if weighed is not None and found.config.edge_weights == "ignore":
+        LOG.warning(weighed)
     cut, block, route = clients_of(found.config, found.parts, data, dtype)
     config = with_block_size(found.config, method_config.training, block)
     assert config.block_size is not None  # written out
@@ -144,7 +155,9 @@ def prepare(
         key = Key.of(config.seed).fold("server's nodes")
         held = held_block(cut, share, key).to(found.device, dtype)
     schema = schema_of(cut.graph)
-    return Setup(config, found.parts, schema, method_config, federation, found.device, cut, held)
+    return Setup(
+        config, found.parts, schema, method_config, federation, found.device, cut, held, weighed
+    )
 
 
 def first_weights(setup: Setup) -> Params:
