@@ -63,7 +63,7 @@ def check_edge_weights(
         return "edge weights are not used (edge_weights=ignore); every edge counts 1"
     ignore = "add edge_weights=ignore, and every edge counts 1"
     if not method.weighs_edges:
-        why = "makes edges of its own" if method.makes_edges else "sums over several silos"
+        why = "exchanges rows" if method.rows != "none" else "makes or draws edges of its own"
         raise ConfigError(
             f"expected edges without weights for method {method.name}, which {why}, got weights: "
             f"{ignore}"
