@@ -24,6 +24,7 @@ from silograph.deploy.run_plan import RunPlan, facts_of, lines_of, plan_of
 from silograph.deploy.silo_files import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.cutting import scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights, silo_as_used
 from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
@@ -205,7 +206,7 @@ class OwnData:
         run = SiloRun(silo, written, method, method_config, block)
         keep = partial(self.keep, run)
         shown = [*lines_of(plan, written.rounds, self.server, written.clients, needs)]
-        shown += [] if weighed is None else [weighed]
+        shown += [line for line in (weighed, scale_line(written, silo.graph)) if line is not None]
         agreed = {
             "method": method.name,
             "rounds": written.rounds,

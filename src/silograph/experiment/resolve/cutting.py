@@ -19,7 +19,7 @@ from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.datasets import load
-from silograph.graph.features import with_features
+from silograph.graph.features import scale_problem, with_features
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import (
     Graph,
@@ -112,6 +112,13 @@ def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
         graph = largest_component(graph)
     graph = with_features(graph, config.features)
     return row_normalize(graph) if config.normalize == "row" else graph
+
+
+def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
+    """Return what is wrong with the scale of a graph's features, as a run uses them, or None."""
+    if config.features != "given" or config.normalize != "none" or graph.task == "rating":
+        return None
+    return scale_problem(graph.x, graph.feature_names)
 
 
 def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> Cut:

@@ -17,7 +17,7 @@ from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.cutting import Cut, held_block, scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights
 from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
@@ -137,6 +137,8 @@ def prepare(
     if weighed is not None and found.config.edge_weights == "ignore":
         LOG.warning(weighed)
     cut, block, route = clients_of(found.config, found.parts, data, dtype)
+    if (problem := scale_line(found.config, cut.graph)) is not None:
+        LOG.warning(problem)
     config = with_block_size(found.config, method_config.training, block)
     assert config.block_size is not None  # written out
     keep_freed_memory()
