@@ -1,6 +1,7 @@
 """A silo's own file rates and recommends items to its users; nothing else does."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def federated(
     config = config_of(2, **OPTIONS | request.param)
     silos = folders(rating_graph(), config, path / "silos")
     result = federate(silos, config, PLAIN, said=said, keep=True)
+    assert sum(" test ratings (" in line for line in said) == 2  # the server's line on each silo
     found = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
     return result, silos, found
 
@@ -62,14 +64,18 @@ def test_predictions_are_those_that_were_scored(
         about = json.loads((folder / "result.json").read_text())
         file = folder / "recommender.safetensors"
         assert file.stat().st_mode & 0o077 == 0
-        found = load_recommender(file)
+        whole = load_recommender(file)
+        assert whole.scale == (1.0, 5.0)
+        found = replace(whole, scale=None)  # scores are those of what the model says
         silo = read_silo(next(path for path in silos if path.name == about["silo"]))
         block = client_block(silo, result.config, torch.float64)
         pairs, errors = pairs_of(block), []
         for row, user, item in zip(pairs.row, pairs.user, pairs.item, strict=True):
             if block.split.test[row]:
                 names = (silo.keys[int(end)].partition(":")[2] for end in (user, item))
+                names = tuple(names)
                 errors.append(found.predict(*names) - float(block.y[row]))
+                assert whole.predict(*names) == min(max(found.predict(*names), 1.0), 5.0)
         view = "personalized" if about["model_of"] == "own" else "server"
         rmse = float(torch.tensor(errors, dtype=torch.float64).square().mean().sqrt())
         assert rmse == pytest.approx(about["test"][view]["rmse"], abs=1e-9)
@@ -119,6 +125,18 @@ def test_folders_without_a_recommender_are_refused(tmp_path: Path, capsys: Captu
     assert "of a run of labels of nodes" in capsys.readouterr().err
 
 
+def test_shown_ratings_are_on_the_scale_and_items_beyond_it_keep_their_order(
+    tmp_path: Path,
+) -> None:
+    three = {"items": ("b", "c", "d"), "item": torch.zeros(3, 1)}
+    bias = {"bias": torch.tensor([6.0, 9.0, -7.0]), "rated": torch.zeros(0, 2, dtype=torch.int64)}
+    small(**three, **bias, scale=(1.0, 5.0)).save(tmp_path / "r")
+    found = load_recommender(tmp_path / "r")
+    assert found.recommend("a", 3) == [("c", 5.0), ("b", 5.0), ("d", 1.0)]
+    assert [found.predict("a", item) for item in three["items"]] == [5.0, 5.0, 1.0]
+    assert replace(found, scale=None).predict("a", "c") == 10.0
+
+
 def small(**changed: Any) -> Recommender:
     one = torch.ones(1)
     own: dict[str, Any] = {
@@ -143,6 +161,7 @@ def small(**changed: Any) -> Recommender:
         {"rated": torch.tensor([[0, 7]])},
         {"rated": torch.tensor([[-1, 0]])},
         {"users": ("a", "c")},
+        {"scale": (5.0, 1.0)},
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -1,13 +1,11 @@
 """Laws of the line on scales of features: who gets it, and who does not."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-import silograph as sg
 from runs import MakeGraph, go
 from silograph.graph.csr import CSR
 from silograph.graph.features import made_features, scale_problem
@@ -79,15 +77,3 @@ def test_a_run_says_so_once_and_only_where_it_helps(
         go(raw, rounds=1, **options)
     go(graph, rounds=1)
     assert len(caplog.messages) == 1
-
-
-SHARED = Path(__file__).parents[2] / "shared" / "data"
-
-
-@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed", "webkb", "minesweeper"])
-def test_public_graphs_are_fine(name: str) -> None:
-    file = SHARED / f"{name}.npz"
-    if not file.exists():
-        pytest.skip("no data")
-    graph = sg.load(file)
-    assert scale_problem(graph.x, graph.feature_names) is None

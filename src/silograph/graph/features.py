@@ -51,8 +51,8 @@ ALONE, ALL = 10.0, 100.0  # see `scale_problem`; measured in docs/decisions/053-
 def scale_problem(x: Features, names: Sequence[str] = ()) -> str | None:
     """Return what is wrong with the scale of features, or None.
 
-    The root mean square of a column is at least `ALONE`, and `ALONE` times the median one, so that it
-    drowns the others; or at least `ALL`. Words, one-hot and standardized columns stay below.
+    The root mean square of a column is at least `ALONE`, and `ALONE` times the median one, so that
+    it drowns the others; or at least `ALL`. Words, one-hot and standardized columns stay below.
 
     Args:
         x: (n, F), as clients train on them.

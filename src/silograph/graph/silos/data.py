@@ -69,6 +69,7 @@ class Silo:
         adj: (n, n) without values: internal edges, both directions.
         cross: edges to nodes of other silos.
         edge_weight: weights of internal edges as in `Graph`, or None.
+        scale: least and largest rating of a silo with ratings, or None.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Silo:
     adj: CSR
     cross: CrossEdges
     edge_weight: Tensor | None = None
+    scale: tuple[float, float] | None = None
 
     @property
     def weighted(self) -> bool:

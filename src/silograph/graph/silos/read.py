@@ -176,6 +176,7 @@ def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
         split=graph.split,
         adj=graph.adj,
         cross=CrossEdges(nothing, nothing, (), np.array([], dtype=np.str_)),
+        scale=spec.scale,
     )
 
 
