@@ -28,8 +28,8 @@ def weighted(scale: float = 1.0, *, zeros: bool = False) -> Graph:
     """A graph with weights from 0.1 to 3, some of them 0 if asked for."""
     draws = np.random.default_rng(3)
     pairs = np.array([(a, b) for a in range(NODES) for b in range(a) if (7 * a + b) % 5 == 0]).T
-    weight = draws.uniform(0.1, 3, pairs.shape[1]) * scale
-    weight[::4] *= not zeros
+    weight = np.asarray(draws.uniform(0.1, 3, pairs.shape[1])) * scale
+    weight = np.where(np.arange(len(weight)) % 4 == 0, 0 if zeros else weight, weight)
     x, y = draws.normal(size=(NODES, 7)), draws.integers(0, 3, NODES)
     return sg.from_arrays(edge_index=pairs, edge_weight=weight, x=x, y=y)
 

@@ -13,7 +13,7 @@ import torch
 from torch_geometric.nn import GCNConv
 
 import silograph as sg
-from runs import go, rows_of, same_bits, weights_of
+from runs import FAST, go, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph
@@ -35,6 +35,11 @@ def weighed(graph: Graph, scale: float = 1.0) -> Graph:
 @pytest.fixture
 def graph(make_graph: MakeGraph) -> Graph:
     return weighed(make_graph(60))
+
+
+def on_silos(folder: str, **options: Any) -> sg.Result:
+    own = {name: value for name, value in FAST.items() if name != "clients"}
+    return sg.run(folder, **own | {"partition": "silo"} | options)
 
 
 SKIPPED = {"fedacs", "fedmf", "fedgnn", "fesog"}  # of ratings
@@ -82,7 +87,7 @@ def test_a_run_on_exported_folders_is_the_run_on_the_cut(
     assert theirs.cut is not None
     for form in ("csv", "npz"):
         sg.write_silos(form, graph, theirs.cut.partition, theirs.cut.split, format=form)
-        ours = go(form, **options | {"clients": None, "partition": "silo"})
+        ours = on_silos(form, **options)
         assert rows_of(ours) == rows_of(theirs)
         assert same_bits(weights_of(ours), weights_of(theirs))
         assert ours.test.uncut == theirs.test.uncut
@@ -98,10 +103,10 @@ def test_silos_that_disagree_on_an_edge(graph: Graph, work: Path) -> None:
     head, first, *rest = table.read_text().splitlines()
     table.write_text("\n".join([head, first.rpartition(",")[0] + ",77", *rest]) + "\n")
     with pytest.raises(DataError, match=r"^expected one weight of each edge, got .*: agree on one"):
-        go("silos", clients=None, partition="silo")
+        on_silos("silos")
     table.write_text("\n".join([head, first.rpartition(",")[0] + ",-1", *rest]) + "\n")
     with pytest.raises(DataError, match="line 2, column 'weight': expected a weight >= 0 or"):
-        go("silos", clients=None, partition="silo")
+        on_silos("silos")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -191,7 +191,8 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
         told = json.loads(about[FORMAT])
         users, items = (_IDS.validate_python(told[name]) for name in ("users", "items"))
         scale = _SCALE.validate_python(told.get("scale"))
-        made = Recommender(users, items, *(found[name] for name in _TENSORS), scale)
+        made = Recommender(users, items, *(found[name] for name in _TENSORS))
+        made = replace(made, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise DataError(f"expected a {FORMAT!r} in {where}, got something else") from None
     if not _fits(made):
