@@ -1,4 +1,4 @@
-"""Which clients take part: every selector on PubMed with 100 clients, by bytes, work and time.
+"""Which clients take part: every selector on two graphs of 100 clients, by bytes, work and time.
 
 Controls of the bandit: uniform and round-robin at its own mean participation, its two ablations,
 and uniform with fixed shares, the best of which is the best fixed number.
@@ -14,13 +14,19 @@ from silograph.core.config import Scalar
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.report.figures import size_text
 from silograph.study.cells import Cell, Line
+from silograph.study.compare.paired_statistics import overlap_of, paired
 from silograph.study.reproduce.plots import Curves
 from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
 
+COAUTHOR: dict[str, Any] = {"dataset": "coauthor_cs"}
+# Names of PubMed's are older than those of the other graph; they are parts of cells.
 CUTS: dict[str, dict[str, Any]] = {
     "Dirichlet .1": {"partition": "dirichlet", "alpha": 0.1},
     "METIS": {"partition": "metis"},
+    "Coauthor-CS, Dirichlet .1": {"partition": "dirichlet", "alpha": 0.1} | COAUTHOR,
+    "Coauthor-CS, METIS": {"partition": "metis"} | COAUTHOR,
 }
+GRAPHS = {"PubMed": [*CUTS][:2], "Coauthor-CS": [*CUTS][2:]}
 SEEDS = (0, 1, 2)
 CLIENTS, CHOSEN = 100, 25
 CLOCKS = {
@@ -141,16 +147,16 @@ def any_run(found: Found, cut: str, name: str, seed: int) -> Cell | None:
 def cells(found: Found) -> list[Cell]:
     """Return all cells; what decides the first sentence comes first."""
     wanted: list[Cell | None] = []
-    for seed in SEEDS:
-        for cut in CUTS:
+    for cuts, seed in product(GRAPHS.values(), SEEDS):
+        for cut in cuts:
             wanted += [start_of(cut, seed), run_of(cut, ALL, seed), run_of(cut, UCB, seed)]
             wanted.append(control_of(found, cut, SAME, seed))
-    for seed in SEEDS:
-        for cut in CUTS:
+    clocks = [clock for clock in CLOCKS if clock != FIRST]
+    for cuts in GRAPHS.values():
+        for seed, cut in product(SEEDS, cuts):
             wanted += [run_of(cut, name, seed) for name in SELECTORS if name not in (ALL, UCB)]
             wanted.append(control_of(found, cut, TURN, seed))
-    clocks = [clock for clock in CLOCKS if clock != FIRST]
-    wanted += [run_of(cut, name, 0, c) for cut, name, c in product(CUTS, TIMED, clocks)]
+        wanted += [run_of(cut, name, 0, c) for cut, name, c in product(cuts, TIMED, clocks)]
     return [each for each in wanted if each is not None]
 
 
@@ -257,45 +263,48 @@ def score_table(found: Found, cut: str) -> str:
     return markdown_table(heads, rows)
 
 
-def pairs(found: Found) -> list[tuple[float, float | None]]:
-    """Return the bandit less uniform at equal mean participation, for every cut and seed.
+def pairs(found: Found, graph: str) -> list[tuple[float, float, float | None]]:
+    """Return the bandit and uniform at equal mean participation, for every cut and seed.
 
-    That is points of test accuracy in the end, and the ratio of bytes to 90 % of the way.
+    That is the test accuracy of both in percent, and the ratio of bytes to 90 % of the way.
     """
     result = []
-    for cut, seed in product(CUTS, SEEDS):
+    for cut, seed in product(GRAPHS[graph], SEEDS):
         place = control_of(found, cut, SAME, seed)
         lines = found.scored([] if place is None else [run_of(cut, UCB, seed), place])
         if len(lines) == 2 and levels(found, cut, seed):
             ends = [100 * within(line, float("inf")) for line in lines]
             costs = [cost_to(line, levels(found, cut, seed)[-1], training_bytes) for line in lines]
             ratio = costs[0] / costs[1] if costs[0] is not None and costs[1] is not None else None
-            result.append((ends[0] - ends[1], ratio))
+            result.append((ends[0], ends[1], ratio))
     return result
 
 
-def verdict(found: Found) -> str:
-    """Return the first sentence: whether a bandit beats uniform at equal participation."""
-    seen = pairs(found)
+def verdict(found: Found, graph: str) -> str:
+    """Return what one graph says of the bandit and uniform selection at equal participation."""
+    seen = pairs(found, graph)
     if not seen:
-        return "Whether the bandit beats uniform selection at equal participation is not known yet."
-    gains, ratios = [gain for gain, _ in seen], [r for _, r in seen if r is not None]
-    wins, mean = sum(gain > 0 for gain in gains), statistics.mean(gains)
-    spread = f" ± {statistics.stdev(gains):.2f}" if len(gains) > 1 else ""
-    sure = len(gains) > 2 and abs(mean) > 2 * statistics.stdev(gains) / len(gains) ** 0.5
-    says = ("beats" if mean > 0 else "loses to") if sure else "does not measurably differ from"
-    if len(gains) < 3:
-        says = "is not yet told apart, by too few runs, from"
-    end = f"nowhere do both get to 90 % of the way ({len(gains)} pairs)"
+        return f"**{graph}**: not known yet."
+    bandits, uniforms = [a for a, _, _ in seen], [b for _, b, _ in seen]
+    ratios = [ratio for _, _, ratio in seen if ratio is not None]
+    found_pairs = paired(bandits, uniforms, "resampled", overlap_of(PROTOCOL["split"], None) or 0)
+    wins = sum(a > b for a, b in zip(bandits, uniforms, strict=True))
+    says, interval = "is not yet told apart, by too few runs, from", ""
+    if found_pairs.low is not None and found_pairs.high is not None and len(seen) > 2:
+        says = "does not measurably differ from"
+        if found_pairs.low > 0 or found_pairs.high < 0:
+            says = "beats" if found_pairs.low > 0 else "loses to"
+        interval = f", 95 % interval {found_pairs.low:+.2f} to {found_pairs.high:+.2f}"
+    end = f"nowhere do both get to 90 % of the way ({len(seen)} pairs)"
     if ratios:
         end = (
             f"it takes {statistics.geometric_mean(ratios):.2f} times the bytes to 90 % of the way "
-            f"where both get there ({len(ratios)} of {len(gains)})"
+            f"where both get there ({len(ratios)} of {len(seen)})"
         )
     return (
-        f"FedACS' bandit {says} uniform selection at its own mean participation: {mean:+.2f}"
-        f"{spread} points of test accuracy in the end ({wins} of {len(gains)} pairs of cut and "
-        f"seed above 0), and {end}."
+        f"**{graph}**: FedACS' bandit {says} uniform selection at its own mean participation: "
+        f"{found_pairs.mean or 0:+.2f} points of test accuracy in the end{interval} ({wins} of "
+        f"{len(seen)} pairs of cut and seed above 0), and {end}."
     )
 
 
@@ -310,7 +319,7 @@ def clock_table(found: Found) -> str:
             known = line is not None and "error" not in line and goal
             spent = cost_to(line, goal[-1], virtual) if known and line else None
             texts.append("-" if not known else "never" if spent is None else f"{spent:,.0f}")
-        rows.append([cut, name, *texts])
+        rows.append([title_of(cut), name, *texts])
     return markdown_table(["cut", "selector", *CLOCKS], rows)
 
 
@@ -333,14 +342,21 @@ def courses(found: Found, cut: str) -> Curves:
         if line is not None and "error" not in line:
             megabytes = [spent / 1e6 for spent in training_bytes(line)]
             lines[name] = (megabytes, [100 * v for v in line["curve"]["test"]])
-    return Curves(f"PubMed, 100 clients, {cut}, seed 0", "MB without evaluation", "%", lines)
+    title = f"{title_of(cut)}, 100 clients, seed 0"
+    return Curves(title, "MB without evaluation", "%", lines, scale="log")
+
+
+def title_of(cut: str) -> str:
+    """Return graph and cut."""
+    return cut if cut in GRAPHS["Coauthor-CS"] else f"PubMed, {cut}"
 
 
 def page(found: Found) -> Page:
     """Return the page."""
-    sections = {"verdict": verdict(found), "clocks": clock_table(found)}
+    verdicts = "\n\n".join(verdict(found, graph) for graph in GRAPHS)
+    sections = {"verdict": verdicts, "clocks": clock_table(found)}
     for number, cut in enumerate(CUTS):
-        parts = [f"**{cut}**\n\n{score_table(found, cut)}"]
+        parts = [f"**{title_of(cut)}**\n\n{score_table(found, cut)}"]
         parts += [f"To a share of the way, {u}:\n\n{cost_table(found, cut, u)}" for u in COSTS]
         sections[f"cut{number}"] = "\n\n".join(parts)
     plots = {f"selectors_cut{n}.svg": courses(found, cut) for n, cut in enumerate(CUTS)}
@@ -349,7 +365,7 @@ def page(found: Found) -> Page:
 
 RECIPE = Recipe(
     name="selection/selectors",
-    title="which clients take part: all selectors on PubMed with 100 clients",
+    title="which clients take part: all selectors, PubMed and Coauthor-CS, 100 clients",
     cells=cells,
     page=page,
     text="""\
@@ -358,7 +374,7 @@ RECIPE = Recipe(
 <!-- verdict -->
 <!-- verdict -->
 
-PubMed, 100 clients, FedOpt with its defaults, 300 rounds, scored every five rounds; means over the
+100 clients, FedOpt with its defaults, 300 rounds, scored every five rounds; means over the
 seeds that are there. Bytes are without evaluation. The way goes from the test accuracy of the first
 weights to the best one with all clients; `never` is not within 300 rounds of at least one seed.
 Equal budgets are shares of the bytes of full participation in 300 rounds; selectors with few
@@ -371,6 +387,12 @@ with links of 10 MB/s and 50 ms, unless a table says otherwise; it is a model.
 <!-- cut1 -->
 <!-- cut1 -->
 
+<!-- cut2 -->
+<!-- cut2 -->
+
+<!-- cut3 -->
+<!-- cut3 -->
+
 ## Virtual seconds to 90 % of the way under three clocks (seed 0)
 
 <!-- clocks -->
@@ -378,9 +400,13 @@ with links of 10 MB/s and 50 ms, unless a table says otherwise; it is a model.
 
 ![Number of clients that the bandit chooses, by round.](selectors_choices.svg)
 
-![Test accuracy by bytes, Dirichlet .1.](selectors_cut0.svg)
+![Test accuracy by bytes, PubMed, Dirichlet .1.](selectors_cut0.svg)
 
-![Test accuracy by bytes, METIS.](selectors_cut1.svg)
+![Test accuracy by bytes, PubMed, METIS.](selectors_cut1.svg)
+
+![Test accuracy by bytes, Coauthor-CS, Dirichlet .1.](selectors_cut2.svg)
+
+![Test accuracy by bytes, Coauthor-CS, METIS.](selectors_cut3.svg)
 
 <!-- again -->
 <!-- again -->

@@ -160,14 +160,17 @@ def test_an_ample_budget_changes_nothing(make_graph: MakeGraph) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 100}, r"pays for a round of 1, got  100 B: .* spent before round 1 and a "),
+        ({"budget": 100}, r"pays for a round of 1, got 100 B: .* spent before round 1 and a "),
         ({"least_clients": 5}, "selector.least_clients of at most 4 clients, got 5"),
         (
             {"least_selections": 17},
             "selector.least_selections that 4 rounds of 1 to 4 clients can have, got 17",
         ),
-        ({"budget": 15000, "least_selections": 15}, r"got 15 15.0 kB: .* selections in all"),
-        ({"budget": 5000}, "pays for the first round of all, of 4 clients, got  5.0 kB"),
+        (
+            {"budget": 15000, "least_selections": 15},
+            r"got 15 with a budget of 15.0 kB: .* selections in all",
+        ),
+        ({"budget": 5000}, "pays for the first round of all, of 4 clients, got 5.0 kB"),
         ({"budget": "10 miles"}, "expected a number of bytes"),
         ({"budget": 0}, "greater than or equal to 1"),
         ({"least_clients": 0}, "greater than or equal to 1"),

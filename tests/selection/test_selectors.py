@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.session.names import own_ops
 from silograph.graph.graph import Graph
 from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.harmony import balancing
 from silograph.selection.registry import SELECTORS
 from silograph.selection.uniform import select_uniform
 
@@ -105,6 +108,29 @@ def test_uniform_is_the_draw_of_participation() -> None:
     selector, key = SELECTORS["uniform"], Key.of(5)
     drawn = selector.draw(IDS, options_of(selector), {}, 1, key)
     assert drawn == select_uniform(IDS, 0.4, key)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("first", [True, False])
+def test_harmony_takes_who_brings_the_labels_nearest(seed: int, first: bool) -> None:
+    """By the definition, with exact fractions: shares of labels, their distance, ties in order."""
+    draws = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 4, (9, 3), generator=draws)
+    joined = [0, 0, 0] if first else [1, 0, 2]
+    aim = [Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)]
+    expected: list[int] = []
+    for place in range(6):
+        far: dict[int, Fraction] = {}
+        for i in [i for i in range(9) if i not in expected]:
+            both = [a + b for a, b in zip(joined, counts[i].tolist(), strict=True)]
+            shares = [Fraction(n, max(sum(both), 1)) for n in both]
+            far[i] = sum(((s - a) ** 2 for s, a in zip(shares, aim, strict=True)), Fraction(0))
+        best = 0 if first and not place else min(far, key=lambda i: (far[i], i))
+        expected.append(best)
+        joined = [a + b for a, b in zip(joined, counts[best].tolist(), strict=True)]
+    start = np.array([0.0, 0, 0] if first else [1.0, 0, 2])
+    found = balancing(counts.double().numpy(), start, np.array(aim, dtype=float), 6, first=first)
+    assert found.tolist() == expected
 
 
 def test_all_is_a_run_without_a_selector(make_graph: MakeGraph) -> None:

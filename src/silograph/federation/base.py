@@ -8,11 +8,12 @@ that act on a block of C >= 1 clients. Between calls a client's state stays wher
 Nothing else crosses: no closure, no global, no object.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -265,13 +266,19 @@ def positions_of(ids: Sequence[str], to: Sequence[str] | None) -> Tensor:
     """
     if to is None:
         return torch.arange(len(ids))
-    place = {name: position for position, name in enumerate(ids)}
+    place = _places(tuple(ids))
     missing = [name for name in to if name not in place]
     if missing:
         raise ProtocolError(f"expected clients of this federation, got {missing[0]!r}")
-    positions = [place[name] for name in to]
-    if not positions or any(a >= b for a, b in itertools.pairwise(positions)):
+    found = np.array([place[name] for name in to], dtype=np.int64)
+    if not len(found) or not bool((found[1:] > found[:-1]).all()):
         raise ProtocolError(
             f"expected at least one client, each once and in the federation's order, got {list(to)}"
         )
-    return torch.tensor(positions)
+    return torch.from_numpy(found)
+
+
+@lru_cache(maxsize=4)  # of a federation in every call
+def _places(ids: tuple[str, ...]) -> dict[str, int]:
+    """Return the position of each client; not to be changed."""
+    return {name: position for position, name in enumerate(ids)}

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -46,6 +47,8 @@ from silograph.selection.options import (
     least_selections_field,
 )
 from silograph.selection.ranking import draws_of, highest, in_order
+
+TIE = 1e-12  # distances squared that differ by less, do so by rounding
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -80,22 +83,56 @@ def draw(
     if int((~known).sum()) >= number or state["labels"].shape[1] == 0:
         return highest(ids, (~known).double(), number, key)
     chosen = ~known
-    allowed = known & fast_enough(options, state, number - int(chosen.sum()))
-    draws = draws_of(ids, key)
+    wanted = number - int(chosen.sum())
+    allowed = known & fast_enough(options, state, wanted)
+    order = draws_of(ids, key).argsort(stable=True)  # so the first of equals is the lowest draw
+    order = order[allowed[order]]
     labels = state["labels"]
-    aim = shares(labels[known].sum(0))
-    joined = labels[chosen].sum(0)
-    for _ in range(number - int(chosen.sum())):
-        far = (shares(joined + labels) - aim).square().sum(1)
-        if not bool(chosen.any()):
-            far = draws  # the first one is drawn
-        # Distances that differ by rounding only are ties.
-        far = torch.where(allowed & ~chosen, far.round(decimals=12), torch.inf)
-        best = (far == far.min()).nonzero()[:, 0]
-        place = best[draws[best].argmin()]
-        chosen[place] = True
-        joined = joined + labels[place]
+    picks = balancing(
+        labels[order].numpy(),
+        labels[chosen].sum(0).numpy(),
+        shares(labels[known].sum(0)).numpy(),
+        wanted,
+        first=not bool(chosen.any()),
+    )
+    chosen[order[torch.from_numpy(picks)]] = True
     return in_order(ids, chosen.nonzero()[:, 0])
+
+
+def balancing(
+    labels: np.ndarray, joined: np.ndarray, aim: np.ndarray, number: int, *, first: bool
+) -> np.ndarray:
+    """Return the positions (number,) int64 of who brings the labels nearest to the aim, in turn.
+
+    Args:
+        labels: (n, K) float64 counts of each client's labels, n >= number.
+        joined: (K,) counts of who takes part already.
+        aim: (K,) shares to come near to.
+        number: of clients to choose.
+        first: whether nobody takes part yet: then the first client is taken as it is.
+
+    The squared distance of (joined + l) / |joined + l|_1 to the aim is expanded, so that a choice
+    costs one product of the labels with those of who joined last. The aim's own square is left
+    out: it is the same for all.
+    """
+    picks, taken = np.empty(number, dtype=np.int64), np.zeros(len(labels))
+    product, own, sizes = labels @ aim, (labels**2).sum(1), labels.sum(1)
+    # Of joined + l, for each client's l: sum of squares, product with the aim, sum.
+    square = own + 2 * (labels @ joined) + joined @ joined
+    to_aim, total = product + joined @ aim, sizes + joined.sum()
+    for place in range(number):
+        best = 0
+        if place or not first:
+            inverse = 1 / np.maximum(total, 1e-12)
+            far = (square * inverse - 2 * to_aim) * inverse + taken
+            best = int((far <= far.min() + TIE).argmax())
+        picks[place], taken[best] = best, np.inf
+        last = labels[best]
+        square += 2 * (labels @ last) + (2 * (joined @ last) + own[best])
+        to_aim += product[best]
+        total += sizes[best]
+        joined = joined + last
+    return picks
 
 
 def fast_enough(options: HarmonyOptions, state: SelectorState, number: int) -> Tensor:

@@ -39,6 +39,7 @@ A: numbers. C: clients.
 import math
 from collections.abc import Sequence
 from dataclasses import field
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -83,8 +84,12 @@ class UcbOptions:
     least_selections: Least = least_selections_field()
 
 
+@lru_cache(maxsize=4)  # asked for several times in every round
 def arms_of(clients: int, options: UcbOptions) -> Tensor:
-    """Return the numbers of clients that are arms, (A,) int64, ascending; the last one is all."""
+    """Return the numbers of clients that are arms, (A,) int64, ascending; the last one is all.
+
+    Not to be changed.
+    """
     least = min(options.least_clients or 1, clients)
     numbers = torch.arange(least, clients + 1)
     if options.arms is None or options.arms >= len(numbers):

@@ -7,6 +7,7 @@ the number of selections so far, under `selected/`, where it is limited.
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,8 +116,11 @@ class Selection:
         """Return why round t is not started, or None: the budget does not pay for it."""
         if self._budget is None or t > self.setup.config.rounds:
             return None
+        limits = self._limits(state, t)
+        if limits.most == limits.clients:
+            return None  # whomever the selector draws
         wanted = len(self._drawn(state, t, training_key(self.setup.config)))
-        if self._limits(state, t).number(wanted) is not None:
+        if limits.number(wanted) is not None:
             return None
         wanted, least = max(wanted, self._least), self._budget - self._spent()
         return (
@@ -190,7 +194,8 @@ class Selection:
         if not found.can_be_met:
             raise ConfigError(
                 f"expected selector.least_selections that {found.rounds} rounds of "
-                f"{found.least} to {found.clients} clients can have, got {found.lacking}{cost}"
+                f"{found.least} to {found.clients} clients can have, got {found.lacking}"
+                + (cost and f" with a budget of {cost}")
             )
         wanted = len(self._drawn(state, 1, training_key(self.setup.config)))
         if found.number(wanted) is None:
@@ -203,7 +208,7 @@ class Selection:
         """Return what a client costs and what the budget pays for, in words."""
         assert self._budget is not None  # only then is it asked for
         return (
-            f" {size_text(self._budget)}: {size_text(self._spent())} are spent before round 1 and "
+            f"{size_text(self._budget)}: {size_text(self._spent())} are spent before round 1 and "
             f"a client takes {size_text(self._each(1))} in a round, so {found.affordable} "
             "selections in all"
         )
@@ -253,11 +258,11 @@ class Selection:
                 values = [float("nan") if value is None else value for value in found]
                 val_accuracy = torch.tensor(values, dtype=torch.float64)
             val_loss = (counts["val.loss"] / counts["val.nodes"]).cpu().double()
-        sizes, training = torch.zeros(2, clients, dtype=torch.int64)
+        sizes, training = np.zeros((2, clients), dtype=np.int64)
         for record in records:
-            places, each = (torch.from_numpy(a.copy()) for a in (record.clients, record.bytes))
-            sizes[places] += each
-            training[places] += each * (record.what != "evaluation")
+            sizes[record.clients] += record.bytes
+            if record.what != "evaluation":
+                training[record.clients] += record.bytes
         clock = clock_of(setup.config, ids)
         received = self._received(report)
         return RoundFacts(
@@ -265,7 +270,7 @@ class Selection:
             answered=trained.get("answered", torch.zeros(clients, dtype=torch.bool)),
             nodes=nodes,
             train_loss=torch.where(nodes > 0, loss, torch.nan),
-            bytes=sizes,
+            bytes=torch.from_numpy(sizes),
             val_loss=val_loss,
             val_accuracy=val_accuracy,
             received=received,
@@ -298,7 +303,7 @@ class Selection:
         scores = task_in(self.setup).scores(received, "val")
         return None if scores is None else scores[run_metric(self.setup).name]
 
-    def _cost(self, training: Tensor) -> float:
+    def _cost(self, training: np.ndarray) -> float:
         """Return the share of bytes (C,) of a round in the budget; see `RoundFacts.cost`."""
         total, called = int(training.sum()), int((training > 0).sum())
         if self._budget is not None:

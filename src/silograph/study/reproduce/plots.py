@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from silograph.core.errors import SilographError
 
@@ -26,6 +26,7 @@ class Curves:
         errors: half the height of the bar at each point, by the name of the line.
         markers: whether points are marked.
         bottom: where the vertical axis begins; None shows all points.
+        scale: of the horizontal axis.
     """
 
     title: str
@@ -35,6 +36,7 @@ class Curves:
     errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     markers: bool = False
     bottom: float | None = None
+    scale: Literal["linear", "log"] = "linear"
 
 
 def check_plots() -> None:
@@ -73,7 +75,7 @@ def svg_of(curves: Curves) -> str:
                 marker="o" if curves.markers else None,
                 capsize=3,
             )
-        axes.set(title=curves.title, xlabel=curves.x, ylabel=curves.y)
+        axes.set(title=curves.title, xlabel=curves.x, ylabel=curves.y, xscale=curves.scale)
         axes.set_ylim(bottom=curves.bottom)
         axes.grid(color="#dddddd")
         axes.set_axisbelow(True)

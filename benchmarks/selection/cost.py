@@ -1,0 +1,105 @@
+"""What selection costs a round with 1,000 clients: CPU time at the server; prints a table.
+
+    python benchmarks/selection/cost.py ../shared/data
+
+FedOpt on PubMed, 1,000 clients, a GCN of width 128 as on the page of selectors, no result folder,
+one thread. Selection is what chooses clients before a round, and learns from it after it; it is
+timed inside rounds, so that a figure is a share of the very rounds it is a part of. Scores on
+receipt, which some selectors ask for, are clients' work and not counted as selection.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import silograph as sg
+from silograph.core.config import make_config
+from silograph.experiment.run import loop
+from silograph.experiment.run.selecting import Selection
+from silograph.experiment.run.setup import prepare
+from silograph.graph.graph import Graph
+
+CLIENTS, ROUNDS, WARM_UP = 1_000, 40, 12
+SELECTORS: Mapping[str, Mapping[str, Any]] = {
+    "power_of_choice": {"selector.clients": 250},
+    "oort": {"selector.clients": 250},
+    "harmony": {"selector.clients": 250},
+    "ucb": {"selector.arms": 10},
+    "ucb with a budget": {"selector.arms": 10, "selector.budget": 10**15},
+    "round_robin": {"selector.clients": 250},
+}
+
+
+class Spent:
+    """CPU seconds of the process in the functions that it wraps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, whose time is added up."""
+
+        @wraps(call)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            began = time.process_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds += time.process_time() - began
+
+        return wrapped
+
+
+def shares(graph: Graph, name: str, options: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return medians: ms of a round, ms of its selection, and the share of it."""
+    asked = {
+        "clients": CLIENTS,
+        "partition": "random",
+        "hidden": 128,
+        "split": "0.2/0.4/0.4",
+        "rounds": ROUNDS + WARM_UP,
+        "eval_every": 10**6,
+        "method": "fedopt",
+        "selector": name.split()[0],
+        "speeds": "lognormal",
+        "links": "10:0.05",
+        "options": dict(options),
+    }
+    setup = prepare(make_config(asked), graph)
+    spent, rounds, parts = Spent(), [], []
+    names = ("choose", "observe", "reason_to_stop")
+    with ExitStack() as stack:
+        for each in names:
+            timed = spent.timed(getattr(Selection, each))
+            stack.enter_context(patch.object(Selection, each, timed))
+        snapshot = loop.first_snapshot(setup)
+        for _ in range(ROUNDS + WARM_UP):
+            spent.seconds, began = 0.0, time.process_time()
+            snapshot, _ = loop._round(setup, snapshot, 0.0)
+            rounds.append(time.process_time() - began)
+            parts.append(spent.seconds)
+    rounds, parts = rounds[WARM_UP:], parts[WARM_UP:]
+    ratios = [part / whole for part, whole in zip(parts, rounds, strict=True)]
+    return tuple(statistics.median(v) for v in (rounds, parts, ratios))  # type: ignore[return-value]
+
+
+def main(data: str) -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    graph = sg.load("pubmed", data_dir=data)
+    print("| selector | ms a round | of which selection | share |")
+    print("|---|---|---|---|")
+    for name, options in SELECTORS.items():
+        whole, part, share = shares(graph, name, options)
+        print(f"| {name} | {1e3 * whole:.1f} | {1e3 * part:.2f} | {share:.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
