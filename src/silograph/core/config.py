@@ -67,7 +67,7 @@ class RunConfig:
         default=None,
         metadata=option(
             "names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, "
-            "source, target); several labels: label=red+blue",
+            "source, target, weight); several labels: label=red+blue",
             "Data",
         ),
     )

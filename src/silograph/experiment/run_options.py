@@ -26,7 +26,7 @@ class StudyOptions(TypedDict, total=False):
     """folder in which datasets are looked for first"""
     columns: str | None
     """names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, source,
-    target); several labels: label=red+blue"""
+    target, weight); several labels: label=red+blue"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
     largest_component: bool

@@ -116,7 +116,9 @@ def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]
     graphs = [_member(data, place) for place, data in enumerate(members)]
     _check_alike(graphs)
     weighted = any(graph.edge_weight is not None for graph in graphs)
-    adj = CSR.block_diagonal([graph.weighted_adj.to("cpu", torch.float64) for graph in graphs])
+    parts = [graph.weighted_adj for graph in graphs]
+    parts = [adj.to("cpu", torch.float64) for adj in parts] if weighted else parts
+    adj = CSR.block_diagonal(parts)
     splits = [list(vars(graph.split).values()) for graph in graphs if graph.split is not None]
     width = max(2, len(str(len(graphs) - 1)))
     return {
