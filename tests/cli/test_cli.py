@@ -39,6 +39,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "largest_component": (["--largest-component"], "largest_component = true", True),
     "features": (["--features", "degree"], 'features = "degree"', "degree"),
     "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),
+    "edge_weights": (["--edge-weights", "ignore"], 'edge_weights = "ignore"', "ignore"),
     "split": (["--split", "public"], 'split = "public"', "public"),
     "partition": (["--partition", "silo"], 'partition = "silo"', "silo"),
     "clients": (["--clients", "7"], "clients = 7", 7),

@@ -35,6 +35,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "largest_component": st.booleans(),
     "features": st.sampled_from(["given", "degree", "constant", "onehot-degree"]),
     "normalize": st.sampled_from(["none", "row"]),
+    "edge_weights": st.sampled_from(["use", "ignore"]),
     "split": st.text(),
     "partition": st.text(),
     "clients": st.none() | COUNTS,

@@ -64,6 +64,40 @@ def about_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_weights_of_edges_are_used_as_in_a_simulation(
+    make_graph: MakeGraph, tmp_path: Path, model: str
+) -> None:
+    graph = make_graph(60)
+    low, high = graph.edge_index.min(dim=0).values, graph.edge_index.max(dim=0).values
+    weighed = replace(graph, edge_weight=((low * 7 + high * 3) % 9).double() / 4)
+    found = Federated(weighed, tmp_path, method="fedavg", model=model)
+    ours, theirs = (result.model for result in (found.result, found.simulated))
+    assert ours is not None
+    assert theirs is not None
+    assert all(torch.equal(w, theirs.weights[name]) for name, w in ours.weights.items())
+    bare = sg.run(graph, config=found.config, block_size=1).model
+    assert bare is not None
+    same = all(torch.equal(w, bare.weights[name]) for name, w in ours.weights.items())
+    assert same is (model == "sage")
+    lines = {
+        "gcn": "edge weights are used by gcn",
+        "sage": "edge weights are not used: SAGE has no place for them; every edge counts 1",
+    }
+    assert sum(lines[model] in line for line in found.said) == 2  # each silo reads it
+    own = sg.load_model(found.folders[0] / "model.safetensors")
+    assert own.edge_weights == ("use" if model == "gcn" else "ignore")
+
+
+def test_a_silo_refuses_methods_that_would_lose_its_weights(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    graph = make_graph(60)
+    weighed = replace(graph, edge_weight=torch.full((graph.adj.nnz,), 0.5, dtype=torch.float64))
+    with pytest.raises(Exception, match="edges without weights for method label_guided, which ex"):
+        Federated(weighed, tmp_path, method="label_guided")
+
+
 OWN = ("local", "fedper")  # methods whose clients have models of their own
 
 

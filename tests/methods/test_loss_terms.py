@@ -1,4 +1,4 @@
-"""Laws of terms of the local loss, and of MOON, which is an example that has one."""
+"""Laws of terms of the local loss, and of MOON and FedProto, examples that have one."""
 
 import runpy
 from collections.abc import Callable
@@ -16,9 +16,11 @@ from runs import MakeGraph, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.payload import Patched, Stacked, dense, under
+from silograph.graph.graph import subgraph
 from silograph.methods import FEDAVG, Method, Needs, StepNodes, averaging, train_from, trained
 
 MOON = Path(__file__).parents[2] / "examples" / "moon.py"
+PROTO = MOON.with_name("fedproto.py")
 RUN: dict[str, Any] = {
     "clients": 3,
     "partition": "random",
@@ -44,8 +46,70 @@ def close(one: sg.Result, other: sg.Result, atol: float) -> bool:
     return all(torch.allclose(ours[name], w, atol=atol) for name, w in theirs.items())
 
 
-def test_the_example_is_short() -> None:
-    assert len(MOON.read_text(encoding="utf-8").splitlines()) < 80
+@pytest.mark.parametrize("path", [MOON, PROTO], ids=lambda path: path.stem)
+def test_the_example_is_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 80
+
+
+@pytest.fixture(scope="module")
+def proto() -> Any:
+    return runpy.run_path(str(PROTO))
+
+
+@pytest.mark.parametrize("more", [{}, {"batch_size": 5}, {"collect": 0.5}, {"participation": 0.7}])
+def test_without_weight_fedproto_is_local(
+    make_graph: MakeGraph, proto: Any, more: dict[str, Any]
+) -> None:
+    graph = make_graph(40)
+    ours = sg.run(graph, method=proto["METHOD"], options={"pull": 0.0}, **RUN | more)
+    theirs = sg.run(graph, method="local", **RUN | more)
+    assert [r["train_loss"] for r in ours.rounds] == [r["train_loss"] for r in theirs.rounds]
+    for name, model in theirs.client_models.items():
+        assert same_bits(ours.client_models[name].weights, model.weights)
+    assert ours.bytes > theirs.bytes
+
+
+@pytest.mark.parametrize("more", [{}, {"strict": True}, {"block_size": 1}])
+def test_prototypes_are_means_over_all_training_nodes(
+    make_graph: MakeGraph, proto: Any, more: dict[str, Any]
+) -> None:
+    """With models that never move, prototypes are means of the first model's embeddings."""
+    states: list[Any] = []
+
+    def look(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
+        found = proto["fit_round"](fed, cfg, state, t, key)
+        states.append(found[0].memory["mean"])
+        return found
+
+    graph = make_graph(40)
+    still = RUN | {"lr": 1e-300, "optimizer": "sgd", "weight_decay": 0.0, "rounds": 2}
+    result = sg.run(graph, method=replace(proto["METHOD"], round=look), **still | more)
+    cut = result.cut
+    assert cut is not None
+    model = next(iter(result.client_models.values()))
+    shape: Any = model.shape
+    hidden = replace(model, shape=replace(shape, layers=1, outputs=8))
+    found = torch.zeros(graph.num_classes, 9, dtype=torch.float64)
+    train = cut.split.train & graph.labeled
+    for nodes in cut.partition.nodes:
+        z = torch.relu(hidden.logits(subgraph(graph, nodes)))
+        z = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)[train[nodes]]
+        found.index_add_(0, graph.y[nodes][train[nodes]], z)
+    assert bool((found[:, -1] > 0).all())
+    assert torch.allclose(states[0], found / found[:, -1:], atol=1e-12)
+    assert torch.equal(states[0], states[1])
+
+
+def test_fedproto_learns_and_differs(make_graph: MakeGraph, proto: Any) -> None:
+    graph = make_graph(40)
+    runs = [
+        sg.run(graph, method=proto["METHOD"], options={"pull": w}, **RUN | {"rounds": 6})
+        for w in (0.0, 3.0)
+    ]
+    losses = [[float(row["train_loss"] or 0) for row in r.rounds] for r in runs]
+    assert losses[0][0] == losses[1][0]  # nobody has a prototype yet
+    assert losses[0][1] < losses[1][1]
+    assert losses[1][-1] < losses[1][1]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class RunConfig:
         default=None,
         metadata=option(
             "names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, "
-            "source, target); several labels: label=red+blue",
+            "source, target, weight); several labels: label=red+blue",
             "Data",
         ),
     )
@@ -92,6 +92,14 @@ class RunConfig:
         metadata=option(
             "what each client does to its features (row: divide a node's by their sum; standard: "
             "mean 0 and deviation 1 over its own nodes)",
+            "Data",
+        ),
+    )
+    edge_weights: Literal["use", "ignore"] = field(
+        default="use",
+        metadata=option(
+            "what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every "
+            "edge 1",
             "Data",
         ),
     )

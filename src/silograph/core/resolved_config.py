@@ -29,6 +29,7 @@ class ResolvedConfig:
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row", "standard"]
+    edge_weights: Literal["use", "ignore"]
     split: str
     partition: str
     clients: int

@@ -46,12 +46,15 @@ def check_versions(silo: "Joined") -> None:
             )
 
 
-def read_nodes(body: bytes | memoryview, known: Mapping[str, int] | None) -> dict[str, int]:
+def read_nodes(
+    body: bytes | memoryview, known: Mapping[str, int] | None, what: str = "nodes"
+) -> dict[str, int]:
     """Return how many nodes a silo says that it has, by TRAIN, VAL, TEST, ROWS and EDGES.
 
     Args:
         body: of its answer to START.
         known: what it has said before, if it has.
+        what: what is judged: nodes or ratings.
 
     Raises:
         ConfigError: it says none, or others than before.
@@ -65,23 +68,25 @@ def read_nodes(body: bytes | memoryview, known: Mapping[str, int] | None) -> dic
     good = all(type(n) is int and 0 <= n <= most.get(k, MOST_NODES) for k, n in found.items())
     if not found or not good:
         raise ConfigError(
-            f"expected numbers of training, validation and test nodes and of rows up to "
+            f"expected numbers of training, validation and test {what} and of rows up to "
             f"{MOST_NODES:,}, and of edges, got {one_line(bytes(body[:200]))}"
         )
     if known is not None and found != known:
-        raise ConfigError(f"expected {shown_nodes(known)} as at first, got {shown_nodes(found)}")
+        raise ConfigError(
+            f"expected {shown_nodes(known, what)} as at first, got {shown_nodes(found, what)}"
+        )
     return found
 
 
-def shown_nodes(nodes: Mapping[str, int]) -> str:
-    """Return numbers of nodes for people.
+def shown_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
+    """Return numbers of nodes for people, or of what else is judged.
 
     >>> shown_nodes({"train": 1000, "val": 20, "test": 30, "rows": 1200, "edges": 9})
     '1,000 training, 20 validation and 30 test nodes (1,200 rows and 9 edges with its halo)'
     """
     train, val, test, rows, edges = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST, ROWS, EDGES))
     of_all = f"({rows} rows and {edges} edges with its halo)"
-    return f"{train} training, {val} validation and {test} test nodes {of_all}"
+    return f"{train} training, {val} validation and {test} test {what} {of_all}"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

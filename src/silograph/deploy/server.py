@@ -230,6 +230,7 @@ class Meeting:
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
         self._nodes = {name: dict(nodes) for name, nodes in known.nodes.items()}
+        self._judged = "nodes"  # or ratings, once the silos have said
         self._start: Mapping[str, object] = {}  # what silos were told of the run, once they were
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, room, keys)
@@ -253,6 +254,7 @@ class Meeting:
         agreed, route = agree(peers, venue.seconds)
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
+        self._judged = "ratings" if schema.task == "rating" else "nodes"
         found = resolve(self._config, schema, device="cpu")  # where the server adds up
         config, method_config = replace(found.config, block_size=1), found.method_config
         method, schema = found.parts.method.part, found.schema
@@ -353,9 +355,9 @@ class Meeting:
     def _take_nodes(self, name: str, told: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it has said otherwise."""
         known = self._nodes.get(name)
-        self._nodes[name] = read_nodes(told, known)
+        self._nodes[name] = read_nodes(told, known, self._judged)
         if known is None:
-            line = f"{name} has {shown_nodes(self._nodes[name])}"
+            line = f"{name} has {shown_nodes(self._nodes[name], self._judged)}"
             self._report(Event(What.NOTE, name, note=line))
 
     def _returned(self) -> dict[str, Peer]:

@@ -24,6 +24,8 @@ from silograph.deploy.run_plan import RunPlan, facts_of, lines_of, plan_of
 from silograph.deploy.silo_files import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
 from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.cutting import scale_line
+from silograph.experiment.resolve.edge_weights import check_edge_weights, silo_as_used
 from silograph.experiment.resolve.parts import choose_parts, own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
@@ -175,7 +177,7 @@ class OwnData:
         method = self.code.method(config.method, facts.get("code"))
         make = self.code.model(config.model, facts.get("code"))
         check_deployable(config, method)
-        silo = featured(self.silo, config.features)
+        silo = silo_as_used(self.silo, config.features, config.edge_weights)
         check_size(config, choose_parts(config, method), silo)
         if self.device is not None:
             config = dataclasses.replace(config, device=self.device)
@@ -185,6 +187,7 @@ class OwnData:
         found = resolve(config, schema, choose(config, method), make)
         written, method_config = found.config, found.method_config
         method = found.parts.method.part  # scored as the options and the row minimum say
+        weighed = check_edge_weights(config, written, method, method_config.model, self.silo)
         check_whole(told, written)
         gives = facts.get("hand_over") is True
         program = program_of(written, schema, method, method_config, hand_over=gives)
@@ -202,7 +205,8 @@ class OwnData:
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
         keep = partial(self.keep, run)
-        shown = lines_of(plan, written.rounds, self.server, written.clients, needs)
+        shown = [*lines_of(plan, written.rounds, self.server, written.clients, needs)]
+        shown += [line for line in (weighed, scale_line(written, silo.graph)) if line is not None]
         agreed = {
             "method": method.name,
             "rounds": written.rounds,

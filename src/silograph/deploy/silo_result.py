@@ -129,6 +129,7 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
             run.config.normalize,
             run.silo.feature_names,
             run.config.features,
+            run.config.edge_weights,
         )
         model.save(folder / MODEL, private=True)
         _write_recommender(folder, run, outcome, weights)
@@ -145,7 +146,7 @@ def _write_recommender(folder: Path, run: SiloRun, outcome: Outcome, weights: Pa
         return
     with torch.no_grad():
         factors = model.factors(weights, run.block, tables=below(TABLES, outcome.state))
-    make_recommender(factors, run.block, run.silo.keys).save(folder / RECOMMENDER)
+    make_recommender(factors, run.block, run.silo.keys, run.silo.scale).save(folder / RECOMMENDER)
 
 
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:

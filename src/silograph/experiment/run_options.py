@@ -26,7 +26,7 @@ class StudyOptions(TypedDict, total=False):
     """folder in which datasets are looked for first"""
     columns: str | None
     """names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, source,
-    target); several labels: label=red+blue"""
+    target, weight); several labels: label=red+blue"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
     largest_component: bool
@@ -36,6 +36,8 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row", "standard"]
     """what each client does to its features (row: divide a node's by their sum; standard: mean 0
     and deviation 1 over its own nodes)"""
+    edge_weights: Literal["use", "ignore"]
+    """what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every edge 1"""
     split: str
     """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each
     client splits its own copies); fold=I/K of cross validation; public; full (public, all others

@@ -50,11 +50,16 @@ class CSR:
         )
 
     @staticmethod
-    def from_pairs(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> "CSR":
-        """Return the matrix with ones at (rows[i], cols[i]); the pairs must be distinct."""
-        ones = np.ones(len(rows), dtype=np.int8)
-        matrix = sp.coo_matrix((ones, (rows.numpy(), cols.numpy())), shape=shape)
-        return CSR.from_scipy(matrix, ones=True)
+    def from_pairs(
+        rows: Tensor, cols: Tensor, shape: tuple[int, int], values: Tensor | None = None
+    ) -> "CSR":
+        """Return the matrix with values at (rows[i], cols[i]), which must be distinct; None: ones.
+
+        Ones are not stored.
+        """
+        data = np.ones(len(rows), dtype=np.int8) if values is None else values.numpy()
+        matrix = sp.coo_matrix((data, (rows.numpy(), cols.numpy())), shape=shape)
+        return CSR.from_scipy(matrix, ones=values is None)
 
     @staticmethod
     def undirected(edges: np.ndarray, n: int) -> "CSR":
@@ -96,6 +101,15 @@ class CSR:
     def degree(self) -> Tensor:
         """Number of entries of every row, (n,) int64."""
         return self.indptr.diff().long()
+
+    @cached_property
+    def weighted_degree(self) -> Tensor:
+        """Sum of the entries of every row, (n,) in their dtype; (n,) int64 without values."""
+        if self.values is None:
+            return self.degree
+        # In float64, so that a sum of ones is their number in every dtype.
+        total = torch.segment_reduce(self.values.double(), "sum", lengths=self.degree)
+        return total.to(self.values.dtype)
 
     @cached_property
     def row(self) -> Tensor:
@@ -193,7 +207,10 @@ class CSR:
         """Return a copy on another device with values of `dtype`, ones where there were none."""
         values = torch.ones(self.nnz) if self.values is None else self.values
         values = values.to(device, dtype)
-        return CSR(self.indptr.to(device), self.indices.to(device), values, self.num_cols)
+        found = CSR(self.indptr.to(device), self.indices.to(device), values, self.num_cols)
+        if self.values is None:  # known without a pass over the entries; cached as above
+            found.__dict__["weighted_degree"] = found.degree.to(dtype)
+        return found
 
 
 class Runs(CSR):
@@ -234,6 +251,11 @@ class Runs(CSR):
     def degree(self) -> Tensor:
         """Number of entries of every row, (n,) int64."""
         return runs_at(self._whole.degree, self._off, self._positions)
+
+    @cached_property
+    def weighted_degree(self) -> Tensor:
+        """Sum of the entries of every row, (n,)."""
+        return runs_at(self._whole.weighted_degree, self._off, self._positions)
 
     @cached_property
     def indptr(self) -> Tensor:

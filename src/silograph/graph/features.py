@@ -3,6 +3,7 @@
 n: nodes. F: features.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -41,6 +42,48 @@ def made_features(source: FeatureSource, degree: Tensor) -> Features:
     column = degree.clamp(max=width - 1).numpy()
     ones = np.ones(n, dtype=np.float32)
     return CSR.from_scipy(sp.csr_matrix((ones, column, np.arange(n + 1)), shape=(n, width)))
+
+
+SAMPLE = 10_000  # rows that scales are estimated from
+ALONE, ALL = 10.0, 100.0  # see `scale_problem`; measured in docs/decisions/053-weighted-edges.md
+
+
+def scale_problem(x: Features, names: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with the scale of features, or None.
+
+    The root mean square of a column is at least `ALONE`, and `ALONE` times the median one, so that
+    it drowns the others; or at least `ALL`. Words, one-hot and standardized columns stay below.
+
+    Args:
+        x: (n, F), as clients train on them.
+        names: (F,) of the columns, or none.
+    """
+    step = -(-max(_rows(x), 1) // SAMPLE)
+    if isinstance(x, CSR):
+        part = x.select_rows(torch.arange(0, x.num_rows, step))
+        assert part.values is not None  # features always carry values
+        count = part.num_rows
+        zero = torch.zeros(x.num_cols, dtype=torch.float64)
+        square = zero.index_add_(0, part.indices.long(), part.values.double().square())
+    else:
+        count, square = len(x[::step]), x[::step].double().square().sum(dim=0)
+    scale = (square / max(count, 1)).sqrt()
+    if not bool((scale > 0).any()):
+        return None
+    largest, median = int(scale.argmax()), float(scale[scale > 0].median())
+    most = float(scale[largest])
+    if most < ALL and (most < ALONE or most < ALONE * median):
+        return None
+    column = repr(names[largest]) if names else str(largest)
+    how = "row, as they are sparse" if isinstance(x, CSR) else "standard"
+    return (
+        f"features are on very different or large scales (column {column}: about {most:.3g}; the "
+        f"median column: {median:.3g}), and models may not learn from them: add --normalize {how}"
+    )
+
+
+def _rows(x: Features) -> int:
+    return x.num_rows if isinstance(x, CSR) else len(x)
 
 
 def with_features(graph: Graph, source: FeatureSource) -> Graph:

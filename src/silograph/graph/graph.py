@@ -55,6 +55,8 @@ class Graph:
         columns: what is known of nodes besides, (n,) int64 codes or float64 numbers by name, for
             ways of cutting and splitting; -1 or NaN where nothing is. No model reads them.
         feature_names: names of the features in their order, or empty.
+        edge_weight: (nnz,) float64 >= 0, the weight of every stored edge of `adj`, alike in both
+            directions; None: every edge counts 1.
     """
 
     adj: CSR
@@ -69,6 +71,7 @@ class Graph:
     class_names: tuple[str, ...] = ()
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
+    edge_weight: Tensor | None = None
 
     def __repr__(self) -> str:
         """Return name and sizes."""
@@ -83,7 +86,7 @@ class Graph:
         silos = {"silos": f"{len(self.silo_names):,}"} if self.silo_names else {}
         rows = {
             "nodes": f"{self.num_nodes:,}",
-            "edges": f"{self.num_edges:,}",
+            "edges": f"{self.num_edges:,}" + ", weighted" * (self.edge_weight is not None),
             "features": f"{self.num_features:,}",
             what: f"{self.num_classes:,}",
             "task": self.task,
@@ -122,6 +125,11 @@ class Graph:
         """Nodes with at least one known label, (n,) bool."""
         known = known_labels(self.y)
         return known if known.dim() == 1 else known.any(dim=1)
+
+    @property
+    def weighted_adj(self) -> CSR:
+        """`adj` with the weights of edges as values, if they have any."""
+        return self.adj if self.edge_weight is None else self.adj.with_values(self.edge_weight)
 
     @property
     def edge_index(self) -> Tensor:
@@ -167,14 +175,17 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
     """Return the graph induced by `nodes` (k,) int64, in that order."""
     local = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
     local[nodes] = torch.arange(len(nodes))
-    rows = graph.adj.select_rows(nodes)
+    rows = graph.weighted_adj.select_rows(nodes)
     cols = local[rows.indices.long()]
     inside = cols >= 0
+    values = None if rows.values is None else rows.values[inside]
+    adj = CSR.from_pairs(rows.row[inside], cols[inside], (len(nodes), len(nodes)), values)
     x = graph.x.select_rows(nodes) if isinstance(graph.x, CSR) else graph.x[nodes]
     split = graph.split
     return replace(
         graph,
-        adj=CSR.from_pairs(rows.row[inside], cols[inside], (len(nodes), len(nodes))),
+        adj=replace(adj, values=None),
+        edge_weight=adj.values,
         x=x,
         y=graph.y[nodes],
         node_id=graph.node_id[nodes.numpy()],
@@ -248,6 +259,8 @@ def fingerprint(graph: Graph) -> str:
     parts += [x] if isinstance(x, Tensor) else [x.indptr, x.indices]
     if isinstance(x, CSR) and x.values is not None:
         parts.append(x.values)
+    if graph.edge_weight is not None:
+        parts.append(graph.edge_weight)
     if graph.split is not None:
         parts += [graph.split.train, graph.split.val, graph.split.test]
     for name, column in sorted(graph.columns.items()):

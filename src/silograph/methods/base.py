@@ -336,6 +336,8 @@ class Method(Generic[Options]):
             comparisons say it.
         aggregates: whether the run's aggregator may be another than the mean: the round goes
             through `local_round`, and clients send weights and what is told of training alone.
+        makes_edges: whether clients train on edges besides those of the data, which have no
+            weights.
     """
 
     name: str
@@ -354,6 +356,12 @@ class Method(Generic[Options]):
     small_weights: bool = False
     caution: str = ""
     aggregates: bool = False
+    makes_edges: bool = False
+
+    @property
+    def weighs_edges(self) -> bool:
+        """Whether weights of edges can be used: its sums over neighbors stay inside one client."""
+        return self.rows == "none" and not (self.evaluate.crosses or self.makes_edges)
 
     @property
     def selects(self) -> bool:

@@ -304,6 +304,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     init=init,
     round=fit_round,
     evaluate=OwnGraph(through=MENDED),
+    makes_edges=True,
     calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, trains_others=True),
     caution="clients train with adam, as for fedavg: far behind local on Cora and Photo with "
     "10 clients; --optimizer sgd --local-epochs 10 learns on both",

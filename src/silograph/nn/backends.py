@@ -129,7 +129,7 @@ class CompiledBackend:
         if device.type != "cpu":
             return f"device {device.type} is not a CPU"
         if importlib.util.find_spec("numba") is None:
-            return "numba is not installed (extra `fast`)"
+            return "numba is not installed: pip install 'silograph[fast]'"
         try:
             importlib.import_module("silograph.nn.compiled")
         except RuntimeError as error:  # numba finds no folder that it may write machine code to

@@ -59,7 +59,7 @@ def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
     assert values is not None  # blocks carry values of the run's dtype
     scales = conv.scales
     assert scales is not None  # of what has a kernel
-    degree = adj.degree.to(values.dtype)[:, None]
+    degree = adj.weighted_degree[:, None]
     one = torch.ones_like(degree)
     pre, post = scales.before(degree), scales.after(degree)
     pre, post = (one if scale is None else scale for scale in (pre, post))
@@ -72,8 +72,8 @@ def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
         row_key=contiguous(block.row_key, np.int64).view(np.uint64),
         ptr=contiguous(adj.indptr * conv.sums, np.int64),
         col=contiguous(neighbor - first[adj.row], np.int32),
-        value=contiguous((post[adj.row] * pre[neighbor])[:, 0]),
-        back=contiguous((post[neighbor] * pre[adj.row])[:, 0]),
+        value=contiguous((post[adj.row] * pre[neighbor])[:, 0] * values),
+        back=contiguous((post[neighbor] * pre[adj.row])[:, 0] * values),
         own=contiguous((torch.zeros_like(one) if own is None else own)[:, 0]),
         train=contiguous(train - first[train], np.int64),
         train_off=contiguous(offsets(block.num_train), np.int64),

@@ -100,6 +100,11 @@ class MaskedConv:
         """As of the convolution."""
         return self.inner.rooted
 
+    @property
+    def weighs(self) -> bool:
+        """As of the convolution."""
+        return self.inner.weighs
+
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Return the convolution's weights, and masks of ones."""
         p = self.inner.init(key, inputs, outputs)

@@ -214,5 +214,5 @@ def _missing(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor:
 
 def _degree(block: ClientBlock, drawn: Drawn) -> Tensor:
     """Return the degrees that convolutions scale by, (n, 1)."""
-    found = block.adj.degree if drawn.degree is None else drawn.degree
+    found = block.adj.weighted_degree if drawn.degree is None else drawn.degree
     return found.to(drawn.share.dtype)[:, None]

@@ -49,9 +49,9 @@ class Drawn:
     Attributes:
         position: (e,) int64 place among `Reached.rows` of the row that receives.
         neighbor: (e,) int64 row of the block that sends, of the same client; each once a receiver.
-        share: (e,) in the run's dtype, how many edges each stands for.
+        share: (e,) in the run's dtype, how many edges each stands for, times its weight.
         degree: (n,) in the run's dtype, what convolutions take for degrees in this hop; None: the
-            numbers of neighbors in the client's graph.
+            degrees in the client's graph, of weighted edges the sums of their weights.
         trace: whatever `learn` wants to see again.
     """
 
@@ -198,14 +198,14 @@ class Fanout(Stateless):
         kept[order[rank < count]] = True
         position = every.position[kept]
         share = (degree[position].to(every.share.dtype) / count).clamp(min=1)
-        return Drawn(position, every.neighbor[kept], share)
+        return Drawn(position, every.neighbor[kept], share * every.share[kept])
 
 
 FULL = Full()
 
 
 def edges_of(block: ClientBlock, rows: Tensor) -> Drawn:
-    """Return all edges of rows (r,) int64, each standing for itself."""
+    """Return all edges of rows (r,) int64, each standing for itself, with its weight."""
     edges = block.adj.select_rows(rows)
     assert edges.values is not None  # blocks carry values of the run's dtype
     return Drawn(edges.row, edges.indices.long(), edges.values)

@@ -11,6 +11,7 @@ from pathlib import Path
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.cutting import as_used
+from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.graph.datasets import is_path
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.source import find_source
@@ -55,15 +56,18 @@ def _changed(done: Done) -> bool:
 
 def _check(graph: Graph, done: Done, path: Path | None) -> None:
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
-    hashes: dict[tuple[bool, str, str], str] = {}
+    hashes: dict[tuple[bool, str, str, str], set[str]] = {}
     for config, line in done:
         if "data" not in line:  # written before lines said it
             continue
-        use = config.largest_component, config.normalize, config.features
+        use = config.largest_component, config.normalize, config.features, config.edge_weights
         theirs = line["data"]["graph"]
         if use not in hashes:
-            hashes[use] = fingerprint(as_used(config, graph))
-        if (ours := hashes[use]) != theirs:
+            # A model that has no place for weights of edges was trained without.
+            both = (graph, with_edges(graph, "ignore"))
+            hashes[use] = {fingerprint(as_used(config, each)) for each in both}
+        if theirs not in hashes[use]:
+            ours = fingerprint(as_used(config, graph))
             raise ConfigError(
                 f"expected {config.dataset} as it was for the lines of {path} (graph {theirs}), "
                 f"got another (graph {ours}): put its file back, or choose another --out, nothing "

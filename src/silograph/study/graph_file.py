@@ -35,6 +35,8 @@ def write_graph(path: Path, graph: Graph) -> None:
         assert x.values is not None  # features always carry values
         parts |= {"x_indptr": x.indptr.numpy(), "x_indices": x.indices.numpy()}
         parts |= {"x_values": x.values.numpy(), "x_cols": x.num_cols}
+    if graph.edge_weight is not None:
+        parts["edge_weight"] = graph.edge_weight.numpy()
     if graph.silo is not None:
         parts["silo"] = graph.silo.numpy()
     if graph.split is not None:
@@ -61,6 +63,7 @@ def read_graph(path: str | Path) -> Graph:
         silo_names=tuple(parts["silo_names"].tolist()),
         class_names=tuple(parts["class_names"].tolist()),
         feature_names=tuple(parts["feature_names"].tolist()),
+        edge_weight=arrays.get("edge_weight"),
         columns={n.removeprefix(COLUMN): t for n, t in arrays.items() if n.startswith(COLUMN)},
     )
 

@@ -100,8 +100,8 @@ def test_without_numba_runs_are_left_to_torch(make_graph: MakeGraph) -> None:
     result = go(make_graph(), rounds=1)
     assert result.config.kernels == "torch"
     message = (
-        r"^expected a run for compiled kernels, got: numba is not installed \(extra `fast`\); "
-        "use kernels=torch$"
+        r"^expected a run for compiled kernels, got: numba is not installed: pip install "
+        r"'silograph\[fast\]'; use kernels=torch$"
     )
     with pytest.raises(ConfigError, match=message):
         go(make_graph(), rounds=1, kernels="compiled")

@@ -1,5 +1,6 @@
 """Laws of parts that users wrote: what is named is found, and every mistake is one line."""
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.user_code import absolute, digest, imported, is_spec
+from silograph.experiment.resolve.user_code import EXTRAS, absolute, digest, imported, is_spec
 
 SOURCE = """
 from dataclasses import dataclass
@@ -115,6 +116,18 @@ def test_a_file_that_fails_is_one_line(part: Path, source: str, expected: str) -
     assert f"expected to import part.py, {expected.format(path=part)}" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert set(sys.modules) == names
+
+
+@pytest.mark.parametrize(("package", "extra"), EXTRAS.items())
+def test_a_package_of_an_extra_is_named(
+    part: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
+) -> None:
+    metadata = importlib.metadata.metadata("silograph").get_all("Provides-Extra") or []
+    assert extra in metadata
+    monkeypatch.setitem(sys.modules, package, None)
+    part.write_text(f"import {package}.inner\n")
+    with pytest.raises(ConfigError, match=rf": pip install 'silograph\[{extra}\]'$"):
+        imported("part.py:VALUE", int)
 
 
 def test_a_file_that_fails_leaves_what_it_was(part: Path) -> None:

@@ -87,25 +87,31 @@ def test_clients_number_their_classes_together_and_keep_their_masks(make_graph: 
     assert from_pyg(values).task == "node_value"
 
 
-def test_edge_weights_are_reported_once(
+def test_weights_of_edges_are_read_and_other_values_reported_once(
     make_graph: MakeGraph, caplog: pytest.LogCaptureFixture
 ) -> None:
     graph = make_graph()
-    weight = torch.arange(graph.edge_index.shape[1]) / 7
-    both = {"edge_weight": weight, "edge_attr": weight[:, None]}
-    from_pyg([data_of(graph, **both)] * 3, name="mine")
-    from_pyg(data_of(graph, edge_weight=torch.ones(5)))
+    low, high = graph.edge_index.min(dim=0).values, graph.edge_index.max(dim=0).values
+    weight = (low * 100 + high) / 7  # alike in both directions
+    both = {"edge_weight": weight, "edge_attr": weight[:, None] - 9}
+    three = from_pyg([data_of(graph, **both), data_of(graph), data_of(graph, **both)], name="mine")
+    assert caplog.messages == ["mine: values of edges (edge_attr) are not used"]
+    expected = torch.cat([weight.float(), torch.ones(len(weight)), weight.float()])
+    assert three.edge_weight is not None
+    assert torch.equal(three.edge_weight.float(), expected)
+    assert from_pyg(data_of(graph, edge_weight=torch.ones(len(weight)))).edge_weight is None
+    single = from_pyg(data_of(graph, edge_attr=weight[:, None])).edge_weight
+    assert single is not None
+    assert torch.equal(single.float(), weight.float())
     weighted: Any = nx.Graph()
     weighted.add_edge(0, 1, weight=2)
     weighted.add_edge(1, 2)
     for node in weighted:
         weighted.nodes[node]["y"] = node % 2
-    sg.from_networkx(weighted, name="social")
-    assert caplog.messages == [
-        "mine: weights or features of edges (edge_weight, edge_attr) are not used: every edge "
-        "counts 1",
-        "social: weights or features of edges (weight) are not used: every edge counts 1",
-    ]
+    social = sg.from_networkx(weighted, name="social").edge_weight
+    assert social is not None
+    assert social.tolist() == [2, 2, 1, 1]
+    assert len(caplog.messages) == 1
 
 
 def bad_lists(graph: Graph) -> list[tuple[Any, str]]:

@@ -166,10 +166,7 @@ def test_further_columns_of_edges_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     read(tmp_path, edges="source,target,weight,since\n10,20,0.5,7\n20,30,2,8\n")
-    assert caplog.messages == [
-        f"{tmp_path / 'edges.csv'}: weights or features of edges (weight, since) are not used: "
-        "every edge counts 1"
-    ]
+    assert caplog.messages == [f"{tmp_path / 'edges.csv'}: values of edges (since) are not used"]
 
 
 WRONG = [

@@ -214,7 +214,7 @@ def test_an_archive_may_have_no_features(tmp_path: Path, caplog: pytest.LogCaptu
     np.savez(tmp_path / "mine.npz", **parts, edge_attr=np.eye(len(same)))
     load_npz(tmp_path / "mine.npz")
     assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "weights or features of edges (edge_attr) are not used: every edge counts 1"
+        "values of edges (edge_attr) are not used"
     ]
 
 

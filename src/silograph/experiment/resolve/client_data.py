@@ -17,6 +17,7 @@ from silograph.experiment.resolve.cutting import (
     standard_cut,
     trainable,
 )
+from silograph.experiment.resolve.edge_weights import silo_as_used
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.joining.matching import agree
@@ -26,7 +27,6 @@ from silograph.graph.graph import Graph
 from silograph.graph.silos.data import (
     Silo,
     Silos,
-    featured,
     join_blocks,
     join_silos,
     silo_block,
@@ -135,7 +135,9 @@ def joined(
         DataError: silos disagree, or one lacks the split that is asked for.
     """
     route = agree(silos)
-    silos = replace(silos, members=tuple(featured(s, config.features) for s in silos.members))
+    use = config.edge_weights
+    members = [silo_as_used(silo, config.features, use) for silo in silos.members]
+    silos = replace(silos, members=tuple(members))
     block = join_blocks([client_block(silo, config, dtype) for silo in silos.members])
     digest = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
@@ -147,7 +149,7 @@ def joined(
 def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> ClientBlock:
     """Return the block that a silo makes of its data alone.
 
-    `silo` has the features that the config asks for.
+    `silo` has the features and the weights of edges that the config asks for.
 
     Raises:
         ConfigError: a split that is none.

@@ -9,6 +9,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.experiment.resolve.own_partition import (
     CutGraph,
     names_clients,
@@ -18,7 +19,7 @@ from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.datasets import load
-from silograph.graph.features import with_features
+from silograph.graph.features import scale_problem, with_features
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import (
     Graph,
@@ -105,11 +106,19 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
 
 
 def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
-    """Return the part of a graph that a config keeps, its features as the config wants them."""
+    """Return the part of a graph that a config keeps, features and weights as the config wants."""
+    graph = with_edges(graph, config.edge_weights)
     if config.largest_component:
         graph = largest_component(graph)
     graph = with_features(graph, config.features)
     return row_normalize(graph) if config.normalize == "row" else graph
+
+
+def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
+    """Return what is wrong with the scale of a graph's features, as a run uses them, or None."""
+    if config.features != "given" or config.normalize != "none" or graph.task == "rating":
+        return None
+    return scale_problem(graph.x, graph.feature_names)
 
 
 def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> Cut:

@@ -20,6 +20,7 @@ from silograph.experiment.resolve.cutting import (
     clients_of_graph,
     seed_of,
 )
+from silograph.experiment.resolve.edge_weights import edge_weights_in
 from silograph.experiment.resolve.exclusions import (
     check_decay,
     check_neighbors,
@@ -134,6 +135,7 @@ def resolve(
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
     found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
+    found["edge_weights"] = edge_weights_in(asked, model)
     config = ResolvedConfig(**known | found)
     selector = parts.selector
     method_config = MethodConfig(

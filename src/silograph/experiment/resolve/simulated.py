@@ -6,6 +6,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.edge_weights import check_edge_weights
 from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.plan import with_block_size
@@ -27,6 +28,7 @@ class SimulatedRun:
         block: all clients.
         route: who answers for each halo slot.
         held: nodes that the server holds itself; None is no node.
+        edge_weights: what becomes of the weights of edges; None where there are none.
     """
 
     resolved: Resolved
@@ -34,6 +36,7 @@ class SimulatedRun:
     block: ClientBlock
     route: Route
     held: ClientBlock | None
+    edge_weights: str | None
 
 
 def simulated(
@@ -46,13 +49,14 @@ def simulated(
     if not isinstance(data, Silos):
         data = with_own_partition(asked, data)
     found = resolve(asked, data, parts, make)
-    dtype = DTYPES[found.config.dtype]
+    dtype, method = DTYPES[found.config.dtype], found.parts.method
+    weights = check_edge_weights(asked, found.config, method.part, found.method_config.model, data)
     cut, block, route = clients_of(found.config, found.parts, data, dtype)
     config = with_block_size(found.config, found.method_config.training, block)
-    method = found.parts.method
     share, held = method.part.setting.held(method.options), None
     if share is not None:
         key = Key.of(config.seed).fold("server's nodes")
         held = held_block(cut, share, key).to(found.device, dtype)
     block = block.to(found.device, dtype)
-    return SimulatedRun(replace(found, config=config), cut, block, route, held)
+    found = replace(found, config=config)
+    return SimulatedRun(found, cut, block, route, held, weights)

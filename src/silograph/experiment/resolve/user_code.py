@@ -20,6 +20,16 @@ from silograph.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
 CALLABLE = "class or function"
+EXTRAS = {  # of silograph, by the packages that they bring
+    "numba": "fast",
+    "pyarrow": "parquet",
+    "matplotlib": "plots",
+    "optuna": "tune",
+    "grpc": "federation",
+    "cryptography": "federation",
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+}
 MODULES = (
     "name what makes a torch.nn.Module; a convolution becomes a model by "
     "silograph.nn.model.add_model"
@@ -209,4 +219,7 @@ def _what(error: BaseException) -> str:
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})"
     known = isinstance(error, OSError | ImportError | SyntaxError)  # they say where themselves
     about = type(error).__name__ + (f": {text}" if text else "")
+    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    extra = EXTRAS.get(missing.partition(".")[0])
+    about += f": pip install 'silograph[{extra}]'" if extra else ""
     return about if known else about + where

@@ -140,6 +140,7 @@ def _model(setup: Setup, weights: Params) -> TrainedModel:
         config.normalize,
         () if setup.simulated is None else setup.simulated.graph.feature_names,
         config.features,
+        config.edge_weights,
     )
 
 

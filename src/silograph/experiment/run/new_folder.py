@@ -122,7 +122,9 @@ def _dataset(setup: Setup) -> dict[str, Any]:
     if setup.simulated is None:
         return {"name": setup.config.dataset, **sizes}
     graph = setup.cut.graph
-    return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges, **sizes}
+    sizes |= {"nodes": graph.num_nodes, "edges": graph.num_edges}
+    weights = {} if setup.edge_weights is None else {"edge_weights": setup.edge_weights}
+    return {"name": graph.name, **sizes, **weights}
 
 
 def _class_names(graph: Graph) -> Sequence[str]:

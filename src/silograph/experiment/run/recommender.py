@@ -8,9 +8,10 @@ U: users. I: items. D: width. R: ratings of the silo.
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Recommender:
         level: (U,).
         bias: (I,).
         rated: (R, 2) int64 places of user and item of the silo's own ratings.
+        scale: least and largest rating of the silo: what is shown is not beyond; None: unknown.
     """
 
     users: tuple[str, ...]
@@ -51,21 +53,23 @@ class Recommender:
     level: Tensor
     bias: Tensor
     rated: Tensor
+    scale: tuple[float, float] | None = None
 
     def predict(self, user: str, item: str) -> float:
-        """Return the predicted rating of an item.
+        """Return the predicted rating of an item, on the scale of ratings.
 
         Raises:
             DataError: the silo has no such user or item.
         """
         row = self._place("user", user)
         column = self._place("item", item)
-        return float(self._ratings(row)[column])
+        return self._shown(self._ratings(row)[column])
 
     def recommend(self, user: str, top: int = 10) -> list[tuple[str, float]]:
         """Return the items that a user would rate highest, best first, with predicted ratings.
 
         Items that the user has rated at the silo are left out; equals come in the items' order.
+        Ratings are on the scale; the order is that of the model, which tells items beyond it apart.
 
         Raises:
             DataError: the silo has no such user.
@@ -74,15 +78,18 @@ class Recommender:
         ratings = self._ratings(row)
         ratings[self.rated[self.rated[:, 0] == row, 1]] = -torch.inf
         order = ratings.argsort(descending=True, stable=True)[:top].tolist()
-        return [(self.items[i], float(ratings[i])) for i in order if ratings[i] > -torch.inf]
+        return [(self.items[i], self._shown(ratings[i])) for i in order if ratings[i] > -torch.inf]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a safetensors file, whole or not at all, that only its owner may read."""
         named = {name: getattr(self, name) for name in _TENSORS}
         tensors = {name: t.detach().cpu().clone() for name, t in named.items()}
-        about = json.dumps({"users": self.users, "items": self.items})
+        about = json.dumps({"users": self.users, "items": self.items, "scale": self.scale})
         data = safetensors.torch.save(tensors, {FORMAT: about})
         write_atomic(Path(path), data, private=True)
+
+    def _shown(self, rating: Tensor) -> float:
+        return float(rating if self.scale is None else rating.clamp(*self.scale))
 
     def _ratings(self, row: int) -> Tensor:
         return self.level[row] + self.bias + self.item @ self.user[row]
@@ -102,15 +109,23 @@ class Recommender:
 
 
 _TENSORS = ("user", "item", "level", "bias", "rated")
+_IDS: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
+_SCALE: TypeAdapter[tuple[float, float] | None] = TypeAdapter(tuple[float, float] | None)
 
 
-def make_recommender(factors: Factors, block: ClientBlock, keys: Sequence[str]) -> Recommender:
+def make_recommender(
+    factors: Factors,
+    block: ClientBlock,
+    keys: Sequence[str],
+    scale: tuple[float, float] | None = None,
+) -> Recommender:
     """Return the recommender of a silo.
 
     Args:
         factors: of its rows.
         block: the silo.
         keys: of its rows; users and items as `u:ID` and `i:ID`, as `sg.ratings` names them.
+        scale: least and largest rating.
     """
     users, items = (kinds(block.x)[:, side].nonzero()[:, 0].cpu() for side in (0, 1))
     pairs, place = pairs_of(block), torch.full((len(block.y),), -1)
@@ -129,6 +144,7 @@ def make_recommender(factors: Factors, block: ClientBlock, keys: Sequence[str]) 
         level=level[users],
         bias=bias[items],
         rated=rated,
+        scale=scale,
     )
 
 
@@ -173,9 +189,11 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
         raise DataError(f"expected a recommender at {where}, got: {error}") from None
     try:
         told = json.loads(about[FORMAT])
-        ids = TypeAdapter(dict[str, tuple[str, ...]]).validate_python(told)
-        made = Recommender(ids["users"], ids["items"], *(found[name] for name in _TENSORS))
-    except (KeyError, TypeError, ValueError, RecursionError):
+        users, items = (_IDS.validate_python(told[name]) for name in ("users", "items"))
+        scale = _SCALE.validate_python(told.get("scale"))
+        made = Recommender(users, items, *(found[name] for name in _TENSORS))
+        made = replace(made, scale=scale)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise DataError(f"expected a {FORMAT!r} in {where}, got something else") from None
     if not _fits(made):
         raise DataError(f"expected figures for {len(made.users)} users in {where}, got others")
@@ -186,8 +204,10 @@ def _fits(made: Recommender) -> bool:
     """Whether figures are finite and have the shapes that the ids say."""
     users, items = len(made.users), len(made.items)
     floats = (made.user, made.item, made.level, made.bias)
+    low, high = made.scale or (0.0, 1.0)
     return (
-        all(t.is_floating_point() and bool(t.isfinite().all()) for t in floats)
+        -math.inf < low < high < math.inf
+        and all(t.is_floating_point() and bool(t.isfinite().all()) for t in floats)
         and len({t.dtype for t in floats}) == 1
         and made.user.dim() == 2
         and made.user.shape[0] == users

@@ -335,6 +335,8 @@ def go_on(
 
     tell = say if tell is None else tell
     tell(planned(setup.config))
+    if setup.edge_weights is not None and setup.config.edge_weights == "use":
+        tell(setup.edge_weights)
     watch: AbstractContextManager[CompileTime] = nullcontext(NoCompileTime())
     if setup.config.kernels == "compiled":
         from silograph.nn.kernels.compile_notice import (

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib.metadata
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.resolve.cutting import Cut, scale_line
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.resolve import DTYPES
@@ -29,6 +30,7 @@ from silograph.methods.base import Method, MethodConfig
 from silograph.nn.conv import Params
 from silograph.nn.own_module import Make
 
+LOG = logging.getLogger("silograph")
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
 
@@ -60,6 +62,8 @@ class Setup:
         device: where it computes.
         simulated: the graph and how it was cut; None where silos hold it.
         held: nodes that the server holds itself; None is no node.
+        edge_weights: what becomes of the weights of edges; None where there are none, or where
+            silos of their own say so.
     """
 
     config: ResolvedConfig
@@ -70,6 +74,7 @@ class Setup:
     device: torch.device
     simulated: Cut | None = None
     held: ClientBlock | None = None
+    edge_weights: str | None = None
 
     @property
     def method(self) -> Method:
@@ -122,6 +127,10 @@ def prepare(
     """
     run = simulated(asked, data, parts, make)
     config, method_config = run.resolved.config, run.resolved.method_config
+    if run.edge_weights is not None and config.edge_weights == "ignore":
+        LOG.warning(run.edge_weights)
+    if (problem := scale_line(config, run.cut.graph)) is not None:
+        LOG.warning(problem)
     assert config.block_size is not None  # written out
     keep_freed_memory()
     federation = InProcess(
@@ -142,6 +151,7 @@ def prepare(
         run.resolved.device,
         run.cut,
         run.held,
+        run.edge_weights,
     )
 
 

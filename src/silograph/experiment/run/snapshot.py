@@ -14,9 +14,8 @@ from torch import Tensor
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import Shared, State, below, named
-from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.sent_weights import check_remembered
-from silograph.experiment.resolve.run_program import training_key
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.round_scores import Judged, judged

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
+from silograph.experiment.resolve.edge_weights import Use, silo_as_used, with_edges
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize, standardized
-from silograph.graph.silos.data import Silo, featured
+from silograph.graph.silos.data import Silo
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
@@ -50,6 +51,7 @@ class TrainedModel:
             nodes that are given.
         feature_names: names of the features in their order, or empty.
         features: where they came from: `given`, or what they were made of.
+        edge_weights: whether weights of edges are used where a graph has them.
     """
 
     shape: AnyModel
@@ -58,6 +60,7 @@ class TrainedModel:
     normalize: str = "none"
     feature_names: tuple[str, ...] = ()
     features: FeatureSource = "given"
+    edge_weights: Use = "ignore"
 
     def __repr__(self) -> str:
         """Return the shape; the weights are too many to print."""
@@ -78,7 +81,7 @@ class TrainedModel:
             graph = self._graph_of(graph)
         elif isinstance(graph, Graph):
             _check_names("classes", self.class_names, graph.class_names, graph.name)
-            graph = with_features(graph, self.features)
+            graph = with_edges(with_features(graph, self.features), self.edge_weights)
             _check_names("features", self.feature_names, graph.feature_names, graph.name)
         else:
             raise DataError(
@@ -103,7 +106,7 @@ class TrainedModel:
 
     def _graph_of(self, silo: Silo) -> Graph:
         """Return a silo's own nodes and edges; raise `DataError` where they mean something else."""
-        silo = featured(silo, self.features)
+        silo = silo_as_used(silo, self.features, self.edge_weights)
         _check_names("features", self.feature_names, silo.feature_names, silo.name)
         _check_names("classes", self.class_names, silo.class_names, silo.name)
         return silo.graph
@@ -133,6 +136,8 @@ class TrainedModel:
             about["feature_names"] = self.feature_names
         if self.features != "given":
             about["features"] = self.features
+        if self.edge_weights != "ignore":
+            about["edge_weights"] = self.edge_weights
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
         data = safetensors.torch.save(weights, {FORMAT: json.dumps(about)})
         write_atomic(Path(path), data, private=private)
@@ -260,6 +265,7 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         columns = TypeAdapter(tuple[str, ...]).validate_python(told.get("feature_names", ()))
         source = told.get("features", "given")
         features: FeatureSource = TypeAdapter(FeatureSource).validate_python(source)
+        use: Use = TypeAdapter(Use).validate_python(told.get("edge_weights", "ignore"))
     except DataError:
         raise
     # pydantic's ValidationError is a ValueError; nested or huge values of a file are the last two.
@@ -272,4 +278,4 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
             f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got {found}"
         )
     _check_usable(shape, weights, names, columns, os.fspath(path))
-    return TrainedModel(shape, weights, names, normalize, columns, features)
+    return TrainedModel(shape, weights, names, normalize, columns, features, use)

@@ -100,7 +100,8 @@ class ClientBlock:
         x: features, (n, F) dense or sparse.
         y: labels as in `Graph`, (n,) or (n, T) int64, -1 where missing.
         split: (n,) masks.
-        adj: (n, n) internal edges: both end points at the same client; symmetric, values 1.
+        adj: (n, n) internal edges: both end points at the same client; symmetric; values are
+            weights of edges, 1 where they have none.
         row_key: (n,) int64, the counter of every draw for a row.
         halo: the remote end points of cross-client edges.
         source: of a block for calls to some clients: the block that it is a part of, and their

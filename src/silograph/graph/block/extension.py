@@ -30,7 +30,8 @@ def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> C
         x: (k, F) their features.
     """
     edges = block.halo.adj.transposed.select_rows(slot)  # (k, n)
-    ends = edges.indices.long(), edges.row
+    assert edges.values is not None  # as of `Halo.adj`
+    ends = edges.indices.long(), edges.row, edges.values
     return _with_rows(block, slot_off, ends, x, block.halo.key[slot])
 
 
@@ -47,7 +48,9 @@ def with_neighbors(block: ClientBlock, host: Tensor, off: Tensor, x: Tensor) -> 
         x: (k, F) their features.
     """
     added = torch.arange(len(host), device=host.device)
-    return _with_rows(block, off, (host, added), x, neighbor_keys(block.row_key, host))
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    ends = host, added, block.adj.values.new_ones(len(host))
+    return _with_rows(block, off, ends, x, neighbor_keys(block.row_key, host))
 
 
 def neighbor_keys(row_key: Tensor, host: Tensor) -> Tensor:
@@ -58,14 +61,18 @@ def neighbor_keys(row_key: Tensor, host: Tensor) -> Tensor:
 
 
 def _with_rows(
-    block: ClientBlock, new_off: Tensor, ends: tuple[Tensor, Tensor], x: Tensor, key: Tensor
+    block: ClientBlock,
+    new_off: Tensor,
+    ends: tuple[Tensor, Tensor, Tensor],
+    x: Tensor,
+    key: Tensor,
 ) -> ClientBlock:
     """Return the block with rows behind each client's own.
 
     Args:
         block: C clients.
         new_off: (C + 1,) int64 new rows of each.
-        ends: (E,) rows of the block and (E,) new rows, the two ends of each new edge.
+        ends: (E,) rows of the block and (E,) new rows, the two ends of each new edge; (E,) weights.
         x: (k, F) features of the new rows.
         key: (k,) int64 their row keys.
     """
@@ -79,10 +86,13 @@ def _with_rows(
     rows = torch.cat([inner[0], here, there])
     columns = torch.cat([inner[1], there, here])
     assert block.adj.values is not None  # blocks carry values of the run's dtype
+    assert halo.adj.values is not None
     device, dtype = off.device, block.adj.values.dtype
-    adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total)).to(device, dtype)
+    weights = torch.cat([block.adj.values, ends[2], ends[2]]).cpu()
+    adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total), weights).to(device, dtype)
     touching = own[halo.adj.row].cpu(), halo.adj.indices.long().cpu()
-    outer = CSR.from_pairs(*touching, (total, halo.adj.num_cols)).to(device, dtype)
+    crossing = (total, halo.adj.num_cols)
+    outer = CSR.from_pairs(*touching, crossing, halo.adj.values.cpu()).to(device, dtype)
     missing = math.nan if block.y.is_floating_point() else MISSING
     y = block.y.new_full((total, *block.y.shape[1:]), missing)
     y[own] = block.y

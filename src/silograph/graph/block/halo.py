@@ -27,7 +27,7 @@ class Halo:
 
     Attributes:
         off: (C + 1,) int64, slots of each client.
-        adj: (n, S) own rows x halo slots, values 1.
+        adj: (n, S) own rows x halo slots; values are weights of edges, 1 where they have none.
         key: (S,) int64, the counter of every draw for a slot: the `row_key` that its node would
             have if the client held it.
         boundary: (B,) int64 own rows (numbered in the block) that others hold as halo,
@@ -94,12 +94,14 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     nodes, holder, num_nodes = partition.copies, partition.holder, graph.num_nodes
     num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
     off = torch.searchsorted(holder, clients)
-    edges = held_edges(graph.adj, partition.nodes)
+    edges = held_edges(graph.weighted_adj, partition.nodes)
     row, inside = edges.row, partition.internal(edges)
-    internal = CSR.from_pairs(row[inside], edges.position[inside], (num_rows, num_rows))
+    weight = None if edges.weight is None else edges.weight[inside]
+    internal = CSR.from_pairs(row[inside], edges.position[inside], (num_rows, num_rows), weight)
 
     outside = partition.external(edges)
     row, neighbor = row[outside], edges.neighbor[outside]
+    weight = None if edges.weight is None else edges.weight[outside]
     slots, slot_of_edge = torch.unique(holder[row] * num_nodes + neighbor, return_inverse=True)
     slot_client, slot_node = slots // num_nodes, slots % num_nodes
     place = holder * num_nodes + nodes  # ascending: (client, node) -> row
@@ -110,7 +112,7 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     names, words = hash_texts(partition.ids), node_words(graph.node_id)
     halo = Halo(
         off=slot_off,
-        adj=CSR.from_pairs(row, slot_of_edge, (num_rows, len(slots))),
+        adj=CSR.from_pairs(row, slot_of_edge, (num_rows, len(slots)), weight),
         key=client_words(names[slot_client], words[slot_node]),
         boundary=boundary,
         boundary_off=boundary_off,

@@ -24,12 +24,14 @@ class HeldEdges:
         neighbor: (e,) int64 node of the uncut graph at the other end.
         inside: (e,) bool, whether the row's client holds the neighbor.
         position: (e,) int64 the neighbor's row there; means nothing where it is not inside.
+        weight: (e,) their values in the uncut graph; None where it has none.
     """
 
     row: Tensor
     neighbor: Tensor
     inside: Tensor
     position: Tensor
+    weight: Tensor | None = None
 
 
 def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> HeldEdges:
@@ -47,7 +49,7 @@ def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> HeldEdges:
     row, neighbor = edges.row, edges.indices.long()
     wanted = client[row] * adj.num_rows + neighbor
     position = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
-    return HeldEdges(row, neighbor, place[position] == wanted, position)
+    return HeldEdges(row, neighbor, place[position] == wanted, position, edges.values)
 
 
 def dropped_edges(

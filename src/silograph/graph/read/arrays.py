@@ -15,6 +15,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
+from silograph.graph.read.edge_values import checked_weights, weights_of
 from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
 
 ArrayInput = npt.ArrayLike | Tensor
@@ -25,6 +26,7 @@ PARTS = ("train", "val", "test")
 def from_arrays(
     *,
     edge_index: "ArrayInput",
+    edge_weight: "ArrayInput | None" = None,
     x: "ArrayInput | Sparse | CSR | None" = None,
     y: "ArrayInput",
     num_classes: int | None = None,
@@ -46,6 +48,8 @@ def from_arrays(
     Args:
         edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
             repeated edges are dropped.
+        edge_weight: (E,) finite numbers >= 0; None: every edge counts 1. An edge that is listed
+            several times, as in both directions, has the mean.
         x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`). None: the
             nodes have no features, and `features` of a run says what to make in their place.
         y: (n,) or (n, 1) class numbers from 0, or words, which are numbered in sorted order (in
@@ -82,8 +86,13 @@ def from_arrays(
     labels, count, names = read(given, n, num_classes, tuple(class_names))
     check_form(labels, task)
     home, homes = _silos(silo, n, tuple(silo_names))
+    edges = _edges(edge_index, n)
+    adj, weight = CSR.undirected(edges, n), None
+    if edge_weight is not None:
+        given = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
+        weight = weights_of(adj, edges, given, name)
     return Graph(
-        adj=_adjacency(edge_index, n),
+        adj=adj,
         x=features,
         y=labels,
         num_classes=count,
@@ -94,6 +103,7 @@ def from_arrays(
         silo_names=homes,
         class_names=names,
         feature_names=tuple(feature_names),
+        edge_weight=weight,
     )
 
 
@@ -207,7 +217,8 @@ def _finite(x: Features) -> Features:
     return x
 
 
-def _adjacency(edge_index: ArrayInput, n: int) -> CSR:
+def _edges(edge_index: ArrayInput, n: int) -> np.ndarray:
+    """Return checked edges as given, (2, E) int64."""
     edges = array_of(edge_index, "edge_index")
     if edges.ndim != 2 or len(edges) != 2:
         hint = "transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else "one column an edge"
@@ -224,7 +235,7 @@ def _adjacency(edge_index: ArrayInput, n: int) -> CSR:
             f"expected edges between nodes 0..{n - 1}, got edge {outside[0]} from {a} to {b} "
             f"({len(outside)} such edges): number nodes by their row of x, or add the node"
         )
-    return CSR.undirected(edges, n)
+    return edges
 
 
 def _node_ids(node_id: ArrayInput | None, n: int) -> np.ndarray:

@@ -14,13 +14,13 @@ from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.text import shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
-from silograph.graph.read.edge_values import report_unused
+from silograph.graph.read.edge_values import WEIGHTS, report_unused, usable
 from silograph.graph.read.npz import checked, load_npz
 from silograph.graph.read.tables import Table, read_csv, to_number
 
 __all__ = ["from_csv", "load_npz"]
 
-COLUMNS = ("id", "label", "silo", "source", "target")  # that a table may call otherwise
+COLUMNS = ("id", "label", "silo", "source", "target", "weight")  # that a table may call otherwise
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
 
@@ -33,6 +33,7 @@ def from_csv(
     silo: str | None = None,
     source: str = "source",
     target: str = "target",
+    weight: str | None = None,
     name: str | None = None,
 ) -> Graph:
     """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
@@ -41,7 +42,7 @@ def from_csv(
         nodes: one line a node. Every column that is not named below is a numeric feature; with
             none, the nodes have no features.
         edges: one line an edge, end points by node id. With exactly two columns, their names are
-            free. Further columns, such as weights, are not used; that is reported.
+            free. Columns that are not named below are not used; that is reported.
         id: column of the public key; keys are integers where all are, else strings.
         label: column of the class: numbers from 0, or words; an empty cell is missing. Several
             columns of 0, 1 or nothing make a multi-label task, their names the class names. A
@@ -50,6 +51,8 @@ def from_csv(
         silo: column that says who holds the node; by default "silo" where there is such a column.
         source: column of one end of the edge.
         target: column of the other end.
+        weight: column of the edges' weights, numbers >= 0; an empty cell counts 1. By default
+            "edge_weight", "edge_weights" or "weight", where there is one.
         name: name of the graph; by default that of the nodes file without its ending.
 
     A column named "split" holds train, val, test or nothing.
@@ -74,7 +77,7 @@ def from_csv(
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
         "class_names": () if len(labels) == 1 else [n.removeprefix(VALUE_) for n in labels],
-        "edge_index": _read_edges(Path(edges), source, target, place, table.path),
+        **_read_edges(Path(edges), (source, target, weight), place, table.path),
     }
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
@@ -185,10 +188,10 @@ def _bits(table: Table, columns: list[str]) -> np.ndarray:
 
 
 def _read_edges(
-    path: Path, source: str, target: str, place: dict[str, int], nodes: Path
-) -> np.ndarray:
-    """Return edges (2, E) int64 as rows of the nodes file."""
-    table = read_csv(path)
+    path: Path, columns: tuple[str, str, str | None], place: dict[str, int], nodes: Path
+) -> dict[str, np.ndarray | None]:
+    """Return edges (2, E) int64 as rows of the nodes file, and their weights (E,), or None."""
+    table, (source, target, weight) = read_csv(path), columns
     if not {source, target} <= set(table.header) and len(table.header) == 2:
         source, target = table.header
         if source in place and target in place:
@@ -196,7 +199,9 @@ def _read_edges(
                 f"{path}, line 1: expected a header, got an edge between nodes {source!r} and "
                 f"{target!r}: begin with the line source,target"
             )
-    others = [column for column in table.header if column not in (source, target)]
+    if weight is None:
+        weight = next((column for column in WEIGHTS if column in table.header), None)
+    others = [column for column in table.header if column not in (source, target, weight)]
     report_unused(path, others)
     ends = []
     for column in (source, target):
@@ -205,4 +210,23 @@ def _read_edges(
             row = rows.index(None)
             raise table.wrong(row, column, f"an id of {nodes.name}", table.column(column)[row])
         ends.append(rows)
-    return np.array(ends, dtype=np.int64)
+    weights = None if weight is None else weight_column(table, weight)
+    return {"edge_index": np.array(ends, dtype=np.int64), "edge_weight": weights}
+
+
+def weight_column(table: Table, column: str) -> np.ndarray:
+    """Return the weights of the edges of a table, (E,) float64; an empty cell counts 1.
+
+    Raises:
+        DataError: names the first cell that holds no finite number >= 0.
+    """
+    cells = table.column(column)
+    numbers = [to_number(cell or "1") for cell in cells]
+    weights = np.array([np.nan if number is None else number for number in numbers])
+    wrong = np.flatnonzero(~usable(weights))
+    if len(wrong):
+        row = int(wrong[0])
+        raise table.wrong(
+            row, column, "a weight >= 0 or nothing", cells[row], "change it, or drop the column"
+        )
+    return weights

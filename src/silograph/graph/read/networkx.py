@@ -9,7 +9,6 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import array_of, from_arrays, split_of
-from silograph.graph.read.edge_values import differing, report_unused
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -30,8 +29,8 @@ def from_networkx(
 ) -> Graph:
     """Return the graph of a networkx graph (directed and multigraphs too).
 
-    Node names become the public keys: integers stay, anything else is written as a string. Edges
-    that have a `weight` count 1 all the same; that is reported where weights differ.
+    Node names become the public keys: integers stay, anything else is written as a string. The
+    `weight` of an edge is its weight, 1 where it has none.
 
     Args:
         graph: nodes in their networkx order.
@@ -56,10 +55,10 @@ def from_networkx(
     pairs = [(row[a], row[b]) for a, b in graph.edges()]
     whole = all(isinstance(node, int | np.integer) for node in nodes)
     weights = [weight for _, _, weight in graph.edges(data="weight", default=1)]
-    report_unused(name, differing({"weight": weights}))
     bare = nodes and not any(x in attributes for attributes in nodes.values())
     return from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
+        edge_weight=weights,
         x=None if bare else _stacked_features(nodes, x),
         y=_level([attributes.get(y) for attributes in nodes.values()]),
         num_classes=num_classes,

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
-from silograph.graph.read.edge_values import UNUSED, differing, report_unused
+from silograph.graph.read.edge_values import NAMES, chosen_weight, report_unused
 from silograph.graph.read.ratings import of_archive
 from silograph.graph.read.tables import Arrays, read_arrays
 
@@ -42,6 +42,7 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
 
     These keys are read, each checked as by `from_arrays`; others are ignored:
         edge_index: (2, E) integers.
+        edge_weight: (E,) numbers >= 0; or an edge_attr of one such number an edge.
         y: (n,) class numbers or words, or (n, T) label bits; or (n,) or (n, T) numbers with
             fractions, which are targets of a regression. Or y_data, y_indices, y_indptr, y_shape,
             the parts of a sparse matrix (n, T) of label bits.
@@ -70,9 +71,11 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
     names = {key: _names(path, parts[key], key) for key in _NAMES if key in parts}
     counts = {key: _whole(path, parts[key], key) for key in _NUMBERS if key in parts}
     num_nodes = counts.pop("num_nodes", None)
-    report_unused(path, differing({key: parts[key] for key in UNUSED if key in parts}))
+    weight, unused = chosen_weight({key: parts[key] for key in NAMES if key in parts})
+    report_unused(path, unused)
     arrays: dict[str, Any] = {
         "edge_index": parts["edge_index"],
+        "edge_weight": None if weight is None else parts[weight],
         "x": _features(path, parts),
         "y": _labels(path, parts),
         "split": _split(path, parts),
@@ -97,7 +100,7 @@ def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
 def _read(path: Path) -> Arrays:
     def choose(keys: set[str]) -> set[str]:
         _check_keys(path, keys)
-        return keys & (_OF_RATINGS if keys >= _RATINGS else _READ | {*UNUSED})
+        return keys & (_OF_RATINGS if keys >= _RATINGS else _READ | {*NAMES})
 
     return read_arrays(path, _EXPECTED, choose)
 

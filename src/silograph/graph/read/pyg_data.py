@@ -13,7 +13,7 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features, Graph, LabelForm
 from silograph.graph.read.arrays import PARTS, ArrayInput, from_arrays
-from silograph.graph.read.edge_values import UNUSED, differing, report_unused
+from silograph.graph.read.edge_values import NAMES, chosen_weight, report_unused
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -33,8 +33,9 @@ def from_pyg(
     """Return the graph of a `torch_geometric.data.Data`, or of a list with one for each client.
 
     A `Data` has `edge_index`, `y` and mostly `x`. `train_mask`, `val_mask` and `test_mask`, each
-    (n,) bool, become the split where all three are there. `edge_weight` and `edge_attr` are not
-    used; that is reported where they differ from edge to edge.
+    (n,) bool, become the split where all three are there. `edge_weight` (or an `edge_attr` of one
+    number >= 0 an edge) becomes the edges' weights. Other values of edges are not used; that is
+    reported where they differ from edge to edge.
 
     Of a list, each `Data` is the graph of one silo, and no edge joins two of them: `run` with
     `partition="silo"` trains one client on each. Their names are `silo_names`, by default
@@ -50,7 +51,7 @@ def from_pyg(
     else:
         members = [_checked(data)]
         arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
-    report_unused(name, dict.fromkeys(key for each in members for key in _unused(each)))
+    report_unused(name, dict.fromkeys(key for each in members for key in _weight(each)[1]))
     return from_arrays(
         **arrays,
         num_classes=num_classes,
@@ -86,17 +87,18 @@ def _masks(data: "Data") -> dict[str, Any]:
     return {f"{part}_mask": data.get(f"{part}_mask") for part in PARTS}
 
 
-def _unused(data: "Data") -> list[str]:
-    """Return the names of the values of edges that are not used."""
-    given = {key: data.get(key) for key in UNUSED}
-    return differing({k: v.detach().cpu() for k, v in given.items() if torch.is_tensor(v)})
+def _weight(data: "Data") -> tuple[str | None, list[str]]:
+    """Return the name of the weights of edges, and of values of edges that are not used."""
+    given = {key: data.get(key) for key in NAMES}
+    return chosen_weight({k: v.detach().cpu() for k, v in given.items() if torch.is_tensor(v)})
 
 
 def _arrays(data: "Data") -> dict[str, Any]:
     """Return the arguments of `from_arrays` that data give."""
-    masks = list(_masks(data).values())
+    masks, weight = list(_masks(data).values()), _weight(data)[0]
     return {
         "edge_index": data.edge_index,
+        "edge_weight": None if weight is None else data[weight],
         "x": data.get("x"),
         "y": data.y,
         "split": None if masks[0] is None else masks,
@@ -113,11 +115,15 @@ def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]
         )
     graphs = [_member(data, place) for place, data in enumerate(members)]
     _check_alike(graphs)
-    adj = CSR.block_diagonal([graph.adj for graph in graphs])
+    weighted = any(graph.edge_weight is not None for graph in graphs)
+    parts = [graph.weighted_adj for graph in graphs]
+    parts = [adj.to("cpu", torch.float64) for adj in parts] if weighted else parts
+    adj = CSR.block_diagonal(parts)
     splits = [list(vars(graph.split).values()) for graph in graphs if graph.split is not None]
     width = max(2, len(str(len(graphs) - 1)))
     return {
         "edge_index": torch.stack([adj.row, adj.indices.long()]),
+        "edge_weight": adj.values if weighted else None,
         "x": _stacked([graph.x for graph in graphs]),
         "y": np.concatenate([np.asarray(data.y.detach().cpu()) for data in members]),
         "split": [torch.cat(masks) for masks in zip(*splits, strict=True)] or None,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
@@ -36,12 +37,14 @@ class CrossEdges:
         slot: (X,) int64 remote node.
         silo: (S,) names of the silos that hold the remote nodes.
         key: (S,) the nodes' keys there, int64 or strings.
+        weight: (X,) float64 weights of the edges, or None where each counts 1.
     """
 
     row: Tensor
     slot: Tensor
     silo: tuple[str, ...]
     key: np.ndarray
+    weight: Tensor | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -65,6 +68,8 @@ class Silo:
         split: the split that came with the data, or None.
         adj: (n, n) without values: internal edges, both directions.
         cross: edges to nodes of other silos.
+        edge_weight: weights of internal edges as in `Graph`, or None.
+        scale: least and largest rating of a silo with ratings, or None.
     """
 
     name: str
@@ -77,6 +82,13 @@ class Silo:
     split: Split | None
     adj: CSR
     cross: CrossEdges
+    edge_weight: Tensor | None = None
+    scale: tuple[float, float] | None = None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether any of its edges have weights."""
+        return self.edge_weight is not None or self.cross.weight is not None
 
     def __repr__(self) -> str:
         """Return name and sizes."""
@@ -98,6 +110,7 @@ class Silo:
             split=self.split,
             class_names=self.class_names,
             feature_names=self.feature_names,
+            edge_weight=self.edge_weight,
         )
 
     @property
@@ -190,11 +203,11 @@ def silo_block(
         x=x,
         y=silo.y,
         split=split.map(lambda mask: mask & known),
-        adj=silo.adj,
+        adj=silo.graph.weighted_adj,
         row_key=row_keys(silo.name, silo.node_id),
         halo=Halo(
             off=torch.tensor([0, slots]),
-            adj=CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots)),
+            adj=CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots), silo.cross.weight),
             key=slot_keys(silo),
             boundary=boundary,
             boundary_off=torch.tensor([0, len(boundary)]),
@@ -268,6 +281,11 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     remote = halo.boundary[route.target]
     rows = number[torch.cat([block.adj.row, halo.adj.row])]
     columns = number[torch.cat([block.adj.indices.long(), remote[halo.adj.indices.long()]])]
+    weighted = any(silo.weighted for silo in silos.members)
+    values = torch.cat([_values(block.adj), _values(halo.adj)]) if weighted else None
+    adj = CSR.from_pairs(rows, columns, (n, n), values)
+    if adj.values is not None:
+        _check_alike(adj, adj.values, node_id[order])
     here = torch.from_numpy(order)
     x: Features
     if isinstance(block.x, SparseRows):
@@ -276,7 +294,8 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
         x = block.x[here].float()
     holder, split = owners(block.off)[here], block.split
     graph = Graph(
-        adj=CSR.from_pairs(rows, columns, (n, n)),
+        adj=replace(adj, values=None),
+        edge_weight=adj.values,
         x=x,
         y=block.y[here],
         num_classes=first.num_classes,
@@ -290,6 +309,25 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
     partition = Partition(silos.ids, nodes, n, "silo")
     return graph, partition, split.map(lambda mask: mask[here])
+
+
+def _values(adj: CSR) -> Tensor:
+    assert adj.values is not None  # blocks carry values of the run's dtype
+    return adj.values.double()
+
+
+def _check_alike(adj: CSR, values: Tensor, node_id: np.ndarray) -> None:
+    """Raise `DataError` where two silos say different weights of an edge between them."""
+    other = adj.transposed.values
+    assert other is not None  # as those of `adj`
+    differs = (values != other).nonzero()
+    if len(differs):
+        at = int(differs[0])
+        ends = [node_id[int(adj.row[at])], node_id[int(adj.indices[at])]]
+        raise DataError(
+            f"expected one weight of each edge, got {values[at]} and {other[at]} of that between "
+            f"{ends[0]} and {ends[1]}, whose silos list it: agree on one"
+        )
 
 
 def _joined_ids(silos: Silos) -> np.ndarray:
@@ -308,6 +346,7 @@ def silo_fingerprint(silo: Silo) -> str:
     """Return 16 hex digits (BLAKE2b) of everything that training reads of a silo."""
     digest = hashlib.blake2b(f"{silo.name} {fingerprint(silo.graph)}".encode(), digest_size=8)
     digest.update(repr((silo.cross.silo, silo.cross.key.tolist())).encode())
-    for part in (silo.cross.row, silo.cross.slot):
+    weights = () if silo.cross.weight is None else (silo.cross.weight,)
+    for part in (silo.cross.row, silo.cross.slot, *weights):
         digest.update(part.numpy().tobytes())
     return digest.hexdigest()

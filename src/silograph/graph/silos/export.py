@@ -162,6 +162,8 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
     by_slot = torch.sort(halo.adj.indices.long(), stable=True).indices
     row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
     once = adj.row < adj.indices.long()
+    weight = {} if adj.values is None else {"weight": adj.values[once].numpy()}
+    far_weight = {} if halo.adj.values is None else {"weight": halo.adj.values[by_slot].numpy()}
     source, target = adj.row[once], adj.indices.long()[once]
     masks = split.map(lambda mask: mask & graph.labeled)
     for client, held in enumerate(partition.nodes):
@@ -176,11 +178,13 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
             EDGES: {
                 "source": key[source[inside].numpy()],
                 "target": key[target[inside].numpy()],
+                **{name: values[inside] for name, values in weight.items()},
             },
             CROSS: {
                 "own": key[row[crossing].numpy()],
                 "silo": names[holder[far[crossing]].numpy()],
                 "remote": key[far[crossing].numpy()],
+                **{name: values[crossing] for name, values in far_weight.items()},
             },
         }
 
@@ -287,6 +291,8 @@ def _csv(columns: Columns) -> str:
 
 
 def _cells(name: str, column: np.ndarray) -> list[str]:
+    if name == "weight":
+        return [repr(value) for value in column.tolist()]  # as many digits as it takes
     if column.dtype.kind == "f":
         return [f"{value:.9g}" for value in column.tolist()]  # nine digits tell float32 apart
     cells = [str(value) for value in column.tolist()]

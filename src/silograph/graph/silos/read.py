@@ -4,8 +4,9 @@ silo.toml       name, features (how many), classes (their names, or how many), a
                 task, keys, sparse, [columns]
 nodes           id, label, split; the order of its rows is that of the client's rows
 features        id and one column a feature; sparse: id, feature, value; absent for features = 0
-edges           source, target: internal edges
-cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there
+edges           source, target: internal edges; perhaps weight, a number >= 0
+cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there;
+                perhaps weight, of which both silos say the same
 
 A silo with `task = "rating"` has two tables in place of these:
 
@@ -28,6 +29,8 @@ from silograph.core.errors import DataError, unknown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.csv import weight_column
+from silograph.graph.read.edge_values import weights_of
 from silograph.graph.read.ratings import ratings
 from silograph.graph.read.tables import FORMATS, Table, read_table
 from silograph.graph.silos.data import CrossEdges, Silo, Silos
@@ -139,6 +142,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
     x, names = _features(path, spec, place)
+    adj, weight = _internal(read_table(_file(path, EDGES)), spec, place)
     return Silo(
         name=spec.name,
         node_id=_typed(list(place), spec),
@@ -148,8 +152,9 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         class_names=spec.class_names,
         feature_names=names,
         split=masks,
-        adj=_internal(read_table(_file(path, EDGES)), spec, place),
+        adj=adj,
         cross=_cross(read_table(_file(path, CROSS)), spec, place),
+        edge_weight=weight,
     )
 
 
@@ -171,6 +176,7 @@ def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
         split=graph.split,
         adj=graph.adj,
         cross=CrossEdges(nothing, nothing, (), np.array([], dtype=np.str_)),
+        scale=spec.scale,
     )
 
 
@@ -279,10 +285,13 @@ def _rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
     return rows
 
 
-def _internal(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
-    """Return internal edges, both directions, whether they are listed once or both ways."""
-    source, target = spec.called("source", "target")
-    only(table, (source, target))
+def _internal(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR, Tensor | None]:
+    """Return internal edges, both directions, and their weights.
+
+    They are listed once or both ways.
+    """
+    source, target, weight = spec.called("source", "target", "weight")
+    only(table, (source, target, weight))
     ends = [_rows(table, column, place) for column in (source, target)]
     seen: dict[tuple[int, int], int] = {}
     for row, edge in enumerate(zip(*ends, strict=True)):
@@ -291,7 +300,10 @@ def _internal(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
             raise table.wrong(row, target, "another node", key, "drop the edge to itself")
         _once(table, target, seen, edge, row)
     pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2).T
-    return CSR.undirected(pairs, len(place))
+    adj = CSR.undirected(pairs, len(place))
+    if weight not in table.header:
+        return adj, None
+    return adj, weights_of(adj, pairs, weight_column(table, weight), table.path)
 
 
 def _once(table: Table, column: str, seen: dict[Any, int], edge: Any, row: int) -> None:
@@ -303,8 +315,8 @@ def _once(table: Table, column: str, seen: dict[Any, int], edge: Any, row: int) 
 
 
 def _cross(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
-    own, silo, remote = spec.called("own", "silo", "remote")
-    only(table, (own, silo, remote))
+    own, silo, remote, weight = spec.called("own", "silo", "remote", "weight")
+    only(table, (own, silo, remote, weight))
     rows = _rows(table, own, place)
     slot_of: dict[tuple[str, str], int] = {}
     slots, seen = [], dict[tuple[int, int], int]()
@@ -323,6 +335,7 @@ def _cross(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges
         torch.tensor(slots, dtype=torch.int64),
         tuple(name for name, _ in slot_of),
         _typed([key for _, key in slot_of], spec),
+        torch.from_numpy(weight_column(table, weight)) if weight in table.header else None,
     )
 
 

@@ -17,7 +17,7 @@ SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tab
 NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
 COLUMNS = (
     *("id", "label", "split", "feature", "value"),
-    *("source", "target", "own", "silo", "remote"),
+    *("source", "target", "own", "silo", "remote", "weight"),
 )
 RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
 OF_RATINGS = {"features": 2, "classes": 1}  # whether a node is a user or an item; one number

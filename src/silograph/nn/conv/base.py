@@ -82,6 +82,10 @@ class Conv(Protocol):
         """Why silos cannot each send their part of the sum; empty where `scales` are given."""
 
     @property
+    def weighs(self) -> bool:
+        """Whether weights of edges scale the terms of its sum."""
+
+    @property
     def maps(self) -> tuple[str, ...]:
         """Names of the weights (I, O) that meet x, and meet it linearly."""
 

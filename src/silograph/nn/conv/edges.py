@@ -49,9 +49,11 @@ class Messages:
     """Who hears whom in one layer; r rows hear s rows, of which they are some.
 
     Attributes:
-        adj: (r, s), no self loops. Values are 1, or how many edges a drawn one stands for.
+        adj: (r, s), no self loops. Values are weights of edges, times how many a drawn one stands
+            for.
         symmetric: whether `adj` is.
-        sender: (s, 1) floating point, number of neighbors of each row that sends.
+        sender: (s, 1) floating point, sum of the weights of each sending row's edges; where all are
+            1, its number of neighbors.
         receiver: (r, 1) the same of each row that hears.
         own: (r,) int64 where a row that hears is among those that send; None: the same rows.
         sender_off: (C + 1,) rows of each client that send.
@@ -93,7 +95,7 @@ def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     """Return the messages along internal edges: cross-client edges are dropped."""
     name = ("messages", dtype)
     if name not in block.memo:
-        degree = block.adj.degree.to(dtype)[:, None]
+        degree = block.adj.weighted_degree.to(dtype)[:, None]
         block.memo[name] = Messages(block.adj, True, degree, degree, None, block.off, block.off)
     found = block.memo[name]
     assert isinstance(found, Messages)

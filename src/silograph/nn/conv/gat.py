@@ -52,6 +52,7 @@ class GAT:
     )
     maps = ("weight",)
     rooted = False
+    weighs = False
     kernel = None
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:

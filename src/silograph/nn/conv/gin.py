@@ -42,6 +42,7 @@ class GIN:
     indivisible = ""
     maps = ("weight",)
     rooted = False
+    weighs = False
     kernel = None
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:

@@ -24,6 +24,7 @@ class PlainConv:
         scales: of the sum.
         sums: whether neighbors are summed; else the layer is linear.
         rooted: whether the node's own row has a weight of its own.
+        weighs: whether weights of edges scale the terms of the sum, and their sums are degrees.
     """
 
     name: str
@@ -31,6 +32,7 @@ class PlainConv:
     scales: Scales
     sums: bool = True
     rooted: bool = False
+    weighs: bool = False
     indivisible = ""
 
     @property

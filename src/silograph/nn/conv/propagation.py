@@ -48,6 +48,7 @@ class Propagation:
     indivisible = ""
     maps = ()
     rooted = False
+    weighs = True
     kernel = None
 
     @property

@@ -104,7 +104,7 @@ def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
     conv, x = model.stages[0].conv, features(block)
     if not conv.sums or conv.scales is None:
         return x
-    degree = block.adj.degree.to(x.dtype)[:, None]
+    degree = block.adj.weighted_degree.to(x.dtype)[:, None]
     matrix = as_matrix(conv.scales, block.adj, degree, conv.scales.itself(degree))
     return matrix.tensor.to(x.dtype) @ x
 

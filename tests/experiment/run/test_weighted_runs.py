@@ -1,0 +1,264 @@
+"""Laws of weighted edges in runs: who uses them, who refuses them, and that none is lost."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import GCNConv
+
+import silograph as sg
+from runs import FAST, go, rows_of, same_bits, weights_of
+from silograph.cli import run_app
+from silograph.core.errors import ConfigError, DataError
+from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph
+from silograph.methods import METHODS
+from silograph.study.graph_file import read_graph, write_graph
+
+MakeGraph = Callable[..., Graph]
+LOCAL = [n for n, method in METHODS.items() if method.weighs_edges]
+NONE = "edge weights are not used: {}; every edge counts 1"
+
+
+def weighed(graph: Graph, scale: float = 1.0) -> Graph:
+    """The graph with weights between 0 and 2 that depend on its edges' keys only."""
+    low, high = graph.edge_index.min(dim=0).values, graph.edge_index.max(dim=0).values
+    weight = ((low * 7 + high * 13) % 10).double() / 5 * scale
+    return replace(graph, edge_weight=weight)
+
+
+@pytest.fixture
+def graph(make_graph: MakeGraph) -> Graph:
+    return weighed(make_graph(60))
+
+
+def on_silos(folder: str, **options: Any) -> sg.Result:
+    own = {name: value for name, value in FAST.items() if name != "clients"}
+    return sg.run(folder, **own | {"partition": "silo"} | options)
+
+
+SKIPPED = {"fedacs", "fedmf", "fedgnn", "fesog"}  # of ratings
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS} - SKIPPED))
+def test_a_method_uses_weights_or_refuses_them(graph: Graph, method: str, tmp_path: Path) -> None:
+    bare, out = replace(graph, edge_weight=None), str(tmp_path / "run")
+    if method not in LOCAL:
+        line = f"^expected edges without weights for method {method}, which .*: add edge_weights=ig"
+        with pytest.raises(ConfigError, match=line):
+            go(graph, method=method, out=out)
+        assert not Path(out).exists()
+    else:
+        assert rows_of(go(graph, method=method, rounds=2)) != rows_of(
+            go(bare, method=method, rounds=2)
+        )
+    ignored = go(graph, method=method, rounds=1, edge_weights="ignore")
+    assert rows_of(ignored) == rows_of(go(bare, method=method, rounds=1))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "llcg", "centralized"])
+def test_weights_of_one_are_no_weights(graph: Graph, method: str) -> None:
+    assert graph.edge_weight is not None
+    ones = replace(graph, edge_weight=torch.ones_like(graph.edge_weight))
+    runs = [go(g, method=method, rounds=2) for g in (ones, replace(graph, edge_weight=None))]
+    assert same_bits(weights_of(runs[0]), weights_of(runs[1]))
+
+
+def test_one_client_is_centralized(graph: Graph) -> None:
+    one = {"clients": 1, "rounds": 3, "keep_optimizer": True, "dropout": 0.0}
+    found = [weights_of(go(graph, method=m, **one)) for m in ("fedavg", "centralized")]
+    assert found[0] is not None
+    assert found[1] is not None
+    for name, w in found[0].items():
+        assert torch.allclose(w, found[1][name], atol=1e-12)
+
+
+@pytest.mark.parametrize("collect", [0.0, 1.0])
+def test_a_run_on_exported_folders_is_the_run_on_the_cut(
+    graph: Graph, work: Path, collect: float
+) -> None:
+    options: dict[str, Any] = {"rounds": 2, "collect": collect}
+    theirs = go(graph, **options)
+    assert theirs.cut is not None
+    for form in ("csv", "npz"):
+        sg.write_silos(form, graph, theirs.cut.partition, theirs.cut.split, format=form)
+        ours = on_silos(form, **options)
+        assert rows_of(ours) == rows_of(theirs)
+        assert same_bits(weights_of(ours), weights_of(theirs))
+        assert ours.test.uncut == theirs.test.uncut
+        silo = sg.read_silos(form).members[0]
+        assert silo.weighted
+
+
+def test_silos_that_disagree_on_an_edge(graph: Graph, work: Path) -> None:
+    cut = go(graph, rounds=1).cut
+    assert cut is not None
+    sg.write_silos("silos", graph, cut.partition, cut.split)
+    table = Path("silos/client_01/cross_edges.csv")
+    head, first, *rest = table.read_text().splitlines()
+    table.write_text("\n".join([head, first.rpartition(",")[0] + ",77", *rest]) + "\n")
+    with pytest.raises(DataError, match=r"^expected one weight of each edge, got .*: agree on one"):
+        on_silos("silos")
+    table.write_text("\n".join([head, first.rpartition(",")[0] + ",-1", *rest]) + "\n")
+    with pytest.raises(DataError, match="line 2, column 'weight': expected a weight >= 0 or"):
+        on_silos("silos")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("sage", "SAGE has no place for them"),
+        ("gin", "GIN has no place for them"),
+        ("gat", "GAT has no place for them"),
+        ("mlp", "model mlp reads no edges"),
+        (GCNConv, "a torch.nn.Module of your own is told of edges without them"),
+    ],
+)
+def test_what_has_no_place_for_weights_says_so(
+    graph: Graph, model: Any, reason: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    more = {"hidden": 128} if model is GCNConv else {}
+    found = go(graph, model=model, rounds=1, out=str(tmp_path / "run"), **more)
+    assert caplog.messages == [NONE.format(reason)]
+    assert found.config.edge_weights == "ignore"
+    about = json.loads((tmp_path / "run/run.json").read_text())
+    assert about["dataset"]["edge_weights"] == NONE.format(reason)
+    bare = go(replace(graph, edge_weight=None), model=model, rounds=1, **more)
+    assert rows_of(bare) == rows_of(found)
+    assert len(caplog.messages) == 1
+
+
+def test_the_first_lines_and_files_say_what_is_used(
+    graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    found = go(graph, rounds=1, progress="plain", out=str(out))
+    assert "edge weights are used by gcn" in capsys.readouterr().err.splitlines()[:3]
+    assert found.config.edge_weights == "use"
+    assert json.loads((out / "run.json").read_text())["dataset"]["edge_weights"] == (
+        "edge weights are used by gcn"
+    )
+    assert 'edge_weights = "use"' in (out / "config.toml").read_text()
+    assert ">edge_weights<" in (out / "report.html").read_text()
+    plain = go(replace(graph, edge_weight=None), rounds=1, out=str(tmp_path / "plain"))
+    assert "edge_weights" not in json.loads((tmp_path / "plain/run.json").read_text())["dataset"]
+    assert ">edge_weights<" not in (tmp_path / "plain/report.html").read_text()
+    assert plain.config.edge_weights == "use"
+
+
+def test_draws_that_know_no_weights_are_refused(graph: Graph) -> None:
+    for name in ("bernoulli", "drop_edge", "ladies"):
+        with pytest.raises(ConfigError, match=f"full or fanout with weights of .* {name}"):
+            go(graph, neighbors=name)
+
+
+def test_a_saved_model_predicts_as_it_was_trained(graph: Graph, tmp_path: Path) -> None:
+    bare = replace(graph, edge_weight=None)
+    for use, same in (("use", False), ("ignore", True)):
+        model = go(graph, rounds=2, edge_weights=use).model
+        assert model is not None
+        model.save(tmp_path / use)
+        back = sg.load_model(tmp_path / use)
+        assert torch.equal(back.logits(graph), model.logits(graph))
+        assert torch.equal(back.logits(graph), back.logits(bare)) is same
+    half: Any = "half"
+    replace(back, edge_weights=half).save(tmp_path / "half")
+    with pytest.raises(DataError, match=r"^expected a model's shape in"):
+        sg.load_model(tmp_path / "half")
+
+
+def test_parts_of_a_graph_keep_their_weights(graph: Graph, tmp_path: Path) -> None:
+    nodes = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))
+    dense = [g.weighted_adj.scipy().toarray() for g in (graph, subgraph(graph, nodes))]
+    order = nodes.numpy()
+    assert np.array_equal(dense[0][np.ix_(order, order)], dense[1])
+    kept = largest_component(graph)
+    assert kept.edge_weight is not None
+    assert len(kept.edge_weight) == kept.adj.nnz
+    write_graph(tmp_path / "g.npz", graph)
+    assert fingerprint(read_graph(tmp_path / "g.npz")) == fingerprint(graph)
+    assert fingerprint(weighed(graph, 2.0)) != fingerprint(graph)
+    assert fingerprint(replace(graph, edge_weight=None)) != fingerprint(graph)
+
+
+def test_a_run_goes_on(graph: Graph, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    whole = go(graph, rounds=3, out=str(out))
+    (out / "result.json").unlink()
+    sorted((out / "checkpoints").iterdir())[-1].unlink()
+    assert same_bits(weights_of(sg.resume(out, graph=graph)), weights_of(whole))
+
+
+@pytest.mark.parametrize(
+    ("weight", "match"),
+    [
+        ([1.0, -0.5], r"^expected finite edge weights >= 0, got -0\.5 at edge 1 \(1 such edges\)"),
+        ([1.0, np.nan], r"^expected finite edge weights >= 0, got nan at edge 1"),
+        ([1e39, 1.0], r"^expected finite edge weights >= 0, got 1e\+39 at edge 0"),
+        ([1.0], r"^expected edge_weight of shape \(2,\), one number an edge, got \(1,\)"),
+        (["a", "b"], r"^expected edge_weight of shape \(2,\), one number an edge, got \(2,\)"),
+    ],
+)
+def test_what_is_no_weight(weight: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        sg.from_arrays(edge_index=[[0, 1], [1, 2]], edge_weight=weight, y=[0, 1, 0])
+
+
+def test_an_edge_that_is_listed_twice_has_the_mean(caplog: pytest.LogCaptureFixture) -> None:
+    edges, y = np.array([[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]]), [0, 1, 0]
+    same = sg.from_arrays(edge_index=edges, edge_weight=[0.1, 0.1, 3, 3, 9], y=y)
+    assert same.edge_weight is not None
+    assert same.edge_weight.tolist() == [0.1, 0.1, 3, 3]
+    assert not caplog.messages
+    given = [1, 2, 3, 4, 9]
+    found = []
+    for order in ([0, 1, 2, 3, 4], [4, 1, 3, 2, 0]):
+        weight = np.array(given)[order]
+        found.append(sg.from_arrays(edge_index=edges[:, order], edge_weight=weight, y=y))
+        assert found[-1].edge_weight is not None
+        assert found[-1].edge_weight.tolist() == [1.5, 1.5, 3.5, 3.5]
+    assert caplog.messages == 2 * [
+        "graph: 2 edges are listed with several weights, as in both directions: the mean counts"
+    ]
+    net: Any = nx.DiGraph()
+    net.add_weighted_edges_from([(0, 1, 1.0), (1, 0, 2.0)])
+    for node in net:
+        net.nodes[node]["y"] = node
+    mean = sg.from_networkx(net).edge_weight
+    assert mean is not None
+    assert mean.tolist() == [1.5, 1.5]
+
+
+def test_weights_in_tables(
+    work: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f"{i},{i % 2},{i % 3}" for i in range(30)]
+    Path("nodes.csv").write_text("\n".join(["id,label,f", *lines]) + "\n")
+    edges = [f"{i},{(i * 7 + 1) % 30},{i / 10 if i % 3 else ''}" for i in range(30)]
+    Path("edges.csv").write_text("\n".join(["source,target,cost", *edges]) + "\n")
+    argv = ["run", ".", "--clients", "2", "--rounds", "1", "--hidden", "4"]
+    assert run_app(argv) == 0
+    assert caplog.messages == ["edges.csv: values of edges (cost) are not used"]
+    assert "edge weights" not in capsys.readouterr().err
+    assert run_app([*argv, "--columns", "weight=cost"]) == 0
+    assert "edge weights are used by gcn" in capsys.readouterr().err
+    assert len(caplog.messages) == 1
+    assert run_app([*argv, "--columns", "weight=cost", "--edge-weights", "ignore"]) == 0
+    assert caplog.messages[1:] == [
+        "edge weights are not used (edge_weights=ignore); every edge counts 1"
+    ]
+    capsys.readouterr()
+    graph = sg.from_csv(nodes="nodes.csv", edges="edges.csv", weight="cost")
+    assert graph.edge_weight is not None
+    pairs = zip(graph.edge_index.T.tolist(), graph.edge_weight.tolist(), strict=True)
+    assert {tuple(pair): w for pair, w in pairs}[(0, 1)] == 1  # an empty cell
+    Path("edges.csv").write_text("source,target,weight\n0,1,much\n")
+    assert run_app(argv) == 2
+    assert "line 2, column 'weight': expected a weight >= 0 or nothing, got 'much': change" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,79 @@
+"""Laws of the line on scales of features: who gets it, and who does not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runs import MakeGraph, go
+from silograph.graph.csr import CSR
+from silograph.graph.features import made_features, scale_problem
+from silograph.graph.graph import Features, standardized
+from silograph.graph.read.arrays import features_of
+
+DRAWS = torch.Generator().manual_seed(0)
+FLAGS = (torch.rand(300, 6, generator=DRAWS) < 0.3).float()
+INCOME = 30_000 + 20_000 * torch.rand(300, 1, generator=DRAWS)
+AGE = 20 + 60 * torch.rand(300, 1, generator=DRAWS)
+WORDS = torch.poisson(torch.rand(300, 400, generator=DRAWS) ** 8 * 5, generator=DRAWS)
+MIXED = torch.cat([FLAGS, INCOME], dim=1)
+
+
+def sparse(x: Tensor) -> CSR:
+    found = features_of(x.to_sparse())
+    assert isinstance(found, CSR)
+    return found
+
+
+FINE: dict[str, Features] = {
+    "flags": FLAGS,
+    "words": WORDS,
+    "sparse words": sparse(WORDS),
+    "rows that sum to 1": WORDS / WORDS.sum(1, keepdim=True),
+    "standardized": standardized(MIXED, torch.zeros(300, dtype=torch.int64), 1),
+    "one-hot degrees": made_features("onehot-degree", torch.arange(300)),
+    "pixels of 0 to 16": 16 * torch.rand(300, 64, generator=DRAWS),
+    "zeros": torch.zeros(300, 3),
+    "no features": torch.zeros(300, 0),
+    "no nodes": torch.zeros(0, 3),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_usual_features_are_fine(name: str) -> None:
+    assert scale_problem(FINE[name]) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "names", "words"),
+    [
+        (MIXED, [*"abcdef", "income"], ["column 'income': about 4.", "--normalize standard"]),
+        (MIXED, [], ["column 6: about 4.", "the median column: 0.5"]),
+        (torch.cat([FLAGS, AGE], dim=1), [], ["column 6: about 5"]),
+        (INCOME, ["income"], ["column 'income'"]),
+        (FLAGS * 1000, [], ["the median column: 5"]),
+        (sparse(MIXED), [], ["--normalize row, as they are sparse"]),
+        (MIXED * 1e30, [], ["column 6"]),
+    ],
+)
+def test_raw_columns_are_named(x: Features, names: list[str], words: list[str]) -> None:
+    line = scale_problem(x, names)
+    assert line is not None
+    assert "\n" not in line
+    assert all(word in line for word in words), line
+
+
+def test_a_run_says_so_once_and_only_where_it_helps(
+    make_graph: MakeGraph, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = make_graph(60)
+    raw = replace(graph, x=torch.cat([torch.as_tensor(graph.x), 1e4 * torch.rand(60, 1)], dim=1))
+    go(raw, rounds=1)
+    assert [m[:49] for m in caplog.messages] == [
+        "features are on very different or large scales (c"
+    ]
+    for options in ({"normalize": "standard"}, {"normalize": "row"}, {"features": "degree"}):
+        go(raw, rounds=1, **options)
+    go(graph, rounds=1)
+    assert len(caplog.messages) == 1
