@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.cutting import Cut, held_block
+from silograph.experiment.resolve.cutting import Cut, held_block, scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights
 from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
@@ -29,6 +29,7 @@ class SimulatedRun:
         route: who answers for each halo slot.
         held: nodes that the server holds itself; None is no node.
         edge_weights: what becomes of the weights of edges; None where there are none.
+        warnings: lines on what of the data is not used, or may keep the model from learning.
     """
 
     resolved: Resolved
@@ -37,6 +38,7 @@ class SimulatedRun:
     route: Route
     held: ClientBlock | None
     edge_weights: str | None
+    warnings: tuple[str, ...]
 
 
 def simulated(
@@ -58,5 +60,7 @@ def simulated(
         key = Key.of(config.seed).fold("server's nodes")
         held = held_block(cut, share, key).to(found.device, dtype)
     block = block.to(found.device, dtype)
+    unused = weights if config.edge_weights == "ignore" else None
+    warnings = tuple(line for line in (unused, scale_line(config, cut.graph)) if line)
     found = replace(found, config=config)
-    return SimulatedRun(found, cut, block, route, held, weights)
+    return SimulatedRun(found, cut, block, route, held, weights, warnings)

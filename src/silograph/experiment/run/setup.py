@@ -16,7 +16,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.cutting import Cut, scale_line
+from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.resolve import DTYPES
@@ -127,10 +127,8 @@ def prepare(
     """
     run = simulated(asked, data, parts, make)
     config, method_config = run.resolved.config, run.resolved.method_config
-    if run.edge_weights is not None and config.edge_weights == "ignore":
-        LOG.warning(run.edge_weights)
-    if (problem := scale_line(config, run.cut.graph)) is not None:
-        LOG.warning(problem)
+    for line in run.warnings:
+        LOG.warning(line)
     assert config.block_size is not None  # written out
     keep_freed_memory()
     federation = InProcess(
