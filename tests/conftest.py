@@ -66,8 +66,9 @@ BY_TURNS = {
 }
 
 # Laws with many cases that take long: by default a third of the cases, on the diagonal of their
-# parameters, so that every value is met; and another diagonal in each law, so that every method or
-# layer meets a third of the laws. The slow suite has all.
+# parameters, so that a law of two parameters with three values each meets every value; and another
+# diagonal in each law, so that every method or layer meets a third of the laws. The slow suite has
+# all.
 BY_THIRDS = (
     "test_a_block_of_many_is_many_blocks_of_one",
     "test_a_client_without_neighbors_in_others_and_several_labels_a_node",

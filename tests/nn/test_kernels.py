@@ -51,6 +51,20 @@ def called(function: Any) -> Callable[..., Any]:
     return made
 
 
+def test_python_cannot_call_what_kernels_copy() -> None:
+    """They have no code for Python to call; without the refusal such a call ends the process."""
+    word = np.uint64(7)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"^mix is for kernels to copy: Python cannot call it$"):
+            draws.mix(word)
+
+        @numba.njit
+        def copies(word: np.uint64) -> np.uint64:
+            return draws.mix(word)
+
+        assert copies(word) == mix(7)  # now it is compiled for such numbers
+
+
 @LAW
 @given(word=WORD)
 def test_mix_is_mix(word: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,4 +94,53 @@ def test_what_is_no_new_metric() -> None:
         add_metric(replace(ERROR, name="accuracy"))
     with pytest.raises(ConfigError, match=r"^expected a function `of` in metric error, got none"):
         add_metric(replace(ERROR, of=None))
+    for name in ("", "Error", "error rate", "a,b", "../error", "x=1", "2nd", "error\n"):
+        with pytest.raises(ConfigError, match=r"^expected small letters, digits, _ or @ as the na"):
+            add_metric(replace(ERROR, name=name))
+        assert name not in METRICS
+    for labels in ((), ("classes",), ("multiclass", "links")):
+        with pytest.raises(ConfigError, match=r"^expected labels of metric error among multiclas"):
+            add_metric(replace(ERROR, labels=labels))
     assert "error" not in METRICS
+
+
+def failing(counts: Mapping[str, Tensor]) -> float:
+    return float(counts["no such count"].sum())
+
+
+def not_a_number(_: Mapping[str, Tensor]) -> float:
+    return float("nan")
+
+
+def tensor(_: Mapping[str, Tensor]) -> Any:
+    return torch.tensor(0.5)
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        (failing, r"metric bad cannot be worked out \(KeyError: 'no such count'\): change it"),
+        (not_a_number, "expected a finite number or None from metric bad, got nan: change it"),
+        (tensor, r"expected a finite number or None from metric bad, got tensor\(0.5000\): chan"),
+    ],
+)
+def test_one_that_gives_no_number_ends_the_run_in_one_line(
+    make_graph: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch, of: Any, says: str
+) -> None:
+    """Such values would break JSON and CSV files, and orders of rounds."""
+    monkeypatch.setitem(METRICS, "bad", ERROR)
+    monkeypatch.delitem(METRICS, "bad")
+    add_metric(replace(ERROR, name="bad", of=of))
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        go(make_graph())
+
+
+def test_numbers_of_any_kind_become_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, "own", ERROR)
+    monkeypatch.delitem(METRICS, "own")
+    given: list[Any] = [True, 1, np.float32(1), None]
+    add_metric(replace(ERROR, name="own", of=lambda _: given.pop(0)))
+    counts = {"val.loss": torch.tensor([2.0]), "val.nodes": torch.tensor([4])}
+    found = [own_scores("multiclass", counts, "val")["own"] for _ in range(4)]
+    assert found == [1.0, 1.0, 1.0, None]
+    assert [type(each) for each in found] == [float, float, float, type(None)]

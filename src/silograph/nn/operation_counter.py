@@ -61,8 +61,10 @@ def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
 
 def _left_alone_by_the_compiler(function: Any) -> None:
     """Let a module that calls `torch.compile` compile its own operations, not their counting."""
-    frames: Any = torch._C._dynamo.eval_frame
-    if hasattr(frames, "_FrameExecStrategy"):  # older versions of torch have none
+    # Private names, which other versions of torch may not have: then the counting is compiled, too.
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    wanted = ("_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy")
+    if all(hasattr(frames, name) for name in wanted):
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
         frames.set_code_exec_strategy(function.__code__, skip)
 

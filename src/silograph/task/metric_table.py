@@ -3,13 +3,18 @@
 Nothing here needs torch, so that pages of finished runs are made without it.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
 from typing import Any
 
 from silograph.core.errors import ConfigError, lookup, unknown
 
 LOSS = "loss"
+NAME = re.compile(r"[a-z][a-z0-9_@]*")  # of metrics: keys of JSON, parts of names of columns
 RANKINGS = ("recall@10", "ndcg@10")  # of runs that rank items
 
 
@@ -132,16 +137,47 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 def add_metric(metric: Metric) -> None:
     """Add a metric to those that runs of this process have.
 
+    Runs end with `ConfigError` where its function fails, or gives no finite number and not None.
+
     Raises:
-        ConfigError: there is another metric of that name, or nothing says how it is worked out.
+        ConfigError: there is another metric of that name, or it cannot be a name; nothing says how
+            it is worked out; or no task has such labels.
     """
     if metric.name in METRICS:
         raise ConfigError(
             f"expected a new name of a metric, got {metric.name!r}: choose another one"
         )
+    if NAME.fullmatch(metric.name) is None:
+        raise ConfigError(
+            "expected small letters, digits, _ or @ as the name of a metric, a letter first, got "
+            f"{metric.name!r}: choose another one"
+        )
     if metric.of is None:
         raise ConfigError(f"expected a function `of` in metric {metric.name}, got none")
-    METRICS[metric.name] = metric
+    known = (*CLASSES, *NUMBERS)
+    if not metric.labels or not set(metric.labels) <= set(known):
+        raise ConfigError(
+            f"expected labels of metric {metric.name} among {', '.join(known)}, got {metric.labels}"
+        )
+    METRICS[metric.name] = replace(metric, of=partial(_own_score, metric.name, metric.of))
+
+
+def _own_score(
+    name: str, of: Callable[[Mapping[str, Any]], float | None], counts: Mapping[str, Any]
+) -> float | None:
+    """Return what a user's function makes of counts; it is written into JSON and CSV files."""
+    try:
+        value = of(counts)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"metric {name} cannot be worked out ({problem}): change it") from error
+    if value is None:
+        return None
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigError(
+            f"expected a finite number or None from metric {name}, got {value!r}: change it"
+        )
+    return float(value)
 
 
 def metrics_of_labels(labels: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from runs import FAST, go, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph
+from silograph.graph.silos.data import silo_fingerprint
 from silograph.methods import METHODS
 from silograph.study.graph_file import read_graph, write_graph
 
@@ -93,6 +94,24 @@ def test_a_run_on_exported_folders_is_the_run_on_the_cut(
         assert ours.test.uncut == theirs.test.uncut
         silo = sg.read_silos(form).members[0]
         assert silo.weighted
+
+
+def test_columns_of_ones_in_silos_folders_are_no_weights(graph: Graph, work: Path) -> None:
+    """So methods that refuse weights take such folders."""
+    bare = replace(graph, edge_weight=None)
+    cut = go(bare, rounds=1).cut
+    assert cut is not None
+    sg.write_silos("bare", bare, cut.partition, cut.split)
+    sg.write_silos("ones", graph, cut.partition, cut.split)
+    for table in Path("ones").glob("*/*edges.csv"):
+        head, *lines = table.read_text().splitlines()
+        assert head.endswith(",weight")
+        assert lines
+        ones = [line.rpartition(",")[0] + ",1" for line in lines]
+        table.write_text("\n".join([head, *ones]) + "\n")
+    members = [sg.read_silos(folder).members for folder in ("bare", "ones")]
+    assert not any(silo.weighted for silo in members[1])
+    assert [silo_fingerprint(s) for s in members[1]] == [silo_fingerprint(s) for s in members[0]]
 
 
 def test_silos_that_disagree_on_an_edge(graph: Graph, work: Path) -> None:

@@ -119,6 +119,18 @@ def test_updates_are_held_to_the_largest_usual_one(
     assert fed.away == away
 
 
+def test_what_a_silo_alone_says_is_usual_for_no_later_round(built: Built) -> None:
+    """Else one round of a hostile silo would lift the bound of all that follow."""
+    fed, links = limited(built)
+    links["client_02"].change = weights_of(1e5)
+    fed.start_round(1)
+    alone = {"what": Kind.WEIGHTS, "key": KEY, "reduce": MEAN, "to": ["client_02"]}
+    assert torch.equal(fed.call(train, WEIGHTS, **alone)["weights/w"].t, torch.full((3,), 1e5))
+    assert fed.away == ()
+    assert torch.allclose(once(fed, 2)["weights/w"].t, torch.full((3,), 1.1))
+    assert fed.away == ("client_02",)
+
+
 def test_lies_do_not_add_up_over_rounds(built: Built) -> None:
     """A silo that each time says as much as it may moves the mean by the same again, not more."""
     fed, links = limited(built)

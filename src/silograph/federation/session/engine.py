@@ -332,7 +332,9 @@ class Session:
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
         usable = [answer for answer in heard if answer.place not in bad]
-        self._usual[envelope.op] = usual_update(usable, usual)
+        # What a silo alone says of itself would be usual for good.
+        if sum(answer.update is not None for answer in usable) > 1:
+            self._usual[envelope.op] = usual_update(usable, usual)
         return usable
 
     def _answer(self, peer: Peer, kind: Type) -> bytes | memoryview:

@@ -330,12 +330,13 @@ def _cross(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges
             raise table.wrong(row, silo, "the name of another silo", other[0], mend)
         slots.append(slot_of.setdefault(other, len(slot_of)))
         _once(table, remote, seen, (rows[row], slots[row]), row)
+    weights = weight_column(table, weight) if weight in table.header else np.ones(len(rows))
     return CrossEdges(
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(slots, dtype=torch.int64),
         tuple(name for name, _ in slot_of),
         _typed([key for _, key in slot_of], spec),
-        torch.from_numpy(weight_column(table, weight)) if weight in table.header else None,
+        None if (weights == 1).all() else torch.from_numpy(weights),
     )
 
 

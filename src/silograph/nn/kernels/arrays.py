@@ -41,7 +41,17 @@ def compiled(function: Function) -> Function:
     numba looks for changes in the file of a function only, not in those of functions that it calls:
     after an upgrade old code would run on. Here every file counts.
     """
-    return _compiled(function, Compiler, no_cpython_wrapper=True)
+    made: Any = _compiled(function, Compiler, no_cpython_wrapper=True)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TypeError(f"{function.__name__} is for kernels to copy: Python cannot call it")
+
+    def add_overload(code: Any) -> None:
+        made.overloads[tuple(code.signature.args)] = code
+
+    # A call would jump to a wrapper that is not there: it must find no code, and may make none.
+    made._compile_for_args, made.add_overload = refuse, add_overload
+    return cast(Function, made)
 
 
 def kernel(function: Function) -> Function:

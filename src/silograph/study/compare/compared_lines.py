@@ -2,17 +2,12 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from silograph.study.cells import Line
 from silograph.study.compare.asked import ComparisonRow
-from silograph.study.compare.paired_statistics import (
-    Paired,
-)
+from silograph.study.compare.paired_statistics import Paired
 from silograph.task.metric_table import Metric
-
-if TYPE_CHECKING:
-    pass
 
 
 def without_errors(lines: Sequence[Line]) -> list[Line]:
