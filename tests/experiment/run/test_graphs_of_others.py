@@ -114,13 +114,32 @@ def test_weights_of_edges_are_read_and_other_values_reported_once(
     assert len(caplog.messages) == 1
 
 
+def test_whole_numbers_of_edges_are_kinds_and_no_weights(
+    make_graph: MakeGraph, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bond or relation of kind 0 would be an edge of weight 0."""
+    graph = make_graph()
+    kinds = graph.edge_index.sum(dim=0) % 4
+    for values in (kinds, kinds[:, None]):
+        assert from_pyg(data_of(graph, edge_attr=values), name="mine").edge_weight is None
+    assert caplog.messages == ["mine: values of edges (edge_attr) are not used"] * 2
+    named = from_pyg(data_of(graph, edge_weight=kinds)).edge_weight
+    assert named is not None
+    assert torch.equal(named, kinds.double())
+
+
 def bad_lists(graph: Graph) -> list[tuple[Any, str]]:
     good, x = data_of(graph), torch.zeros(60, 3)
+    half = torch.full((graph.adj.nnz,), 0.5)
     bare = Data(edge_index=graph.edge_index, y=graph.y)
     return [
         ([], "expected a Graph, or the name or path of one, got list: see sg.from_arrays"),
         ([good, 3], "Data 1 of the list: expected a torch_geometric.data.Data, got int"),
         ([good, Data(x=x)], r"Data 1 of the list: expected data\.edge_index, got None"),
+        (
+            [good, data_of(graph, edge_attr=half), data_of(graph, edge_attr=-half)],
+            r"Data 2 of the list: expected edge_attr of one floating point number >= 0 an edge, as",
+        ),
         ([good, bare], r"Data 1 of the list: expected features as in Data 0 \(7\), got 0"),
         (
             [good, Data(x=x.to_sparse(), edge_index=graph.edge_index, y=graph.y)],

@@ -13,7 +13,9 @@ from silograph.graph.csr import CSR
 
 LOG = logging.getLogger("silograph")
 WEIGHTS = ("edge_weight", "edge_weights", "weight")  # names that others use
-FEATURES = "edge_attr"  # a single column of it is a weight, too, if all its numbers could be one
+# A single column of it is a weight, too, if all its numbers could be one and are floating point:
+# whole numbers there are mostly kinds of edges.
+FEATURES = "edge_attr"
 NAMES = (*WEIGHTS, FEATURES)
 
 
@@ -111,9 +113,9 @@ def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) 
 
 
 def _could_weigh(values: np.ndarray) -> bool:
-    """Whether values are one number an edge, each of which could be a weight."""
+    """Whether values are one floating point number an edge, each of which could be a weight."""
     single = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
-    return single and values.dtype.kind in "biuf" and bool(usable(values).all())
+    return single and values.dtype.kind == "f" and bool(usable(values).all())
 
 
 def _differ(rows: np.ndarray) -> bool:

@@ -42,7 +42,7 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
 
     These keys are read, each checked as by `from_arrays`; others are ignored:
         edge_index: (2, E) integers.
-        edge_weight: (E,) numbers >= 0; or an edge_attr of one such number an edge.
+        edge_weight: (E,) numbers >= 0; or an edge_attr of one floating point number >= 0 an edge.
         y: (n,) class numbers or words, or (n, T) label bits; or (n,) or (n, T) numbers with
             fractions, which are targets of a regression. Or y_data, y_indices, y_indptr, y_shape,
             the parts of a sparse matrix (n, T) of label bits.

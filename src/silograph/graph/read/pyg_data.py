@@ -13,7 +13,7 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features, Graph, LabelForm
 from silograph.graph.read.arrays import PARTS, ArrayInput, from_arrays
-from silograph.graph.read.edge_values import NAMES, chosen_weight, report_unused
+from silograph.graph.read.edge_values import FEATURES, NAMES, chosen_weight, report_unused
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -34,8 +34,8 @@ def from_pyg(
 
     A `Data` has `edge_index`, `y` and mostly `x`. `train_mask`, `val_mask` and `test_mask`, each
     (n,) bool, become the split where all three are there. `edge_weight` (or an `edge_attr` of one
-    number >= 0 an edge) becomes the edges' weights. Other values of edges are not used; that is
-    reported where they differ from edge to edge.
+    floating point number >= 0 an edge) becomes the edges' weights. Other values of edges are not
+    used; that is reported where they differ from edge to edge.
 
     Of a list, each `Data` is the graph of one silo, and no edge joins two of them: `run` with
     `partition="silo"` trains one client on each. Their names are `silo_names`, by default
@@ -115,6 +115,7 @@ def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]
         )
     graphs = [_member(data, place) for place, data in enumerate(members)]
     _check_alike(graphs)
+    _check_edge_values(members)
     weighted = any(graph.edge_weight is not None for graph in graphs)
     parts = [graph.weighted_adj for graph in graphs]
     parts = [adj.to("cpu", torch.float64) for adj in parts] if weighted else parts
@@ -138,6 +139,17 @@ def _member(data: "Data", place: int) -> Graph:
         return from_arrays(**_arrays(data) | {"y": np.zeros(len(data.y), dtype=np.int64)})
     except DataError as error:
         raise DataError(f"{_place(place)}: {error}") from None
+
+
+def _check_edge_values(members: "Sequence[Data]") -> None:
+    """Raise `DataError` where values of edges would be weights at some clients only."""
+    given = [place for place, data in enumerate(members) if torch.is_tensor(data.get(FEATURES))]
+    others = [place for place in given if _weight(members[place])[0] != FEATURES]
+    if others and len(others) < len(given):
+        raise DataError(
+            f"{_place(others[0])}: expected {FEATURES} of one floating point number >= 0 an edge, "
+            "as other clients have for weights, got others: name weights edge_weight"
+        )
 
 
 def _check_alike(graphs: Sequence[Graph]) -> None:
