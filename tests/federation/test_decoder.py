@@ -68,3 +68,18 @@ def test_nobody_knows_a_change_from_nothing() -> None:
     reply = {"w": Stacked(BASE[None])}
     assert WHOLE.change("w", reply, None, 0) is None
     assert WHOLE.change("w", reply, Shared(BASE[:1]), 0) is None
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5])
+def test_rows_of_no_share_that_change_have_moved_without_bound(share: float) -> None:
+    """The server divides their sum by the shares of others, so they count in full."""
+    decoder, shares = Decoder(shares={"w": "s"}), torch.full((1, 6), 0.5, dtype=torch.float64)
+    honest = {"w": Stacked(CHANGE[None] / 2), "s": Stacked(shares)}
+    change = decoder.change("w", honest, None, 0)
+    assert change is not None
+    assert torch.equal(change, CHANGE)
+    shares[0, [0, 4]] = share
+    told = decoder.change("w", {**honest, "s": Stacked(shares)}, None, 0)
+    assert told is not None
+    assert torch.equal(told[0], torch.zeros(2, dtype=torch.float64))  # which does not change
+    assert told[4, 1] == torch.inf

@@ -23,6 +23,8 @@ from silograph.methods.fedavg import FEDAVG
 from silograph.nn.any_model import NO_TABLES
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.model import Model
+from silograph.nn.operation_counter import OperationCounter
+from silograph.nn.operation_counter import _left_alone_by_the_compiler as leave_alone
 from silograph.nn.optim import SGD
 from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.start import start_fields, whole
@@ -147,3 +149,28 @@ def test_backends_have_the_names_of_the_config() -> None:
         "compiled": "compiled",
         "torch": "torch",
     }
+
+
+def test_counting_is_not_compiled_with_a_module_that_compiles_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's compiler is told so by private names, which other versions may not have."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def product(x: Tensor) -> Tensor:
+        return torch.relu(x @ x).sum()
+
+    x = torch.ones(3, 3)
+    with OperationCounter() as plain:
+        product(x)
+    with OperationCounter() as tally:
+        torch.compile(product, backend=backend)(x)
+    assert tally.flops == plain.flops > 54
+    assert len(graphs) <= 1  # there are three more where the counting is compiled
+    for gone in ("eval_frame._FrameAction", "eval_frame"):
+        monkeypatch.delattr(f"torch._C._dynamo.{gone}")
+        leave_alone(product)

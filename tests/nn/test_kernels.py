@@ -54,14 +54,14 @@ def called(function: Any) -> Callable[..., Any]:
 def test_python_cannot_call_what_kernels_copy() -> None:
     """They have no code for Python to call; without the refusal such a call ends the process."""
     word = np.uint64(7)
+
+    def copying(word: Any) -> Any:
+        return draws.mix(word)
+
+    copies: Any = numba.njit(copying)
     for _ in range(2):
         with pytest.raises(TypeError, match=r"^mix is for kernels to copy: Python cannot call it$"):
             draws.mix(word)
-
-        @numba.njit
-        def copies(word: np.uint64) -> np.uint64:
-            return draws.mix(word)
-
         assert copies(word) == mix(7)  # now it is compiled for such numbers
 
 

@@ -95,8 +95,8 @@ class Decoder:
         """
         new = _one(reply[name])
         if name in self.shares and self.shares[name] in reply:
-            share = _one(reply[self.shares[name]]).unsqueeze(-1)
-            return torch.where(share > 0, new.double() / share, 0.0)
+            share = _one(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
+            return torch.where(new != 0, new.double() / share, 0.0)  # of no share: infinite
         if name in self.bases:
             scale = reply.get(f"{SCALE}{name}")
             return from_small(new, None if scale is None else _one(scale), torch.float64)

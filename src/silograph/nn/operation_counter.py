@@ -60,7 +60,7 @@ def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
 
 
 def _left_alone_by_the_compiler(function: Any) -> None:
-    """Let a module that calls `torch.compile` compile its own operations, not their counting."""
+    """Keep torch's compiler, which a user's module may call, from compiling the counting."""
     # Private names, which other versions of torch may not have: then the counting is compiled, too.
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     wanted = ("_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy")

@@ -124,9 +124,9 @@ def test_what_a_silo_alone_says_is_usual_for_no_later_round(built: Built) -> Non
     fed, links = limited(built)
     links["client_02"].change = weights_of(1e5)
     fed.start_round(1)
-    alone = {"what": Kind.WEIGHTS, "key": KEY, "reduce": MEAN, "to": ["client_02"]}
-    assert torch.equal(fed.call(train, WEIGHTS, **alone)["weights/w"].t, torch.full((3,), 1e5))
-    assert fed.away == ()
+    one = fed.call(train, WEIGHTS, what=Kind.WEIGHTS, key=KEY, reduce=MEAN, to=["client_02"])
+    assert torch.equal(one["weights/w"].t, torch.full((3,), 1e5))
+    assert not fed.away
     assert torch.allclose(once(fed, 2)["weights/w"].t, torch.full((3,), 1.1))
     assert fed.away == ("client_02",)
 
