@@ -175,8 +175,19 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # edges
     (
-        "edges.csv, line 1: unknown column 'weight'; ",
-        {"edges.csv": "source,target,weight\na,b,1\n"},
+        "edges.csv, line 1: unknown column 'length'; ",
+        {"edges.csv": "source,target,length\na,b,1\n"},
+    ),
+    *(
+        (
+            f"{table}.csv, line 2, column 'weight': expected a weight >= 0 or nothing, got {cell!r}",
+            {f"{table}.csv": f"{head},weight\n{row},{cell}\n"},
+        )
+        for table, head, row in (
+            ("edges", "source,target", "a,b"),
+            ("cross_edges", "own,silo,remote", "a,south,k"),
+        )
+        for cell in ("-1", "nan", "inf", "1e300", "heavy")
     ),
     (
         "edges.csv, line 1: expected a column 'target', got columns source: rename one, or",
@@ -226,7 +237,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "changes"), MISTAKES, ids=[line[:60] for line, _ in MISTAKES])
+@pytest.mark.parametrize(("line", "changes"), MISTAKES, ids=[line[:90] for line, _ in MISTAKES])
 def test_a_mistake_is_one_line(tmp_path: Path, line: str, changes: dict[str, str | None]) -> None:
     path = folder(tmp_path / "north", NORTH | changes)
     with pytest.raises(DataError) as caught:
