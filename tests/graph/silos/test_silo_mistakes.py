@@ -175,12 +175,13 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # edges
     (
-        "edges.csv, line 1: unknown column 'length'; ",
-        {"edges.csv": "source,target,length\na,b,1\n"},
+        "edges.csv, line 1: unknown column 'kind'; ",
+        {"edges.csv": "source,target,kind\na,b,1\n"},
     ),
     *(
         (
-            f"{table}.csv, line 2, column 'weight': expected a weight >= 0 or nothing, got {cell!r}",
+            f"{table}.csv, line 2, column 'weight': expected a weight >= 0 or nothing, got "
+            f"{cell!r}",
             {f"{table}.csv": f"{head},weight\n{row},{cell}\n"},
         )
         for table, head, row in (
