@@ -76,6 +76,26 @@ def test_a_run_has_it_wherever_it_has_others(
 
 
 @pytest.mark.usefixtures("added")
+def test_comparisons_by_it_stay_in_this_process(make_graph: Callable[..., Graph]) -> None:
+    small: dict[str, Any] = {"methods": ["fedavg"], "seeds": [0], "rounds": 1, "clients": 2}
+    table = sg.compare(make_graph(), metric="error", progress="none", **small)
+    assert "error rate" in str(table)
+    with pytest.raises(ConfigError, match=r"^expected processes=0 with error as a value, got 2: "):
+        sg.compare(make_graph(), metric="error", processes=2, progress="none", **small)
+
+
+@pytest.mark.usefixtures("added")
+def test_added_again_it_is_another_and_pages_outlive_it(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    add_metric(replace(ERROR, title="share of mistakes"))
+    assert METRICS["error"].title == "share of mistakes"
+    go(make_graph(), metric="accuracy", out=tmp_path / "o")
+    METRICS.pop("error")
+    assert run_app(["report", str(tmp_path / "o")]) == 0
+
+
+@pytest.mark.usefixtures("added")
 def test_tasks_have_the_metrics_of_their_labels() -> None:
     assert [name for name, task in TASKS.items() if "error" in task.metrics] == ["node_class"]
     assert all(task.metrics[-1] == LOSS for task in TASKS.values())

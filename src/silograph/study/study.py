@@ -201,7 +201,7 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
     Args:
         processes: what was asked for.
         threads: of a run.
-        own: names of parts that are values, which stay in this process.
+        own: names of parts and metrics that are values, which stay in this process.
 
     Raises:
         ConfigError: below 0, or above 0 with values.
@@ -209,7 +209,7 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
     if own and processes not in (None, 0):
         raise ConfigError(
             f"expected processes=0 with {own[0]} as a value, got {processes!r}: leave processes "
-            "out, or name the part as FILE.py:NAME"
+            "out, or name a part other than a metric as FILE.py:NAME"
         )
     if processes is None:
         return 0 if own else default_processes(threads)

@@ -135,15 +135,15 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
 def add_metric(metric: Metric) -> None:
-    """Add a metric to those that runs of this process have.
+    """Add a metric to those that runs of this process have; again, to replace one added before.
 
     Runs end with `ConfigError` where its function fails, or gives no finite number and not None.
 
     Raises:
-        ConfigError: there is another metric of that name, or it cannot be a name; nothing says how
+        ConfigError: silograph has a metric of that name, or it cannot be a name; nothing says how
             it is worked out; or no task has such labels.
     """
-    if metric.name in METRICS:
+    if metric.name in METRICS and not added([metric.name]):
         raise ConfigError(
             f"expected a new name of a metric, got {metric.name!r}: choose another one"
         )
@@ -160,6 +160,17 @@ def add_metric(metric: Metric) -> None:
             f"expected labels of metric {metric.name} among {', '.join(known)}, got {metric.labels}"
         )
     METRICS[metric.name] = replace(metric, of=partial(_own_score, metric.name, metric.of))
+
+
+def added(names: Iterable[str | None]) -> list[str]:
+    """Return those of some names that `add_metric` has made known, in this process only."""
+    built_in = {metric.name for metric in _ALL}
+    return [name for name in names if name in METRICS and name not in built_in]
+
+
+def title_of(name: str) -> str:
+    """Return a metric's title; the name of one that this process does not know."""
+    return METRICS[name].title if name in METRICS else name
 
 
 def _own_score(

@@ -15,6 +15,17 @@ from silograph.graph.silos.read import read_silo, read_silos
 SPARSE = TOML + "sparse = true\n"
 INTEGER = TOML + 'keys = "integer"\n'
 BITS = TOML + 'task = "multilabel"\n'
+BAD_WEIGHTS: list[tuple[str, dict[str, str | None]]] = [
+    (
+        f"{table}.csv, line 2, column 'weight': expected a weight >= 0 or nothing, got {cell!r}",
+        {f"{table}.csv": f"{head},weight\n{row},{cell}\n"},
+    )
+    for table, head, row in (
+        ("edges", "source,target", "a,b"),
+        ("cross_edges", "own,silo,remote", "a,south,k"),
+    )
+    for cell in ("-1", "nan", "inf", "1e300", "heavy")
+]
 MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     # silo.toml
     (
@@ -178,18 +189,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         "edges.csv, line 1: unknown column 'kind'; ",
         {"edges.csv": "source,target,kind\na,b,1\n"},
     ),
-    *(
-        (
-            f"{table}.csv, line 2, column 'weight': expected a weight >= 0 or nothing, got "
-            f"{cell!r}",
-            {f"{table}.csv": f"{head},weight\n{row},{cell}\n"},
-        )
-        for table, head, row in (
-            ("edges", "source,target", "a,b"),
-            ("cross_edges", "own,silo,remote", "a,south,k"),
-        )
-        for cell in ("-1", "nan", "inf", "1e300", "heavy")
-    ),
+    *BAD_WEIGHTS,
     (
         "edges.csv, line 1: expected a column 'target', got columns source: rename one, or",
         {"edges.csv": "source\na\n"},

@@ -22,7 +22,7 @@ from silograph.experiment.report.figures import (
 )
 from silograph.experiment.report.reading import VIEWS, RunRecord
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
-from silograph.task.metric_table import LOSS, metric_of
+from silograph.task.metric_table import LOSS, title_of
 
 MOST_ROWS = 200  # of the table of rounds
 
@@ -80,7 +80,7 @@ def run_page(run: RunRecord) -> str:
             chosen=chosen_of(run),
             views=VIEWS,
             means=means_of([run.heard]),
-            names={name: metric_of(name).title for name in run.reported},
+            names={name: title_of(name) for name in run.reported},
             scores={part: run.scores(part) for part in ("test", "val")},
             figures=figures,
             figure_data={figure["key"]: figure["data"] for figure in figures},

@@ -9,7 +9,7 @@ from silograph.evaluation.views import means_of
 from silograph.experiment.report.config_table import FIELDS, text_of
 from silograph.experiment.report.page import environment
 from silograph.experiment.result_files import REPORT
-from silograph.task.metric_table import metric_of, reported
+from silograph.task.metric_table import metric_of, reported, title_of
 
 VIEWS = ("server", "personalized")
 
@@ -31,7 +31,7 @@ def silo_page(about: Mapping[str, Any]) -> str:
             about=about,
             config=config,
             metric=metric_of(about["metric"]),
-            names={name: metric_of(name).title for name in shown},
+            names={name: title_of(name) for name in shown},
             views=VIEWS,
             means=means_of([about["seen"]]),
             settings={

@@ -47,6 +47,7 @@ from silograph.study.compare.comparison import Comparison
 from silograph.study.compare.paired_statistics import Test
 from silograph.study.datasets import fetch
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
+from silograph.task.metric_table import added
 
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
@@ -124,7 +125,9 @@ def compare(
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
     check_some_have({*given, *asked.over}, base, asked.over)
-    how = How(check_processes(processes, base.threads, own.names), progress)
+    how = How(
+        check_processes(processes, base.threads, [*own.names, *added([asked.metric])]), progress
+    )
     held = call.graph if isinstance(call.graph, Graph) else None
     if call.partition is not None:
         held, base = cut_for_studies(held, call.partition, base)

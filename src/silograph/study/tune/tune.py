@@ -60,7 +60,7 @@ from silograph.study.tune.space import (
     key_of,
     part_options,
 )
-from silograph.task.metric_table import METRICS
+from silograph.task.metric_table import METRICS, added
 
 
 @with_keywords(TuneOptions)
@@ -125,7 +125,7 @@ def tune(
         _tell_fixed(space, fixed)
     check_ends(space, options)
     until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
-    at_once = check_processes(processes, base.threads, own.names)
+    at_once = check_processes(processes, base.threads, [*own.names, *added([base.metric])])
     how = How(at_once, progress, test=False, until=until)
     return _searched(space, trials, how, None if out is None else Path(out))
 
