@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -151,8 +152,23 @@ def test_links_are_not_written_through(stopped: Stopped, tmp_path: Path, name: s
         ({"groups": ["best/personalized", "best/server"]}, "got facts or tensors of another form"),
         ({"seconds": []}, "got facts or tensors of another form"),
         ({"executed": "many"}, "got facts or tensors of another form"),
+        ({"executed": math.inf}, "got facts or tensors of another form"),
+        ({"seconds": math.inf}, "got facts or tensors of another form"),
+        ({"seconds": math.nan}, "got facts or tensors of another form"),
+        ({"stopped": math.inf}, "got facts or tensors of another form"),
+        ({"best_round": math.inf}, "got facts or tensors of another form"),
+        ({"best_round": "\ud800"}, "got facts or tensors of another form"),
+        ({"best_round": ["\ud800"]}, "got facts or tensors of another form"),
+        ({"best_round": 99}, "got facts or tensors of another form"),
+        ({"best_round": True}, "got facts or tensors of another form"),
+        ({"best_away": ["\ud800"]}, "got facts or tensors of another form"),
+        ({"best_apart": True, "best_round": math.inf}, "its facts are not those that this version"),
+        ({"run": "\ud800"}, "it belongs to another run"),
+        ({"groups": ["\ud800"]}, "got facts or tensors of another form"),
+        ({"prefixes": {"rounds.csv": [1, "\ud800"]}}, "rounds.csv is damaged within"),
+        ({"prefixes": {"\ud800": [1, ""]}}, "its facts are not those that this version writes"),
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_facts_of_another_form_are_one_line(
     stopped: Stopped, facts: dict[str, Any], says: str
@@ -176,6 +192,15 @@ def test_facts_of_another_form_are_one_line(
         ("best/personalized/test.fn", lambda t: -t - 1),
         ("best/server/test.nodes", lambda t: t[:1]),
         ("best/server/test.tp", lambda t: t[:, :1]),
+        ("best/server/test.fp", lambda t: t[:, :1]),
+        ("best/server/test.fn", lambda t: t.flatten()[0]),
+        ("best/server/test.nodes", lambda t: t[:0]),
+        ("best/server/test.nodes", lambda t: t[0]),
+        ("best/server/test.nodes", lambda t: t.double()),
+        ("best/server/val.loss", lambda t: t * torch.nan),
+        ("best/personalized/val.loss", lambda t: t + torch.inf),
+        ("best/personalized/test.fn", lambda t: t[None]),
+        ("best/personalized/score.sum", lambda t: t[:, :1]),
     ],
 )
 def test_tensors_of_another_form_are_one_line(
@@ -188,8 +213,11 @@ def test_tensors_of_another_form_are_one_line(
         if change is not None:
             tensors[name] = change(tensors[name]).contiguous()
         path.write_bytes(b"".join(to_bytes(replace(found, tensors=tensors))))
-    with pytest.raises(CheckpointError, match=r"got facts or tensors of another form|got none"):
+    with pytest.raises(
+        CheckpointError, match=r"got facts or tensors of another form|got none"
+    ) as caught:
         sg.resume(folder, graph=graph)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["fedper", "scaffold"])
