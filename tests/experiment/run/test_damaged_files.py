@@ -313,6 +313,16 @@ def test_half_a_surrogate_pair_is_written_as_its_number(tmp_path: Path) -> None:
     assert (tmp_path / "page").read_text(encoding="utf-8") == "caf\u00e9 \\ud800"
 
 
+@pytest.mark.parametrize("name", [*EARLY, "config.toml", "rounds.csv", "ledger.jsonl"])
+def test_text_that_is_no_utf_8_is_one_line(stopped: Stopped, name: str) -> None:
+    folder, graph, _ = stopped
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:20] + b"\xff\xfe" + data[20:])
+    with pytest.raises(SilographError) as caught:
+        sg.resume(folder, graph=graph)
+    assert "\n" not in str(caught.value)
+
+
 def test_damage_of_the_last_round_goes_back_one(
     stopped: Stopped, caplog: pytest.LogCaptureFixture
 ) -> None:
