@@ -25,6 +25,7 @@ from silograph.graph.graph import Graph
 
 MakeGraph = Callable[..., Graph]
 Stopped = tuple[Path, Graph, dict[str, Any]]
+HALF = "expected facts and tensors in a checkpoint, got: .*surrogates not allowed"
 EARLY = ("checksums.json", "clients.csv", "run.json", "simulation.json")
 
 
@@ -157,16 +158,20 @@ def test_links_are_not_written_through(stopped: Stopped, tmp_path: Path, name: s
         ({"seconds": math.nan}, "got facts or tensors of another form"),
         ({"stopped": math.inf}, "got facts or tensors of another form"),
         ({"best_round": math.inf}, "got facts or tensors of another form"),
-        ({"best_round": "\ud800"}, "got facts or tensors of another form"),
-        ({"best_round": ["\ud800"]}, "got facts or tensors of another form"),
+        ({"best_round": "\ud800"}, HALF),
+        ({"best_round": ["\ud800"]}, HALF),
         ({"best_round": 99}, "got facts or tensors of another form"),
         ({"best_round": True}, "got facts or tensors of another form"),
-        ({"best_away": ["\ud800"]}, "got facts or tensors of another form"),
+        ({"best_away": ["\ud800"]}, HALF),
         ({"best_apart": True, "best_round": math.inf}, "its facts are not those that this version"),
-        ({"run": "\ud800"}, "it belongs to another run"),
-        ({"groups": ["\ud800"]}, "got facts or tensors of another form"),
-        ({"prefixes": {"rounds.csv": [1, "\ud800"]}}, "rounds.csv is damaged within"),
-        ({"prefixes": {"\ud800": [1, ""]}}, "its facts are not those that this version writes"),
+        ({"run": "\ud800"}, HALF),
+        ({"stopped": "\ud800"}, HALF),
+        ({"run": "x"}, "it belongs to another run"),
+        ({"best_away": ["nobody"]}, "got facts or tensors of another form"),
+        ({"best_round": ["x"]}, "got facts or tensors of another form"),
+        ({"groups": ["\ud800"]}, HALF),
+        ({"prefixes": {"rounds.csv": [1, "\ud800"]}}, HALF),
+        ({"prefixes": {"\ud800": [1, ""]}}, HALF),
     ],
     ids=ascii,
 )
