@@ -115,20 +115,26 @@ def balancing(
     costs one product of the labels with those of who joined last. The aim's own square is left
     out: it is the same for all.
     """
-    picks, taken = np.empty(number, dtype=np.int64), np.zeros(len(labels))
-    product, own, sizes = labels @ aim, (labels**2).sum(1), labels.sum(1)
-    # Of joined + l, for each client's l: sum of squares, product with the aim, sum.
-    square = own + 2 * (labels @ joined) + joined @ joined
-    to_aim, total = product + joined @ aim, sizes + joined.sum()
+    picks, far = np.empty(number, dtype=np.int64), np.empty(len(labels))
+    twice, product, sizes = 2 * labels, 2 * (labels @ aim), labels.sum(1)
+    own = (labels * labels).sum(1)
+    # Of joined + l, for each client's l: sum of squares, twice the product with the aim, sum.
+    square = own + twice @ joined + joined @ joined
+    to_aim, total = product + 2 * (joined @ aim), sizes + joined.sum()
     for place in range(number):
         best = 0
         if place or not first:
             inverse = 1 / np.maximum(total, 1e-12)
-            far = (square * inverse - 2 * to_aim) * inverse + taken
+            np.multiply(square, inverse, out=far)
+            np.subtract(far, to_aim, out=far)
+            np.multiply(far, inverse, out=far)
             best = int((far <= far.min() + TIE).argmax())
-        picks[place], taken[best] = best, np.inf
         last = labels[best]
-        square += 2 * (labels @ last) + (2 * (joined @ last) + own[best])
+        change = twice @ last
+        change += twice[best] @ joined + own[best]
+        picks[place] = best
+        square += change
+        square[best] = np.inf  # taken
         to_aim += product[best]
         total += sizes[best]
         joined = joined + last
