@@ -176,7 +176,11 @@ def every_method(graph: Graph) -> Iterator[list[str]]:
 
 def unequal(graph: Graph) -> Iterator[list[str]]:
     """Measure silos of three nodes, of which one trains, beside such of a thousand."""
-    x = graph.x if isinstance(graph.x, torch.Tensor) else torch.from_numpy(graph.x.scipy().toarray())
+    x = (
+        graph.x
+        if isinstance(graph.x, torch.Tensor)
+        else torch.from_numpy(graph.x.scipy().toarray())
+    )
     cases = {
         "9 of 1 training node, 1 of 1,000": sizes(graph, 9, 3, 1),
         "1 of 1 training node, 1 of 1,000": sizes(graph, 1, 3, 1),
