@@ -85,6 +85,7 @@ class Watched:
         self._fed, self._seen, self._lie = fed, seen, lie
 
     def __getattr__(self, name: str) -> Any:
+        """See `InProcess`."""
         return getattr(self._fed, name)
 
     def call(self, op: Op, inbox: Payload, **how: Any) -> Payload:
@@ -195,6 +196,16 @@ def unequal(graph: Graph) -> Iterator[list[str]]:
                     yield line_of(name, scaled, partition=silo, batch_size=batch, **given)
 
 
+def _liar(told: list[float], most: float | None) -> Lie:
+    """Return what lies 900 times the usual, or just below a bound, and notes the norms."""
+
+    def norm(usual: float) -> float:
+        told.append(900 * usual if most is None else 0.99 * most)
+        return told[-1]
+
+    return norm
+
+
 def lies(graph: Graph) -> Iterator[list[str]]:
     """Measure accuracies with one silo that lies."""
     for method in ("fedavg", "fedopt"):
@@ -202,15 +213,13 @@ def lies(graph: Graph) -> Iterator[list[str]]:
         most = 0.0
         for name in ("none", "900 times the usual", "below --max-update-norm"):
             told: list[float] = []
-
-            def norm(usual: float, name: str = name, most: float = most) -> float:
-                told.append(900 * usual if name.startswith("900") else 0.99 * most)
-                return told[-1]
-
-            with watching(None if name == "none" else norm) as seen:
+            lie = None if name == "none" else _liar(told, None if "900" in name else most)
+            with watching(lie) as seen:
                 result = trained(graph, **given)
             most = most or 1.5 * seen.largest
-            shown = [f"{100 * row['test_server_accuracy']:.1f}" for row in result.rounds]
+            shown = [
+                f"{100 * float(row['test_server_accuracy'] or 0):.1f}" for row in result.rounds
+            ]
             norms = f"{told[0]:.3g} to {told[-1]:.3g}" if told else "-"
             yield [method, name, norms, *(shown[t - 1] for t in (1, 2, ROUNDS))]
 
