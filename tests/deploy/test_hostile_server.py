@@ -1,6 +1,7 @@
 """What a server asks of a silo in a run called fedavg, beyond fedavg: nothing of it is done."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +20,12 @@ from silograph.core.resolved_config import training_key
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
 from silograph.exchange.stages import absorb, begin, contribute, lose
 from silograph.experiment.resolve.resolve import DTYPES, resolve
+from silograph.experiment.resolve.run_program import program_of
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.joining.edge_tags import TAG_BYTES
 from silograph.federation.joining.matching import NONCE_BYTES
+from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit
 from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
 from silograph.federation.session.message import (
@@ -41,7 +44,7 @@ from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, schema_of
 from silograph.graph.silos.data import Silo
 from silograph.graph.silos.read import read_silo
-from silograph.methods import cagnet
+from silograph.methods import METHODS, cagnet
 from silograph.methods.local_only import begin_own, train_own
 from silograph.methods.local_training import begin as begin_training
 from silograph.methods.local_training import train
@@ -164,6 +167,42 @@ def test_every_other_op_of_the_table_is_refused(silo: Silo) -> None:
         for what in Kind:
             if (op, what) != (train, Kind.WEIGHTS):
                 assert server.call(op, {}, what, Key.of(0), 1).type is Type.REFUSED
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_calls_get_no_reply_outside_of_the_program(silo: Silo, seed: int) -> None:
+    """Each reply is to a call of the agreed round, of its kind and key, with shapes that fit."""
+    draw, server = random.Random(seed), Hostile(silo)
+    server.start(method="fedavg", rounds=3)
+    method = METHODS["fedavg"]
+    program = program_of(
+        server.config, schema_of(silo.graph), method, server.method_config, hand_over=False
+    )
+    rounds = {t: list(calls_of(program.round(t) if t else program.setup)) for t in range(4)}
+    agreed = [(call, t) for t, calls in rounds.items() for call in calls]
+    others, last, replies = list(own_ops().values()), 0, 0
+    for _ in range(400):
+        call, t = draw.choice(agreed)
+        op, what, key, number = call.op, call.what, call.key, t
+        inbox: dict[str, Field] = {} if "weights/0.weight" not in call.takes else server.weights()
+        match draw.randrange(6):
+            case 0:
+                op = draw.choice(others)
+            case 1:
+                what = draw.choice(list(Kind))
+            case 2:
+                key = Key.of(draw.randrange(9))
+            case 3:
+                number = draw.randrange(5)
+            case _:
+                pass
+        rows = draw.random() < 0.1
+        if server.call(op, inbox, what, key, number, rows=rows).type is Type.REPLY:
+            found = [(c.op, c.what, c.key) for c in rounds[number]]
+            assert (op, what, key) in found
+            assert number >= last  # rounds follow each other
+            last, replies = number, replies + 1
+    assert replies > 2
 
 
 @pytest.mark.parametrize(

@@ -563,9 +563,9 @@ def test_a_silo_asks_and_answers_once_in_a_pull(built: Built, order: list[str], 
 
 
 def reply_with(
-    name: str, make: Callable[[dict[str, Field]], None] | None = None
+    name: str, make: Callable[[dict[str, Field]], None] | None = None, op: str = "serve"
 ) -> Callable[[bytes], bytes]:
-    """Change a field of the reply to `serve` on its way."""
+    """Change a field of the reply to an op on its way."""
 
     def change(data: bytes) -> bytes:
         message = unpack(data)
@@ -573,7 +573,7 @@ def reply_with(
             return data
         meter, frame = read_reply(message.body)
         envelope, reply = decode(frame)
-        if envelope.op != "serve":
+        if envelope.op != op:
             return data
         (make or one_more(name))(reply)
         frame = encode(
@@ -592,6 +592,25 @@ def test_an_owner_whose_answer_is_wrong_is_away(built: Built, name: str) -> None
     links[fed.ids[3]].change = reply_with(name)
     once(fed, KEEP, [0, 1])
     assert fed.away == (fed.ids[3],)
+
+
+@pytest.mark.parametrize("slots", [[-1], [10**6], [0, 0], [1, 0], [2**31 - 1]])
+def test_slots_that_are_none_name_who_asked_for_them(
+    built: Built, slots: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No owner is blamed, and the others get their rows."""
+
+    def ask_for(reply: dict[str, Field]) -> None:
+        slot = torch.tensor(slots, dtype=torch.int32)
+        reply |= {"slot": with_rows(slot), "version": with_rows(torch.zeros_like(slot))}
+
+    fed, links = joined_by(built, KEEP)
+    fed.call(start, {}, what=Kind.CONTROL, key=KEY)
+    links[fed.ids[1]].change = reply_with("", ask_for, "ask")
+    once(fed, KEEP)
+    assert fed.away == (fed.ids[1],)
+    assert f"has lost {fed.ids[1]}: expected" in caplog.text
+    assert any(r.op == "store" for r in fed.ledger.records)
 
 
 def wrong(make: Callable[[dict[str, Field]], None]) -> Op:

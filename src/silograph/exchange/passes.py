@@ -64,9 +64,12 @@ def share_sums(
     *,
     what: Kind = Kind.PARTIAL_SUMS,
     silos: int = 1,
+    lacking: bool = False,
 ) -> Relayed:
     """Add up partial sums at the rows' owners, those with as many silos behind them."""
-    return relay_sum(fed, contribute, absorb, what=what, key=key, inbox=told, silos=silos)
+    return relay_sum(
+        fed, contribute, absorb, what=what, key=key, inbox=told, silos=silos, lacking=lacking
+    )
 
 
 def share_cotangents(
@@ -176,7 +179,8 @@ def predict(
         model: the shape.
         weights: the server's.
         key: of the pass.
-        first: finishes the stage that features enter without other silos; None: it is as others.
+        first: finishes the stage that features enter without other silos, and the pass then goes on
+            without silos that are away; None: it is as others.
         behind: what must stand behind rows.
     """
     _begin(fed, weights, key, train=False)
@@ -184,7 +188,8 @@ def predict(
         if first is not None and int(told["stage"].t) == 0:
             fed.call(first, {}, what=Kind.EVALUATION, key=key)
         else:
-            share_sums(fed, told, key, what=Kind.EVALUATION, silos=behind.silos)
+            what, lacking = Kind.EVALUATION, first is not None
+            share_sums(fed, told, key, what=what, silos=behind.silos, lacking=lacking)
 
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round

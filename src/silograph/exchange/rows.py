@@ -68,6 +68,7 @@ def relay_sum(
     inbox: Mapping[str, Shared] | None = None,
     to: Sequence[str] | None = None,
     silos: int = 1,
+    lacking: bool = False,
 ) -> Relayed:
     """Add up what clients know of each other's boundary rows, at the rows' owners.
 
@@ -84,14 +85,20 @@ def relay_sum(
         inbox: what both ops get besides.
         to: clients that take part; sums for others are dropped.
         silos: how many clients must have sent a row for a sum to be handed on.
+        lacking: whether sums are made without clients that are away, too.
     """
     given: dict[str, Field] = dict(inbox or {})
-    reply = fed.call(contribute, given, what=what, key=key, to=to, rows=True)
+    reply = fed.call(contribute, given, what=what, key=key, to=to, rows=True, lacking=lacking)
+    if not reply:  # all have gone
+        return Relayed()
     rows = rows_in(reply, "rows", contribute)
     members = positions_of(fed.ids, to)
-    named = "slot" in reply
-    slots = places_in(reply, "slot", fed.route.slot_off, members, contribute) if named else None
-    target = fed.route.target[all_places(fed.route.slot_off, members) if slots is None else slots]
+    if "slot" in reply:
+        slots = places_in(reply, "slot", fed.route.slot_off, members, contribute)
+    else:
+        here = [p for p in members.tolist() if not lacking or fed.ids[p] not in fed.away]
+        slots = all_places(fed.route.slot_off, torch.tensor(here, dtype=torch.int64))
+    named, target = "slot" in reply, fed.route.target[slots]
     if len(target) != len(rows.t):
         raise ProtocolError(
             f"expected a row for each slot from {contribute.__name__}, got {len(rows.t)} rows for "
@@ -99,8 +106,8 @@ def relay_sum(
         )
     wanted = all_places(fed.route.boundary_off, members)
     if to is not None:
-        here = torch.isin(target, wanted)
-        target, values = target[here], rows.t[here.to(rows.t.device)]
+        kept = torch.isin(target, wanted)
+        target, values = target[kept], rows.t[kept.to(rows.t.device)]
     else:
         values = rows.t
     heard = torch.unique(target) if named else wanted
@@ -117,7 +124,7 @@ def relay_sum(
     given["sum"] = Ragged(total, off)
     if named or silos > 1:
         given["row"] = Ragged(places, off)
-    fed.call(absorb, given, what=what, key=key, to=to)
+    fed.call(absorb, given, what=what, key=key, to=to, lacking=lacking)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
     return Relayed(len(rows.t), left_out, withheld)
 

@@ -75,6 +75,7 @@ def from_bytes(data: bytes) -> Checkpoint:
         )
     try:
         facts = json.loads(data[HEAD.size : HEAD.size + length])
+        json.dumps(facts, ensure_ascii=False).encode()  # half a surrogate pair can be shown nowhere
         arrays = safetensors.numpy.load(data[HEAD.size + length :])
         number = int(facts.pop("round"))
     except (ValueError, KeyError, AttributeError, RecursionError, SafetensorError) as error:

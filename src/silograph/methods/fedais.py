@@ -113,12 +113,12 @@ def fit_round(
     if chosen is None:
         chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
     inbox = outgoing(cfg, state.weights, state.memory, positions_of(fed.ids, chosen))
-    fed.call(open_round, inbox, what=Kind.WEIGHTS, key=own, to=chosen)
+    fed.call(open_round, inbox, what=Kind.WEIGHTS, key=own, to=chosen, lacking=True)
     row_bytes = 0
     for start in plan.starts:
         told = told_of(cfg, t, start)
         row_bytes += exchange(fed, cfg, told, chosen, own)
-        fed.call(advance, told, what=Kind.CONTROL, key=own, to=chosen)
+        fed.call(advance, told, what=Kind.CONTROL, key=own, to=chosen, lacking=True)
     reduce = mean_in(cfg, state, plan)
     reply = fed.call(close_round, {}, what=Kind.WEIGHTS, key=own, to=chosen, reduce=reduce)
     facts = facts_of(fed, cfg, chosen, plan, state.weights) | {ROW_BYTES: float(row_bytes)}

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from silograph.graph.graph import Graph
 
 MakeGraph = Callable[..., Graph]
 Stopped = tuple[Path, Graph, dict[str, Any]]
+HALF = "expected facts and tensors in a checkpoint, got: .*surrogates not allowed"
 EARLY = ("checksums.json", "clients.csv", "run.json", "simulation.json")
 
 
@@ -151,8 +153,27 @@ def test_links_are_not_written_through(stopped: Stopped, tmp_path: Path, name: s
         ({"groups": ["best/personalized", "best/server"]}, "got facts or tensors of another form"),
         ({"seconds": []}, "got facts or tensors of another form"),
         ({"executed": "many"}, "got facts or tensors of another form"),
+        ({"executed": math.inf}, "got facts or tensors of another form"),
+        ({"seconds": math.inf}, "got facts or tensors of another form"),
+        ({"seconds": math.nan}, "got facts or tensors of another form"),
+        ({"stopped": math.inf}, "got facts or tensors of another form"),
+        ({"best_round": math.inf}, "got facts or tensors of another form"),
+        ({"best_round": "\ud800"}, HALF),
+        ({"best_round": ["\ud800"]}, HALF),
+        ({"best_round": 99}, "got facts or tensors of another form"),
+        ({"best_round": True}, "got facts or tensors of another form"),
+        ({"best_away": ["\ud800"]}, HALF),
+        ({"best_apart": True, "best_round": math.inf}, "its facts are not those that this version"),
+        ({"run": "\ud800"}, HALF),
+        ({"stopped": "\ud800"}, HALF),
+        ({"run": "x"}, "it belongs to another run"),
+        ({"best_away": ["nobody"]}, "got facts or tensors of another form"),
+        ({"best_round": ["x"]}, "got facts or tensors of another form"),
+        ({"groups": ["\ud800"]}, HALF),
+        ({"prefixes": {"rounds.csv": [1, "\ud800"]}}, HALF),
+        ({"prefixes": {"\ud800": [1, ""]}}, HALF),
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_facts_of_another_form_are_one_line(
     stopped: Stopped, facts: dict[str, Any], says: str
@@ -176,6 +197,15 @@ def test_facts_of_another_form_are_one_line(
         ("best/personalized/test.fn", lambda t: -t - 1),
         ("best/server/test.nodes", lambda t: t[:1]),
         ("best/server/test.tp", lambda t: t[:, :1]),
+        ("best/server/test.fp", lambda t: t[:, :1]),
+        ("best/server/test.fn", lambda t: t.flatten()[0]),
+        ("best/server/test.nodes", lambda t: t[:0]),
+        ("best/server/test.nodes", lambda t: t[0]),
+        ("best/server/test.nodes", lambda t: t.double()),
+        ("best/server/val.loss", lambda t: t * torch.nan),
+        ("best/personalized/val.loss", lambda t: t + torch.inf),
+        ("best/personalized/test.fn", lambda t: t[None]),
+        ("best/personalized/score.sum", lambda t: t[:, :1]),
     ],
 )
 def test_tensors_of_another_form_are_one_line(
@@ -188,8 +218,11 @@ def test_tensors_of_another_form_are_one_line(
         if change is not None:
             tensors[name] = change(tensors[name]).contiguous()
         path.write_bytes(b"".join(to_bytes(replace(found, tensors=tensors))))
-    with pytest.raises(CheckpointError, match=r"got facts or tensors of another form|got none"):
+    with pytest.raises(
+        CheckpointError, match=r"got facts or tensors of another form|got none"
+    ) as caught:
         sg.resume(folder, graph=graph)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["fedper", "scaffold"])
@@ -283,6 +316,16 @@ def test_half_a_surrogate_pair_is_written_as_its_number(tmp_path: Path) -> None:
     """JSON of others may hold one; UTF-8 cannot."""
     write_atomic(tmp_path / "page", json.loads('"caf\u00e9 \\ud800"'))
     assert (tmp_path / "page").read_text(encoding="utf-8") == "caf\u00e9 \\ud800"
+
+
+@pytest.mark.parametrize("name", [*EARLY, "config.toml", "rounds.csv", "ledger.jsonl"])
+def test_text_that_is_no_utf_8_is_one_line(stopped: Stopped, name: str) -> None:
+    folder, graph, _ = stopped
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:20] + b"\xff\xfe" + data[20:])
+    with pytest.raises(SilographError) as caught:
+        sg.resume(folder, graph=graph)
+    assert "\n" not in str(caught.value)
 
 
 def test_damage_of_the_last_round_goes_back_one(

@@ -55,6 +55,44 @@ def test_what_is_written_of_a_run(tmp_path: Path) -> None:
     assert '"fields": {"w": 12, "n": 8}' in told
 
 
+NAMES = [
+    "plain",
+    'a "quoted" name',
+    "back\\slash",
+    "caf\u00e9 \U0001f642",
+    "\ud800",
+    "\n\t\x00\x7f",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_line_of_a_call_is_the_json_of_its_facts(tmp_path: Path, name: str, begins: bool) -> None:
+    """It is put together by hand; `json.dumps` writes the same bytes."""
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        former = audit.head
+        reply = {name: REPLY["w"], f"{name}/2": REPLY["n"]}
+        envelope = Envelope(name, Kind.WEIGHTS, 3, 1)
+        audit.of_run(name).answered(envelope, reply, b"frame", begins=begins)
+    line = path.read_bytes()
+    facts = {
+        "time": json.loads(line)["time"],
+        "event": "answered",
+        "run": name,
+        "round": 3,
+        **({"begins": True} if begins else {}),
+        "op": name,
+        "kind": "weights",
+        "bytes": 5,
+        "fields": {name: 12, f"{name}/2": 8},
+        "tag": tag_of(path.with_suffix(".key").read_bytes(), former, b"frame"),
+    }
+    assert line == line_of(facts, former)[0]
+    assert json.loads(line).items() >= facts.items()
+
+
 def test_a_restart_continues_the_chain_and_the_counts(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for start, (run, server) in enumerate([("r1", "there:1"), ("r1", "there:2"), ("r2", "far:1")]):

@@ -84,6 +84,34 @@ def played(fed: Session | InProcess) -> list[dict[str, torch.Tensor]]:
     return found
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_sums_can_be_those_of_who_is_there(built: Built, early: bool) -> None:
+    """Owners get what the others know of their rows, as if who is away had sent zeros."""
+    fed, links = session(*built, None, OPS, least=1)
+    how: dict[str, Any] = {"what": Kind.PARTIAL_SUMS, "key": KEY}
+    lost, position = fed.ids[2], 2
+    links[lost].change = lambda _: None
+    if early:
+        fed.call(begin, {}, what=Kind.EVALUATION, key=KEY)
+        assert fed.away == (lost,)
+    relay_sum(fed, send_rows, take_sums, **how, lacking=True)
+    assert fed.away == (lost,)
+    route = built[1]
+    slots = torch.arange(len(route.target))
+    theirs = (slots < route.slot_off[position]) | (slots >= route.slot_off[position + 1])
+    expected = route.target[theirs].bincount(minlength=int(route.boundary_off[-1])).double()
+    assert not torch.equal(expected, route.target.bincount(minlength=len(expected)).double())
+    for c, name in enumerate(fed.ids):
+        if name != lost:
+            mine = slice(int(route.boundary_off[c]), int(route.boundary_off[c + 1]))
+            got = links[name].worker._state["sum"].t[:, 0].double()
+            assert torch.equal(got, expected[mine])
+    for name in fed.ids:
+        links[name].change = lambda _: None
+    relay_sum(fed, send_rows, take_sums, **how, lacking=True)  # nobody is there
+    assert set(fed.away) == set(fed.ids)
+
+
 def test_both_engines_give_the_same_bits_and_the_same_ledger(built: Built) -> None:
     block, route = built
     remote, links = session(block, route, None, OPS)

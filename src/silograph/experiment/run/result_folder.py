@@ -238,7 +238,7 @@ class ResultFolder:
                     return f"{name} is damaged within the {size} bytes that it had then"
             if checkpoint.facts["best_apart"]:
                 self.checkpoints.best(int(checkpoint.facts["best_round"]))  # raises if unusable
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return "its facts are not those that this version writes"
         return None
 

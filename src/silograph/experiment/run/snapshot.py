@@ -5,6 +5,7 @@ there is no random state to save.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,10 +19,11 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
-from silograph.experiment.run.round_scores import Judged, judged
+from silograph.experiment.run.round_scores import Judged, judged, task_in
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
+from silograph.methods import METHODS
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -179,12 +181,45 @@ def best_apart(snapshot: Snapshot) -> Params | None:
 
 
 def _number(found: Any) -> float | None:
-    return None if found is None else float(found)
+    number = None if found is None else float(found)
+    if number is not None and not math.isfinite(number):
+        raise ValueError(number)
+    return number
+
+
+def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
+    """Raise `ValueError` for facts that no run writes after such a round."""
+    facts, ids = checkpoint.facts, setup.federation.ids
+    for found in (facts["best_round"], facts.get("scores_round")):
+        if found is not None and (type(found) is not int or not 0 <= found <= checkpoint.round):
+            raise ValueError(found)
+    if not isinstance(facts["stopped"], str | None):
+        raise TypeError(facts["stopped"])
+    for name in ("best_away", "scores_away", "pending_away"):
+        if not set(facts.get(name, ())) <= set(ids):
+            raise ValueError(name)
+
+
+def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` for counts of another form than those of this run's predictions."""
+    model, clients = setup.method_config.model, len(setup.federation.ids)
+    for name, spec in task_in(setup).counts(model.outputs).items():
+        t = counts.get(name)
+        if t is None:
+            continue
+        if t.shape != (clients, *spec.shape):
+            raise ValueError(name)
+        if t.is_floating_point() is not spec.dtype.is_floating_point:
+            raise ValueError(name)
+        if name.startswith("val") and not bool(t.isfinite().all()):
+            raise ValueError(name)
 
 
 def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
     """Return shapes by name of the server's weights that clients get whole in a round."""
     calls, cfg = setup.method.calls, setup.method_config
+    if METHODS.get(setup.method.name) is not setup.method:
+        return {}  # a user's server may make what it sends of its memory
     steps = () if calls is None else calls.round(cfg, 1, training_key(setup.config))
     return {
         name.removeprefix("weights/"): spec.shape
@@ -205,6 +240,7 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
             raise ValueError(prefix)
         if any(not t.is_floating_point() and bool((t < 0).any()) for t in found.values()):
             raise ValueError(prefix)
+        _check_counts(setup, found)
     weights, calls = below("server/weights", parts), setup.method.calls
     has_model = calls is not None and calls.scores_server(setup.method_config)
     if "server/weights" not in groups and (weights or has_model):
@@ -243,6 +279,7 @@ def from_checkpoint(
         return below(prefix, parts) if prefix in facts["groups"] else None
 
     try:
+        _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         state = ServerState(group("server/weights"), below("server/memory", parts))
         best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
@@ -266,7 +303,7 @@ def from_checkpoint(
             own, away = below("pending", parts), tuple(facts["pending_away"])
             half = judged(setup, checkpoint.round, None, own, None, away)
             pending = Pending(half, dict(facts["pending_row"]))
-        seconds, stopped = float(facts["seconds"]), facts["stopped"]
+        seconds, stopped = _number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
     except KeyError as error:
         raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
