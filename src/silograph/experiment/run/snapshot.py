@@ -253,9 +253,10 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
         raise ValueError(groups)
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
         raise ValueError(weights.keys())
-    if not _weights_sent(setup).items() <= {n: tuple(w.shape) for n, w in weights.items()}.items():
-        raise ValueError(weights.keys())
-    memory = below("server/memory", parts)
+    memory = below("server/memory", parts)  # where methods without a server's model keep weights
+    held = {n: tuple(w.shape) for n, w in {**memory, **weights}.items()}
+    if not _weights_sent(setup).items() <= held.items():
+        raise ValueError(held.keys())
     check_remembered(setup.method_config, memory, len(setup.federation.ids))
 
 
