@@ -23,6 +23,8 @@ from silograph.deploy import silo_result
 from silograph.deploy.silo import Attendance, attend
 from silograph.deploy.silo_result import check_new
 from silograph.deploy.venue import Venue
+from silograph.experiment.report.config_table import FIELDS
+from silograph.experiment.report.silo_page import UNUSED
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
@@ -171,6 +173,9 @@ def test_predictions_are_those_that_were_scored(
         assert any(cell.startswith(f"largest class{share:.4f}") for cell in cells)
         (table,) = [t for t in page.tables if t[0][0] == "true class"]
         assert [row[1:] for row in table[1:]] == [[str(n) for n in row] for row in matrix]
+        agreed = {row["key"] for row in page.table("key", "value", "meaning")}
+        assert {"method", "rounds", "lr"} <= agreed <= {*FIELDS} - {*UNUSED}
+        assert {*UNUSED} <= {*FIELDS}
         assert out.stat().st_mode & 0o077 == 0
 
 

@@ -12,6 +12,11 @@ from silograph.experiment.result_files import REPORT
 from silograph.task.metric_table import metric_of, reported, title_of
 
 VIEWS = ("server", "personalized")
+# Of a simulation: which graph it loads, how it cuts it, and what needs it uncut. Silos have theirs.
+UNUSED = ("dataset", "data_dir", "columns", "scale", "largest_component", "drop_edges")
+UNUSED += ("partition_seed", "local_bias", "strict", "block_size")
+CUTTING = ("alpha", "favored_classes", "favor", "clients_per_part", "part_share", "share_mean")
+UNUSED += ("partition", *CUTTING, "share_variance")
 
 
 def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:
@@ -35,7 +40,9 @@ def silo_page(about: Mapping[str, Any]) -> str:
             views=VIEWS,
             means=means_of([about["seen"]]),
             settings={
-                n: (text_of(config[n]), FIELDS[n].metadata["help"]) for n in FIELDS if n in config
+                n: (text_of(config[n]), FIELDS[n].metadata["help"])
+                for n in FIELDS
+                if n in config and n not in UNUSED
             },
             axes=[],
             figure_data={},
