@@ -77,6 +77,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": [[1, 1]]}, r"expected ratings \(R, 3\) of user, item and rating"),
     ({"ratings": [[1, 1, 0.0]]}, r"ratings from 1 to 5, got 0 at rating 0 \(1 such ratings\)"),
     ({"ratings": [[1, 1, 2.0], [1, 2, np.nan]]}, "from 1 to 5, got nan at rating 1"),
+    ({"ratings": [["a", "b", "2"], ["a", "c", "good"]]}, "a number as rating 1, got 'good'"),
+    ({"ratings": np.array([["a", "b", None]], dtype=object)}, "a number as rating 0, got None"),
     ({"ratings": [["a", "", "3"]]}, "the id of a item without tabs at rating 0, got ''"),
     ({"ratings": [["a\tb", "c", "3"]]}, "the id of a user without tabs"),
     ({"ratings": [[1.5, 1, 2.0]]}, "the id of a user at rating 0, got 1.5"),

@@ -13,10 +13,11 @@ from silograph.task.metric_table import metric_of, reported, title_of
 
 VIEWS = ("server", "personalized")
 # Of a simulation: which graph it loads, how it cuts it, and what needs it uncut. Silos have theirs.
-UNUSED = ("dataset", "data_dir", "columns", "scale", "largest_component", "drop_edges")
-UNUSED += ("partition_seed", "local_bias", "strict", "block_size")
-CUTTING = ("alpha", "favored_classes", "favor", "clients_per_part", "part_share", "share_mean")
-UNUSED += ("partition", *CUTTING, "share_variance")
+LOADING = ("dataset", "data_dir", "columns", "scale", "largest_component", "drop_edges")
+CUTTING = ("partition", "alpha", "favored_classes", "favor", "clients_per_part", "part_share")
+DRAWING = ("share_mean", "share_variance", "partition_seed")
+COMPUTING = ("local_bias", "strict", "block_size")
+UNUSED = (*LOADING, *CUTTING, *DRAWING, *COMPUTING)
 
 
 def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.text import shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
@@ -164,7 +165,7 @@ def _read(given: Any, categories: Any, times: Any) -> _Ratings:
         columns[CATEGORY] = _beside(categories, "categories", len(table), "iuUO")
     if times is not None:
         columns[TIME] = _beside(times, "times", len(table), "iuf").astype(np.float64)
-    value = np.array([_float(cell) for cell in table[:, 2].tolist()])
+    value = np.array([_float(cell, row) for row, cell in enumerate(table[:, 2].tolist())])
     return _Ratings(_ids(table[:, 0], "user"), _ids(table[:, 1], "item"), value, columns)
 
 
@@ -178,11 +179,11 @@ def _beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
     return found.astype(np.str_) if found.dtype.kind == "O" else found
 
 
-def _float(cell: object) -> float:
-    if isinstance(cell, str):
-        number = to_number(cell)
-        return np.nan if number is None else number
-    return float(cell) if isinstance(cell, int | float) else np.nan
+def _float(cell: object, row: int) -> float:
+    number = to_number(cell) if isinstance(cell, str) else cell
+    if not isinstance(number, int | float):
+        raise DataError(f"expected a number as rating {row}, got {shown(cell)}")
+    return float(number)
 
 
 def _ids(cells: np.ndarray, what: str) -> np.ndarray:
