@@ -10,7 +10,7 @@ from runs import FAST, MakeGraph, blind, go, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.round_scores import is_better, judged
+from silograph.experiment.run.round_scores import is_better, judged, task_in
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.methods import METHODS
@@ -164,13 +164,15 @@ def test_rounds_that_other_clients_judged_compare_on_the_nodes_of_both(
 
 def test_a_checkpoint_knows_who_was_away(make_graph: MakeGraph) -> None:
     setup = prepare(config_of(clients=2), make_graph(40))
-    counts = counted([8, 0], [10, 0])
-    best = judged(setup, 3, counts, counts, {}, ("b",))
+    specs = task_in(setup).counts(setup.method_config.model.outputs)
+    counts = {name: torch.ones(2, *s.shape, dtype=s.dtype) for name, s in specs.items()}
+    last = setup.federation.ids[1]
+    best = judged(setup, 3, counts, counts, {}, (last,))
     before = replace(first_snapshot(setup), round=3, best=best)
     checkpoint = to_checkpoint(setup, before, "run", {})
     after, _ = from_checkpoint(setup, checkpoint, None)
     assert after.best is not None
-    assert after.best.away == ("b",)
+    assert after.best.away == (last,)
     old = replace(checkpoint, facts={k: v for k, v in checkpoint.facts.items() if k != "best_away"})
     after, _ = from_checkpoint(setup, old, None)  # of a run from before this was written down
     assert after.best is not None
