@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import unsynced  # noqa: F401
 from commands import save
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
@@ -126,6 +127,50 @@ BY_THIRDS = (
     "test_what_was_written_out_makes_the_same_run",
     "test_without_validation_nodes_the_last_round_counts",
     "test_without_weight_it_is_fedavg",
+    # A law's place decides its diagonal: what comes later has its place below.
+    "test_numbers_are_predicted_by_the_program",
+    "test_a_round_that_lost_its_network_is_done_again",
+    "test_silo_processes_give_the_bits_and_the_ledger_of_a_simulation",
+    "test_a_run_goes_on_after_its_server_died",
+    "test_neighbors_tell_more_than_features_alone",
+    "test_runs_show_what_the_ledger_gives",
+    "test_blocks_of_any_size_give_the_same",
+    "test_methods_run_unchanged_under_the_strictest_policy_that_allows_them",
+    "test_a_method_uses_weights_or_refuses_them",
+    "test_folders_of_a_cut_give_its_blocks",
+    "test_patched_replies_lose_nothing_on_the_wire",
+    "test_the_sum_over_drawn_neighbors_is_unbiased",
+    "test_a_run_goes_on_from_where_it_was",
+    "test_selectors_choose_among_clients_with_ratings",
+    "test_the_best_round_is_read_off_the_table",
+    "test_lines_are_of_the_cells_that_their_labels_name",
+    "test_flags_over_the_file_of_a_run_are_flags_over_what_was_given",
+    "test_a_run_is_judged_on_the_whole_graph_and_resumes_its_bits",
+    "test_the_result_does_not_depend_on_the_block_size",
+    "test_nothing_depends_on_when_rounds_are_scored",
+    "test_drawn_edges_keep_their_weights",
+    "test_runs_beat_the_mean_and_one_client_is_the_centralized_run",
+    "test_an_interrupted_run_goes_on_to_the_same_bits",
+    "test_a_run_that_died_resumes_to_the_bit",
+    "test_without_a_pull_it_is_fedavg_bit_for_bit",
+    "test_sums_of_a_drawn_node_are_unbiased",
+    "test_a_session_is_the_same_to_the_bit",
+    "test_two_clusters_are_two_runs_of_fedavg",
+    "test_bytes_are_those_of_the_base",
+    "test_killed_and_resumed_and_over_a_session_knobs_are_the_same",
+    "test_killed_and_resumed_it_chooses_the_same",
+    "test_widths_and_heads",
+    "test_they_are_in_the_checkpoint",
+    "test_a_run_keeps_its_budget",
+    "test_with_nothing_private_it_is_fedavg_bit_for_bit",
+    "test_clients_of_one_community_take_more_of_each_other",
+    "test_all_ways_to_compute_agree",
+    "test_fedper_is_the_loop_over_clients",
+    "test_centralized_training_has_none",
+    "test_drawn_training_does_not_depend_on_blocks",
+    "test_counts_converge_to_the_probabilities",
+    "test_subgraphs_are_drawn_as_often_as_they_should",
+    "test_every_set_of_neighbors_is_equally_likely",
 )
 
 MakeGraph = Callable[..., Graph]

@@ -8,6 +8,8 @@ import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
+import unsynced  # noqa: F401  in every process that is forked
+
 
 def children_of(process: int | str) -> set[str]:
     """Processes that one has started and that are still there."""

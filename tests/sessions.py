@@ -2,25 +2,29 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
+from silograph.core.work import Meter
 from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
+from silograph.federation.session import answers, engine
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.holder import Prepared
-from silograph.federation.session.limits import Limits
+from silograph.federation.session.limits import Limits, WorkBound
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.names import qualified
 from silograph.federation.session.peer import Arrived, LostError, Peer
@@ -142,7 +146,7 @@ def session(
     patience: float = 0.0,
     seconds: float | None = None,
     program: Program | None = None,
-    most_work: Callable[[Mapping[str, int]], float | None] | None = None,
+    most_work: Callable[[Mapping[str, int]], WorkBound | None] | None = None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
     links = {
@@ -166,6 +170,20 @@ def session(
         nodes=reported,
     )
     return fed, links
+
+
+@contextmanager
+def shares_of_work() -> Iterator[list[float]]:
+    """Inside, the work of each reply is noted as a share of its bound, which it must have."""
+    found: list[float] = []
+
+    def checked(meter: Meter, seconds: float, most: float | None = None) -> None:
+        assert most is not None
+        found.append(sum(float(m.flops.sum()) for m in (meter, *meter.apart.values())) / most)
+        answers.check_work(meter, seconds, most)
+
+    with patch.object(engine, "check_work", checked):
+        yield found
 
 
 def table(*ops: Op) -> dict[str, Op]:

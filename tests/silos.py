@@ -24,10 +24,10 @@ from silograph.graph.silos.read import read_silo
 ALLOW = ("label_guided", "bns", "cagnet", "fedgraph", "collect")  # all that silos do not do unasked
 
 
-def folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
+def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") -> tuple[Path, ...]:
     """The silos' folders of a run on a graph, and beside them `secret`, which all share."""
     found = cut_graph(config, graph, choose_parts(config).partition)
-    made = write_silos(path, found.graph, found.partition, found.split, format="npz")
+    made = write_silos(path, found.graph, found.partition, found.split, format=format)
     (path / "secret").write_bytes(bytes(range(32)))
     return made
 

@@ -1,6 +1,8 @@
 """Laws of mistakes: one line on standard error, exit code 2, nothing written."""
 
+import dataclasses
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from commands import QUICK, Capture, MakeGraph, everything, printed, save
 from silograph.cli import run_app
+from silograph.core.config import RunConfig
 from silograph.methods import METHODS
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -107,7 +110,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "clients of a part": (
         ["run", "g.npz", "--partition", "metis_overlapping", "--clients", "12"],
-        "expected a multiple of clients_per_part for 'metis_overlapping', got 12 clients at 5 a",
+        "expected a multiple of --clients-per-part for 'metis_overlapping', got 12 clients at 5 a",
     ),
     "alpha of another cut": (
         ["run", "g.npz", "--alpha", "0.5"],
@@ -115,7 +118,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "share of another cut": (
         ["partition", "g.npz", "--partition", "silo", "--part-share", "0.1"],
-        "expected an option of the chosen parts (partition silo), got part_share: partition metis_",
+        "expected an option of the chosen parts (partition silo), got --part-share: partition met",
     ),
     "alpha of no cut that is compared": (
         ["compare", "g.npz", "--over", "partition=metis,random", "--over", "alpha=0.1,1"],
@@ -124,11 +127,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "one folder twice": (["report", "x", "../work/x"], "expected result folders that differ, got"),
     "favored classes": (
         ["partition", "g.npz", "--partition", "class_biased", "--favored-classes", "3"],
-        "expected 1 to 2 favored_classes (fewer than the 3 classes of 'g'), got 3",
+        "expected 1 to 2 --favored-classes (fewer than the 3 classes of 'g'), got 3",
     ),
     "dropped edges": (
         ["run", "g.npz", "--drop-edges", "2"],
-        "drop_edges: input should be less than or equal to 1, got 2.0",
+        "--drop-edges: input should be less than or equal to 1, got 2.0",
     ),
     "fanout": (
         ["run", "g.npz", "--fanout", "10,x"],
@@ -138,7 +141,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--fanout", "3,2,1"],
         "expected a fanout of one number or 2 (one for each layer), got '3,2,1'",
     ),
-    "empty batch": (["run", "g.npz", "--batch-size", "0"], "batch_size: input should be greater "),
+    "empty batch": (["run", "g.npz", "--batch-size", "0"], "--batch-size: input should be greater"),
     "kernels": (
         ["run", "g.npz", "--kernels", "numba"],
         "kernels: input should be 'auto', 'compiled' or 'torch', got 'numba'",
@@ -190,7 +193,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no path": (["run", "./no"], "expected a file or folder, got no: no such file"),
     "no data folder": (
         ["run", "cora", "--data-dir", "no"],
-        "expected a folder as data_dir, got ",
+        "expected a folder as --data-dir, got ",
     ),
     "folder without a graph": (["run", "."], "expected a folder with nodes.csv and edges.csv, or"),
     "folder exists": (
@@ -210,6 +213,13 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "argument too many": (["methods", "fedavg"], "Got unexpected extra argument (fedavg)"),
 }
+
+# A setting as Python spells it; run files, which messages name, spell it so, too.
+FIELDS = sorted(f.name for f in dataclasses.fields(RunConfig))
+PYTHON = re.compile(
+    rf"(?<![\w./-])(?:{'|'.join(n for n in FIELDS if '_' in n)})\b"
+    rf"|(?<![\w./-])(?:{'|'.join(FIELDS)})=|error: (?:{'|'.join(FIELDS)}):"
+)
 
 
 @pytest.fixture
@@ -261,6 +271,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert shown.err.count("\n") == 1
     assert shown.err.endswith("\n")
     assert message in shown.err
+    assert ".toml" in shown.err or not PYTHON.search(re.sub("'.*?'", "", shown.err))
     assert everything(wrong_files.parent) == before
 
 
@@ -356,11 +367,14 @@ def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("--block-size", "block_size: input should be less than 9223372036854775808, got 9999"),
-        ("--hidden", "hidden: expected a width of 1 or more, or one for each hidden layer such as"),
-        ("--batch-size", "batch_size: input should be less than 9223372036854775808, got 9999"),
-        ("--rounds", "rounds: input should be less than 2147483648, got 9999"),
-        ("--seed", "seed: input should be less than 9223372036854775808, got 9999"),
+        ("--block-size", "--block-size: input should be less than 9223372036854775808, got 9999"),
+        (
+            "--hidden",
+            "--hidden: expected a width of 1 or more, or one for each hidden layer such as",
+        ),
+        ("--batch-size", "--batch-size: input should be less than 9223372036854775808, got 9999"),
+        ("--rounds", "--rounds: input should be less than 2147483648, got 9999"),
+        ("--seed", "--seed: input should be less than 9223372036854775808, got 9999"),
     ],
 )
 def test_numbers_beyond_those_of_a_machine_are_one_line(

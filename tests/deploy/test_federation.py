@@ -218,7 +218,8 @@ def test_only_the_silo_itself_names_the_nodes_of_an_edge(tmp_path: Path) -> None
         federate([north, south], config_of(2, **BASE | {"split": "public"}), PLAIN, said=said)
     assert str(failure.value) == (
         "expected both owners of a cross-silo edge to list it, got 1 of south that lead to north, "
-        "which does not list them: south itself says which, where it was started"
+        "which does not list them with the same weights: south itself says which, where it was "
+        "started"
     )
     (named,) = [line for line in said if "the first is from 'k2' to 'b'" in line]
     assert named.startswith("expected both owners")
@@ -234,7 +235,9 @@ def test_silos_without_the_same_secret_are_told_to_look_there(
     with pytest.raises(DataError, match="expected both owners of a cross-silo edge"):
         federate(silos, config, PLAIN, said=said, own_secrets=True)
     for other in ("client_00", "client_01"):
-        line = f"; as these are all: see first whether {other} has the same secret"
+        line = (
+            f"; as these are all: see first whether {other} has the same secret, or other weights"
+        )
         assert sum(each.endswith(line) for each in said) == 1
 
 

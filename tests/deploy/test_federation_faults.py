@@ -20,7 +20,9 @@ from silograph.deploy.venue import Venue
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import Judged, judge
+from silograph.experiment.run.snapshot import to_checkpoint
 from silograph.experiment.run.trackers import RunFacts
+from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
 from victims import Victim
@@ -265,6 +267,38 @@ def test_a_run_goes_on_after_its_server_died(
     assert not any(list(folder.glob("state/*")) for folder in silos)
     with pytest.raises(ConfigError, match="got a complete one: its result"):
         serve_again(out, PLAIN)
+
+
+def test_a_server_that_resumes_knows_the_usual_updates(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints hold the bits of those of a server that never died."""
+    graph, config = make_graph(60), config_of(2, **BASE | {"method": "fedavg", "rounds": 3})
+    silos = folders(graph, config, tmp_path / "silos")
+    told: list[tuple[int, Any]] = []
+
+    def noting(*given: Any) -> Checkpoint:
+        found = to_checkpoint(*given)
+        told.append((found.round, found.facts["engine"]))
+        return found
+
+    def dying(setup: Any, state: Any, t: int, key: Any) -> Judged:
+        if t == 2:
+            raise DiedError
+        return judge(setup, state, t, key)
+
+    monkeypatch.setattr("silograph.experiment.run.loop.to_checkpoint", noting)
+    federate(silos, replace(config, out=str(tmp_path / "whole")), PLAIN)
+    whole, told = told, []
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.run.loop.judge", dying)
+        with pytest.raises(DiedError):
+            federate(silos, replace(config, out=str(out)), PLAIN)
+    federate(silos, config, PLAIN, run=lambda *_, **named: serve_again(out, PLAIN, **named))
+    assert told == whole
+    norm, calls = told[-1][1]["usual_updates"]["train"]
+    assert (norm > 0, calls) == (True, 3)
 
 
 def test_what_a_server_cannot_go_on_with(

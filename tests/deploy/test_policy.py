@@ -35,8 +35,9 @@ from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent,
 from silograph.federation.expected_bytes import SizeBound
 from silograph.federation.field_specs import Extent
 from silograph.federation.program import calls_of
-from silograph.federation.session.audit import Audit, open_audit
+from silograph.federation.session.audit import Audit
 from silograph.federation.session.audit_chain import AuditReading, read_audit
+from silograph.federation.session.audit_file import open_audit
 from silograph.federation.session.holder import SendingBounds
 from silograph.federation.session.message import Message, Type, pack
 from silograph.federation.session.names import own_ops

@@ -125,6 +125,19 @@ def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> 
         assert folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("features", ["given", "degree"])
+def test_the_model_names_the_features_that_silos_name(
+    make_graph: MakeGraph, tmp_path: Path, features: str
+) -> None:
+    graph = make_graph(60)
+    named = tuple(f"column {n}" for n in range(graph.num_features))
+    config = config_of(2, **BASE | {"rounds": 1, "method": "fedavg", "features": features})
+    silos = folders(replace(graph, feature_names=named), config, tmp_path / "silos", "csv")
+    model = federate(silos, config, PLAIN).model
+    assert model is not None
+    assert model.feature_names == (named if features == "given" else ())
+
+
 def test_the_model_of_all_is_that_of_the_server(make_graph: MakeGraph, tmp_path: Path) -> None:
     found = Federated(make_graph(60), tmp_path, method="fedavg")
     assert found.result.best_round < 5  # else the last round's would do

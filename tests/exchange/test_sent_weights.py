@@ -321,7 +321,7 @@ def test_a_scale_counts_as_the_largest_number_that_it_gives(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, rows: str, value: float, away: bool
 ) -> None:
     """The bound of updates is a thousand times narrower, so it is put aside."""
-    monkeypatch.setattr("silograph.federation.session.answers.FAR_UPDATE", float("inf"))
+    monkeypatch.setattr("silograph.federation.session.usual_update.FAR_UPDATE", float("inf"))
     options = {**RUN, "weights_as": "int8", "weight_rows": rows, "participation": 1.0}
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
     over, links = remote(setup, *OPS["fedavg"], least=1)

@@ -1,6 +1,7 @@
 """Calls to some clients: taken blocks and states that are written in place change no number."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, put, take_all
-from silograph.federation.base import is_read, reads
+from silograph.federation.base import is_overwritten, is_read, overwrites, reads
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import run_op
@@ -191,3 +192,57 @@ def test_an_op_that_says_nothing_reads_all() -> None:
     assert is_read(plain, "anything")
     assert is_read(per_client(add_one), "slice")
     assert not is_read(per_client(add_one), "rows")
+
+
+@overwrites("slice")
+def add_in_place(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Add one, in the memory that it is given."""
+    state["slice"].t.add_(1)
+    return state, {}
+
+
+def test_what_an_op_overwrites_is_nobody_elses(
+    make_graph: Callable[..., Graph], cut_block: Cut
+) -> None:
+    """Whoever holds the state before the call, after it, or what it was made of, sees no change."""
+    block, _ = cut_block(make_graph(40), 4)
+    given, written = fields(), partial(is_overwritten, add_in_place)
+    state = BlockState(4, given)
+    held: list[tuple[State, torch.Tensor]] = []
+    expected = fields()["slice"].t
+    for number, at in enumerate([[0, 1, 2, 3], [1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [2]]):
+        positions = torch.tensor(at)
+        whole = len(at) == 4
+        old = state.all_for(written) if whole else state.take(positions)
+        part = block if whole else block.take(positions)
+        new, _ = run_op(add_in_place, None, part, old, {}, Key.of(0), rows=False, given_up=True)
+        if whole:
+            state.replace(new, written)
+        else:
+            state.put(old, new, positions, written)
+        expected[positions] += 1
+        assert torch.equal(state.all["slice"].t, expected)
+        if number != 2:  # the call after that one goes on in the same memory
+            shown = state.for_others()
+            held.append((shown, shown["slice"].t.clone()))
+    assert torch.equal(given["slice"].t, fields()["slice"].t)
+    assert all(torch.equal(shown["slice"].t, was) for shown, was in held)
+    run_op(add_in_place, None, block, given, {}, Key.of(0), rows=False)
+    assert torch.equal(given["slice"].t, fields()["slice"].t)
+
+
+def test_a_block_goes_on_in_the_memory_that_it_made_its_own() -> None:
+    state, written = BlockState(4, fields()), partial(is_overwritten, add_in_place)
+    own = state.all_for(written)["slice"]
+    state.replace({**state.all, "new": Stacked(torch.zeros(4))})
+    assert state.all_for(written)["slice"] is own
+    made = Stacked(torch.zeros(4, 2))
+    state.replace({**state.all, "slice": made}, written)
+    assert state.all_for(written)["slice"] is made
+    state.replace({**state.all, "slice": own})  # an op that does not say so may keep what it made
+    assert state.all_for(written)["slice"] is not own
+    own = state.all["slice"]
+    state.replace({**state.all, "alias": Stacked(own.t[:, None])})
+    assert state.all_for(written)["slice"].t.data_ptr() != own.t.data_ptr()

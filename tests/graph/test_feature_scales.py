@@ -8,8 +8,8 @@ from torch import Tensor
 
 from runs import MakeGraph, go
 from silograph.graph.csr import CSR
-from silograph.graph.features import made_features, scale_problem
-from silograph.graph.graph import Features, standardized
+from silograph.graph.features import made_features, row_problem, scale_problem
+from silograph.graph.graph import Features, normalized_rows, standardized
 from silograph.graph.read.arrays import features_of
 
 DRAWS = torch.Generator().manual_seed(0)
@@ -53,13 +53,44 @@ def test_usual_features_are_fine(name: str) -> None:
         (torch.cat([FLAGS, AGE], dim=1), [], ["column 6: about 5"]),
         (INCOME, ["income"], ["column 'income'"]),
         (FLAGS * 1000, [], ["the median column: 5"]),
-        (sparse(MIXED), [], ["--normalize row, as they are sparse"]),
+        (sparse(FLAGS * 1000), [], ["add --normalize row, as they are sparse"]),
+        (sparse(MIXED), [], ["learn from them: scale such columns before"]),  # row does not help
         (MIXED * 1e30, [], ["column 6"]),
     ],
 )
 def test_raw_columns_are_named(x: Features, names: list[str], words: list[str]) -> None:
     line = scale_problem(x, names)
     assert line is not None
+    assert "\n" not in line
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_usual_rows_are_fine(name: str) -> None:
+    if name != "standardized":  # whose rows sum to about 0
+        assert row_problem(FINE[name]) is None
+
+
+TWO = torch.cat([FLAGS, INCOME, 2 * INCOME], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "names", "words"),
+    [
+        (MIXED, [*"abcdef", "income"], ["mostly column 'income' (100%)", "--normalize standard"]),
+        (normalized_rows(MIXED), [], ["mostly column 6 (100%)", "use --normalize standard"]),
+        (TWO, [], ["mostly column 7 (67%)"]),
+        (sparse(MIXED), [], ["mostly column 6", "the other columns: scale such columns before"]),
+        (INCOME, [], ["mostly column 0 (100%)"]),
+        (torch.tensor([[1.0, -0.999], [-1.0, 1.002]]), [], ["are close to 0", "--normalize sta"]),
+    ],
+)
+def test_sums_of_rows_that_hide_other_columns_are_named(
+    x: Features, names: list[str], words: list[str]
+) -> None:
+    line = row_problem(x, names)
+    assert line is not None
+    assert line.startswith("sums of features by which --normalize row divides are ")
     assert "\n" not in line
     assert all(word in line for word in words), line
 
@@ -73,7 +104,11 @@ def test_a_run_says_so_once_and_only_where_it_helps(
     assert [m[:49] for m in caplog.messages] == [
         "features are on very different or large scales (c"
     ]
-    for options in ({"normalize": "standard"}, {"normalize": "row"}, {"features": "degree"}):
+    for options in ({"normalize": "standard"}, {"features": "degree"}):
         go(raw, rounds=1, **options)
     go(graph, rounds=1)
     assert len(caplog.messages) == 1
+    go(raw, rounds=1, normalize="row")
+    words = torch.rand(60, 9, generator=DRAWS)
+    go(replace(graph, x=words), rounds=1, normalize="row")
+    assert [m[:43] for m in caplog.messages[1:]] == ["sums of features by which --normalize row d"]

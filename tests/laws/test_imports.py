@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import silograph
@@ -78,6 +79,7 @@ def imported_modules(source: str, modules: Iterable[str] = FILES) -> set[str]:
     return {name.removeprefix("silograph.") for name in names if name.startswith("silograph.")}
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     return {name: imported_modules(path.read_text()) for name, path in FILES.items()}
 

@@ -32,7 +32,7 @@ def facts(
         zeros.long(),
         None,
         None,
-        score=score,
+        scoring=lambda: score,
         higher=higher,
         cost=0.1 * len(chosen),
     )
@@ -165,7 +165,8 @@ def test_laws_over_random_rewards(
 ) -> None:
     """Every arm is tried as soon as scores allow; counts are those of scored, answered rounds."""
     ids = "abcdef"
-    options = UcbOptions(arms=arms, least_clients=least)
+    most = max(2, len(ids) + 1 - least)  # more are refused
+    options = UcbOptions(arms=arms and min(arms, most), least_clients=least)
     numbers = arms_of(len(ids), options).tolist()
     gone = "".join(name for name, is_away in zip(ids, away, strict=True) if is_away)
     state, seen = init(ids, options), []

@@ -197,3 +197,54 @@ def test_a_budget_needs_a_method_whose_messages_are_known(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         go(make_graph(), **own, options={"selector.budget": "1GB"})
+
+
+@pytest.mark.parametrize(
+    ("selector", "options", "message"),
+    [
+        *(
+            (name, {"clients": 5}, "selector.clients of at most 4, the number of clients, got 5: l")
+            for name in ("round_robin", "power_of_choice", "oort", "harmony")
+        ),
+        (
+            "power_of_choice",
+            {"candidates": 5},
+            "selector.candidates of at most 4, the number of clients, got 5: lower it, or leave",
+        ),
+        (
+            "power_of_choice",
+            {"clients": 3, "candidates": 2},
+            "selector.candidates of at least 3, the clients of a round, got 2: raise it, or leave",
+        ),
+        (
+            "ucb",
+            {"arms": 5},
+            "selector.arms of at most 4, the number of sizes that a round can have, got 5: lower",
+        ),
+        ("ucb", {"arms": 4, "least_clients": 2}, "selector.arms of at most 3, the number of siz"),
+    ],
+)
+def test_more_than_there_are_is_refused(
+    make_graph: MakeGraph, selector: str, options: dict[str, Any], message: str
+) -> None:
+    named = {f"selector.{name}": value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=message):
+        go(make_graph(), selector=selector, options=named)
+
+
+@pytest.mark.parametrize(
+    ("selector", "options"),
+    [
+        ("round_robin", {"clients": 4}),
+        ("power_of_choice", {"clients": 4, "candidates": 4}),
+        ("oort", {}),
+        ("harmony", {"clients": 4}),
+        ("ucb", {"arms": 4}),
+    ],
+)
+def test_as_many_as_there_are_and_defaults_are_taken(
+    make_graph: MakeGraph, selector: str, options: dict[str, Any]
+) -> None:
+    named = {f"selector.{name}": value for name, value in options.items()}
+    result = go(make_graph(), selector=selector, options=named, rounds=1)
+    assert result.rounds[0]["participants"] == 4

@@ -61,7 +61,7 @@ def facts_of(chosen: list[str], t: int) -> RoundFacts:
         None,
         None,
         received={"val.nodes": nodes, "val.tp": hits, "val.fn": hits},
-        score=float(loss[0]) + 0.1,
+        scoring=lambda: float(loss[0]) + 0.1,
         cost=float(selected.sum()) / 100,
         seconds=(1.0 + torch.arange(len(IDS))) * selected,
     )

@@ -16,9 +16,10 @@ from silograph.cli import agent, audit, federation, reproduce, server, silo  # n
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
 from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
+from silograph.cli.spelling import as_flags, logged_as_flags
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
-from silograph.core.text import printable
+from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
     from silograph.experiment.run.result import Result
@@ -100,7 +101,7 @@ def report_command(
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
     if len(folders) == 1 and (runs := runs_of(folders[0])):
-        page = write_comparison(runs, out or folders[0] / "report.html")
+        page = write_comparison(runs, out or folders[0] / "report.html", comparison=folders[0])
     elif len(folders) == 1:
         page = write_report(folders[0], out)
     else:
@@ -132,7 +133,7 @@ def predict_command(
 
     make = None if model is None else own_module(make_config({"model": model}))
     count = predict_to(run, data, out, model=make, data_dir=data_dir, columns=columns)
-    typer.echo(f"predictions of {count:,} nodes written to {out}")
+    typer.echo(f"predictions of {counted(count, 'node')} written to {out}")
 
 
 @app.command("recommend")
@@ -225,7 +226,7 @@ def export_command(given: Given, out: Path, format: str) -> None:
     from silograph.deploy.export_silos import export_silos
 
     folders = export_silos(given.config, out, format)
-    typer.echo(f"{len(folders)} silos written to {out}")
+    typer.echo(f"{counted(len(folders), 'silo')} written to {out}")
 
 
 def _version(asked: bool) -> None:
@@ -290,7 +291,8 @@ def main() -> None:
 def run_app(arguments: list[str]) -> int:
     """Run the command line with these arguments and return the exit code."""
     try:
-        code = app(args=arguments, prog_name="silograph", standalone_mode=False)
+        with logged_as_flags():
+            code = app(args=arguments, prog_name="silograph", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help())
         return 2
@@ -301,7 +303,8 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(f"error: {' '.join(text.split())}", err=True)
         return 2
     except SilographError as error:  # which may quote what another machine said
-        typer.echo(f"error: {printable(' '.join(str(error).splitlines()))}", err=True)
+        text = as_flags(" ".join(str(error).splitlines()))
+        typer.echo(f"error: {printable(text)}", err=True)
         return 2
     except StoppedError as stopped:
         typer.echo("\n".join(stopped.lines), err=True)

@@ -12,7 +12,7 @@ import typer
 
 from silograph.cli.flags import app
 from silograph.core.errors import ConfigError
-from silograph.core.text import printable
+from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
     from silograph.federation.session.audit_chain import AuditedRun, AuditEntry, AuditReading
@@ -124,7 +124,7 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
         yield f"  config   {facts.get('config')}"
         yield f"  policy   {facts.get('policy')}"
     if run.agreements > 1:
-        yield f"  started  {run.agreements} times"
+        yield f"  started  {counted(run.agreements, 'time')}"
     if run.bytes:
         rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
         rounds += f", {run.repeats} done again" if run.repeats else ""

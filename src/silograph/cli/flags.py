@@ -48,7 +48,7 @@ app = typer.Typer(
 )
 
 
-def _plain_type(annotation: Any) -> type:
+def plain_type(annotation: Any) -> type:
     """Return the type that a flag is read as: Optional, Annotated and Literal taken off.
 
     Text where the config has its own way to read a value.
@@ -56,18 +56,18 @@ def _plain_type(annotation: Any) -> type:
     if get_origin(annotation) is Annotated:
         if any(isinstance(part, BeforeValidator) for part in get_args(annotation)):
             return str
-        return _plain_type(get_args(annotation)[0])
+        return plain_type(get_args(annotation)[0])
     if isinstance(annotation, type):
         return annotation
     inner = [a for a in get_args(annotation) if a is not type(None)]
-    return type(inner[0]) if isinstance(inner[0], str) else _plain_type(inner[0])
+    return type(inner[0]) if isinstance(inner[0], str) else plain_type(inner[0])
 
 
 def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
     """Return the command-line parameter of a config field."""
     name = "--" + field.name.replace("_", "-")
     help_text = HELP[field.name]
-    kind: Any = _plain_type(field.type)
+    kind: Any = plain_type(field.type)
     if get_origin(field.type) is Literal:
         help_text += f": {' or '.join(get_args(field.type))}"
     if field.name == "options":

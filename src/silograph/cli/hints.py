@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from silograph.cli.spelling import as_flags
+
 MISTAKE, INTERRUPTED = 2, 130  # exit codes; the latter is that of a program stopped by Ctrl-C
 
 
@@ -47,7 +49,7 @@ def going_on(
             raise
         if isinstance(error, KeyboardInterrupt):
             raise StoppedError("interrupted", how, INTERRUPTED) from None
-        raise StoppedError(f"error: {error}", how, MISTAKE) from error
+        raise StoppedError(f"error: {as_flags(str(error))}", how, MISTAKE) from error
 
 
 def resume_hint(folder: str, *, trust: bool) -> AbstractContextManager[None]:

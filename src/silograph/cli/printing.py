@@ -10,6 +10,7 @@ from textwrap import wrap
 from rich.console import Console
 
 from silograph.core.config import RunConfig
+from silograph.core.text import counted
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generating
@@ -52,13 +53,15 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
         return
     console = _console()
     shown = rows[:MOST_ROWS]
-    title = f"{cut.graph.name} cut by {config.partition} into {len(rows)} clients"
+    title = f"{cut.graph.name} cut by {config.partition} into {counted(len(rows), 'client')}"
     names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
     columns = [name.replace("_", " ") for name in names]
     console.print(table_of(columns, [[row[name] for name in names] for row in shown], title))
     console.print()
     if len(rows) > len(shown):
-        console.print(f"... and {len(rows) - len(shown)} more clients (all of them: --json)")
+        console.print(
+            f"... and {counted(len(rows) - len(shown), 'more client')} (all of them: --json)"
+        )
     for name, value in totals.items():
         text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
         console.print(f"{name.replace('_', ' ')}: {text}")

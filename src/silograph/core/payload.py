@@ -176,6 +176,11 @@ def owners(off: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(off) - 1, device=off.device), off.diff())
 
 
+def copied(field: Stacked | Ragged) -> Stacked | Ragged:
+    """Return a field in memory of its own, contiguous whatever the strides were."""
+    return replace(field, t=field.t.clone(memory_format=torch.contiguous_format))
+
+
 def take(field: Field, positions: Tensor) -> Field:
     """Return the part of a field that belongs to the clients at `positions` (k,) int64."""
     match field:

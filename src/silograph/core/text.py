@@ -24,6 +24,15 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words; the noun's plural has an s more.
+
+    >>> counted(1, "edge"), counted(2000, "such node")
+    ('1 edge', '2,000 such nodes')
+    """
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
+
+
 def in_path(text: str) -> str:
     """Return a name as a part of a path: other than letters, digits and "._-", signs are "-".
 

@@ -19,6 +19,7 @@ from typing import IO, Literal
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 from silograph.core.run_file import write_toml
+from silograph.core.text import counted
 from silograph.deploy.allowed_code import portable
 from silograph.deploy.export_silos import export_silos
 from silograph.deploy.joined_silos import natural
@@ -73,7 +74,8 @@ class Demonstration:
     def lines(self) -> Iterator[str]:
         """Yield what a person wants to know."""
         answer = {True: "the same, bit for bit", False: "NOT THE SAME"}
-        yield f"{self.silos} silos and a server, each a process of its own, over TLS on 127.0.0.1"
+        silos = counted(self.silos, "silo")
+        yield f"{silos} and a server, each a process of its own, over TLS on 127.0.0.1"
         yield f"{self.compared:<14}{answer[self.weights]} as in the simulation"
         yield f"ledger        {answer[self.ledger]}: {self.size:,} bytes"
         if self.score is not None:
@@ -107,7 +109,7 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
     with tempfile.TemporaryDirectory(prefix="silograph-") as name:
         folder = Path(name)
         silos = export_silos(config, folder / "silos", "npz")
-        tell(f"{len(silos)} silos written")
+        tell(f"{counted(len(silos), 'silo')} written")
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
         make_certificates(folder / "certs", ["127.0.0.1"], days=1)
         (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")
@@ -140,7 +142,7 @@ def _federate(
         for silo, log in zip(silos, logs, strict=True):
             with log.open("w") as file:
                 members.append(start(file, "silo", "--data", silo, *common, "--wait", "60"))
-        tell(f"{len(members)} silos started; they wait for each other and train")
+        tell(f"{counted(len(members), 'silo')} started; they wait for each other and train")
         said = server.communicate()[1]
         if server.returncode != 0:
             raise SilographError(f"the server failed: {_last_line(said)}")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from silograph.core.text import counted
 from silograph.experiment.report.figures import size_text
 from silograph.federation.expected_bytes import (
     ZERO,
@@ -102,7 +103,7 @@ def lines_of(plan: RunPlan, rounds: int, to: str, silos: int, rows: Sequence[str
     """
     yield f"this run sends to {to}"
     single = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
-    yield f"({single}; {silos} silos, as the server says)"
+    yield f"({single}; {counted(silos, 'silo')}, as the server says)"
     yield _cells("kind", "rounds", "in a round", "in all")
     for row in plan.sent:
         yield _cells(row.name, _rounds(row), _size(row.each), _size(row.whole))
@@ -110,7 +111,7 @@ def lines_of(plan: RunPlan, rounds: int, to: str, silos: int, rows: Sequence[str
     got = plan.received
     yield _cells(RECEIVED, _rounds(got), _size(got.each), _size(got.whole))
     if plan.rounds < rounds:
-        yield f"(in all: the first {plan.rounds:,} of {rounds:,} rounds)"
+        yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
 
 
 def _cells(name: str, rounds: str, each: str, whole: str) -> str:

@@ -292,7 +292,10 @@ class Meeting:
         )
         session = self._session
         self._watch.follow(lambda: session.ledger)
-        return Setup(config, found.parts, schema, method_config, self._session, found.device)
+        names = known.feature_names if config.features == "given" else ()
+        return Setup(
+            config, found.parts, schema, method_config, session, found.device, feature_names=names
+        )
 
     @property
     def known(self) -> Known:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from silograph.core.text import counted
 from silograph.experiment.run.progress import Pace, Plain, Progress, Silent, round_bar
 from silograph.federation.session.status import AWAY, Board, SiloState, Standing, counts
 
@@ -105,7 +106,7 @@ def missing(standings: Mapping[str, Standing], room: int) -> str:
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{room - len(names)} of {room} silos, without {', '.join(names[:3])}{more}"
+    return f"{room - len(names)} of {counted(room, 'silo')}, without {', '.join(names[:3])}{more}"
 
 
 def chosen(standings: Mapping[str, Standing], now: float) -> list[str]:

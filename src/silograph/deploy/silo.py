@@ -17,6 +17,7 @@ from silograph.core.config import STRICT, RunConfig, checked, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
+from silograph.core.text import counted
 from silograph.deploy.allowed_code import AllowedCode, portable, split_names
 from silograph.deploy.policy import NO_POLICY, AskedRun, SiloPolicy, check_code, described, refusal
 from silograph.deploy.run_bounds import PRIVATE, check_size, check_whole
@@ -33,7 +34,8 @@ from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
 from silograph.federation.program import Course
-from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
+from silograph.federation.session.audit import Audit, RunAudit, digest_of
+from silograph.federation.session.audit_file import open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.holder import Outcome, Prepared, run_name
 from silograph.federation.session.own_folder import held
@@ -160,7 +162,10 @@ class OwnData:
         cross, other = self.silo.cross, disagreement.other
         between = sum(cross.silo[slot] == other for slot in cross.slot.tolist())
         if len(disagreement.tags) == between and not disagreement.absent:
-            line += f"; as these are all: see first whether {other} has the same secret"
+            line += (
+                f"; as these are all: see first whether {other} has the same secret, or other "
+                "weights"
+            )
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
@@ -199,7 +204,7 @@ class OwnData:
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = (
-            f"agreed to {method.name}, {written.rounds} rounds: answers have "
+            f"agreed to {method.name}, {counted(written.rounds, 'round')}: answers have "
             f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
         )
         block = block.to(found.device, dtype)
@@ -364,6 +369,7 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     own = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
     own = dataclasses.replace(own, policy=policy, server=server)
     about = {"server": how.server, "authority": authority, "policy": policy.digest}
+    about["silograph"] = versions()["silograph"]
     try:
         with (
             nullcontext() if how.state is None else held(how.state),

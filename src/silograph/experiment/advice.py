@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from silograph.core.text import counted
 from silograph.experiment.result_files import Row
 from silograph.task.metric_table import LOSS, METRICS, Metric
 
@@ -44,7 +45,7 @@ def advice_of(
         return None
     return (
         f"the best round was {best_round} of {rounds}: --patience {enough} gives the same model "
-        f"{saved} rounds earlier"
+        f"{counted(saved, 'round')} earlier"
     )
 
 

@@ -11,6 +11,7 @@ Nothing else crosses: no closure, no global, no object.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ from silograph.federation.decoder import WHOLE, Decoder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class AwayError(ProtocolError):
@@ -62,6 +65,26 @@ def is_read(op: Op, name: str) -> bool:
     """Return whether an op is given a field of the state."""
     names = op.__dict__.get("reads")
     return names is None or name.startswith(names)
+
+
+def overwrites(*names: str) -> Callable[[Op], Op]:
+    """Say which fields of the state an op writes to: those whose names begin with one of these.
+
+    It is given them in memory that nobody else reads, so it need not copy what it changes a part
+    of, and returns them, or makes them, in such memory. All other fields stay as they are. Where it
+    fails in a simulation, what it was given is lost, as the run is.
+    """
+
+    def mark(op: Op) -> Op:
+        op.__dict__["overwrites"] = names
+        return op
+
+    return mark
+
+
+def is_overwritten(op: Op, name: str) -> bool:
+    """Return whether an op may write to a field of the state."""
+    return name.startswith(op.__dict__.get("overwrites", ()))
 
 
 @dataclass(frozen=True)
@@ -235,10 +258,27 @@ class Engine(Federation, Protocol):
             Bytes of all frames; in one process those that silos of their own would get.
         """
 
-    def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
+    @property
+    def remembered(self) -> Mapping[str, Any]:
+        """What a checkpoint holds of the engine besides states and records, as plain values."""
+
+    def restore(
+        self,
+        number: int,
+        states: Sequence[State],
+        records: Sequence[Record],
+        remembered: Mapping[str, Any] = NOTHING,
+    ) -> None:
         """Go on from a round: its states, if the server holds them, and the records up to it.
 
+        Args:
+            number: of the round.
+            states: of the clients.
+            records: of the ledger.
+            remembered: what the engine remembered then; what it lacks was not known.
+
         Raises:
+            CheckpointError: nothing that an engine remembers.
             StateError: a client that keeps its own state does not have that of the round.
         """
 
@@ -259,10 +299,10 @@ def positions_of(ids: Sequence[str], to: Sequence[str] | None) -> Tensor:
     if to is None:
         return torch.arange(len(ids))
     place = _places(tuple(ids))
-    missing = [name for name in to if name not in place]
-    if missing:
-        raise ProtocolError(f"expected clients of this federation, got {missing[0]!r}")
-    found = np.array([place[name] for name in to], dtype=np.int64)
+    try:
+        found = np.fromiter(map(place.__getitem__, to), np.int64, len(to))
+    except KeyError as error:
+        raise ProtocolError(f"expected clients of this federation, got {error.args[0]!r}") from None
     if not len(found) or not bool((found[1:] > found[:-1]).all()):
         raise ProtocolError(
             f"expected at least one client, each once and in the federation's order, got {list(to)}"

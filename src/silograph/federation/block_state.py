@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Ragged, Stacked, State, rows_of, state_of, take_all
+from silograph.core.payload import Ragged, Stacked, State, copied, rows_of, state_of, take_all
 from silograph.federation.check import HAS, check_alike
 from silograph.federation.partial_field import PartialField
 
@@ -58,6 +58,13 @@ class BlockState:
                 self._own.add(name)
         return dict(self._fields)
 
+    def all_for(self, written: Callable[[str], bool]) -> State:
+        """Return `all`, for a call that writes to the fields whose names are `written`."""
+        for name, field in self.all.items():
+            if written(name):
+                self._make_own(name, field)
+        return dict(self._fields)
+
     def for_others(self) -> State:
         """Return the state of all clients for good: later calls leave it as it is.
 
@@ -93,31 +100,38 @@ class BlockState:
                 taken[name] = found.take(positions)
         return taken
 
-    def replace(self, new: State) -> None:
-        """Keep what a call to all has returned."""
-        if self._own:
+    def replace(self, new: State, written: Callable[[str], bool] = lambda _: False) -> None:
+        """Keep what a call to all has returned; `written`: the names that it overwrites."""
+        if self._own or any(map(written, new)):
             holders = Counter(f.t.untyped_storage().data_ptr() for f in new.values())
             self._own = {
                 name
-                for name in self._own
-                if new.get(name) is self._fields[name]
+                for name in new
+                if (written(name) or (name in self._own and new[name] is self._fields[name]))
                 and holders[new[name].t.untyped_storage().data_ptr()] == 1
             }
         self._fields = dict(new)
 
-    def put(self, old: State, new: State, positions: Tensor) -> None:
+    def put(
+        self,
+        old: State,
+        new: State,
+        positions: Tensor,
+        written: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         """Keep what a call to the clients at `positions` (k,) int64 has returned.
 
         Args:
             old: what `take` gave it.
             new: the same fields, but for those that the call has created or dropped.
             positions: of the clients.
+            written: by the name of a field, whether the call may have written to what it was given.
 
         Raises:
             ProtocolError: a field is of another type or dtype, or has slices or rows of another
                 shape, than the call was given or other clients have; then nothing is changed.
         """
-        changed = [name for name in new if new[name] is not old.get(name)]
+        changed = [name for name in new if new[name] is not old.get(name) or written(name)]
         for name in changed:
             known = self._partial[name].empty if name in self._partial else self._fields.get(name)
             if known is not None:
@@ -137,12 +151,14 @@ class BlockState:
         if whole is None:
             self._as_partial(name, part).put(part, positions)
             return
+        self._make_own(name, whole).t.index_copy_(0, places, part.t)
+
+    def _make_own(self, name: str, field: Stacked | Ragged) -> Stacked | Ragged:
+        """Return a field of all clients in memory that nobody else has."""
         if name not in self._own:
-            t = whole.t.clone()
-            whole = Ragged(t, whole.off) if isinstance(whole, Ragged) else Stacked(t)
-            self._fields[name] = whole
+            field = self._fields[name] = copied(field)
             self._own.add(name)
-        whole.t.index_copy_(0, places, part.t)
+        return field
 
     def _as_partial(self, name: str, like: Stacked | Ragged) -> PartialField:
         """Return a field as one that some clients may lack, or whose runs may change."""

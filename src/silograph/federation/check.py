@@ -17,9 +17,10 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
+    copied,
     patched_problem,
 )
-from silograph.federation.base import Op, is_read
+from silograph.federation.base import Op, is_overwritten, is_read
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
@@ -79,6 +80,7 @@ def run_op(
     rows: bool,
     number: int = 0,
     private: bool = False,
+    given_up: bool = False,
 ) -> tuple[State, Payload]:
     """Run an op and hold what it returns to the rules.
 
@@ -92,12 +94,18 @@ def run_op(
         rows: whether replies may be `Ragged`.
         number: of the round.
         private: whether nobody else may read what the op says where it fails.
+        given_up: whether nobody reads what the op overwrites of the state any more; else it is
+            given a copy of that.
 
     Raises:
         ProtocolError: it broke a rule.
         OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
-    seen = {name: field for name, field in state.items() if is_read(op, name)}
+    seen = {
+        name: copied(field) if not given_up and is_overwritten(op, name) else field
+        for name, field in state.items()
+        if is_read(op, name)
+    }
     try:
         new, reply = op(of_round(cfg, number), block, seen, inbox, key)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,16 @@ from silograph.core.payload import (
 )
 from silograph.core.work import Meter, metered, work_of
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, decoder_of, is_read, positions_of
+from silograph.federation.base import (
+    NOTHING,
+    AwayError,
+    Op,
+    Reduce,
+    decoder_of,
+    is_overwritten,
+    is_read,
+    positions_of,
+)
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
@@ -156,9 +166,20 @@ class InProcess:
         del number
         return int(frame_sizes(RESULT, weights, len(self._ids)).sum())
 
-    def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
+    @property
+    def remembered(self) -> Mapping[str, Any]:
+        """Nothing besides."""
+        return {}
+
+    def restore(
+        self,
+        number: int,
+        states: Sequence[State],
+        records: Sequence[Record],
+        remembered: Mapping[str, Any] = NOTHING,
+    ) -> None:
         """Go on from the states of a checkpoint and the records up to it."""
-        del number  # the first call of a round says which it is
+        del number, remembered  # the first call of a round says which it is
         blocks = zip(self._blocks, states, strict=True)
         self._states = [BlockState(block.all.num_clients, state) for block, state in blocks]
         self._account = Account(len(self._ids), records)
@@ -255,8 +276,8 @@ class InProcess:
     def _run(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
         """Run an op at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index].take(local), self._states[index]
-        whole = block is self._blocks[index].all
-        old = state.all if whole else state.take(local, lambda name: is_read(order.op, name))
+        whole, written = block is self._blocks[index].all, partial(is_overwritten, order.op)
+        old = state.all_for(written) if whole else state.take(local, partial(is_read, order.op))
         new, reply = run_op(
             order.op,
             self._cfg,
@@ -266,11 +287,12 @@ class InProcess:
             order.key,
             rows=order.rows,
             number=order.number,
+            given_up=True,  # parts are copies, and blocks make their own
         )
         if whole:
-            state.replace(new)
+            state.replace(new, written)
         else:
-            state.put(old, new, local)
+            state.put(old, new, local, written)
         return reply
 
 

@@ -6,7 +6,7 @@ as `Calls`; `silograph.experiment.resolve.run_program` puts the program of a run
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +128,21 @@ def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
 
 
 @dataclass(frozen=True)
+class OtherNetwork:
+    """A network besides the model that ops of a method train: what bounds their work.
+
+    Attributes:
+        shapes: of its weights, by name.
+        steps: that one call takes at most.
+        made: rows that it makes for each row at most; the model meets these, too.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    steps: int
+    made: int = 0
+
+
+@dataclass(frozen=True)
 class Calls:
     """What a method calls; the arguments are those of its `init` and `round`.
 
@@ -137,14 +152,15 @@ class Calls:
         state: what a client's state holds between rounds.
         server_model: whether the server has a model, which clients score; a function of the
             method's config where its options decide.
-        trains_others: whether ops train networks besides the model, whose work nobody bounds.
+        other_network: what ops train besides the model, a function of the method's config; None:
+            nothing.
     """
 
     setup: Callable[[Any, Key], Steps]
     round: Callable[[Any, int, Key], Steps]
     state: Callable[[Any], FieldSpecs]
     server_model: bool | Callable[[Any], bool] = True
-    trains_others: bool = False
+    other_network: Callable[[Any], OtherNetwork] | None = None
 
     def scores_server(self, cfg: Any) -> bool:
         """Return whether clients score a model of the server's."""

@@ -3,7 +3,7 @@
 n: nodes. F: features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Features, Graph, Schema
+from silograph.graph.graph import Features, Graph, Schema, normalized_rows
 
 FeatureSource = Literal["given", "degree", "constant", "onehot-degree"]
 # Columns of features that are made. Those of onehot-degree are fixed, for no silo knows the largest
@@ -46,6 +46,8 @@ def made_features(source: FeatureSource, degree: Tensor) -> Features:
 
 SAMPLE = 10_000  # rows that scales are estimated from
 ALONE, ALL = 10.0, 100.0  # see `scale_problem`; measured in docs/decisions/053-weighted-edges.md
+MOST = 0.5  # of the sums by which rows are divided; measured there, too
+SCALE = "scale such columns before"
 
 
 def scale_problem(x: Features, names: Sequence[str] = ()) -> str | None:
@@ -58,32 +60,77 @@ def scale_problem(x: Features, names: Sequence[str] = ()) -> str | None:
         x: (n, F), as clients train on them.
         names: (F,) of the columns, or none.
     """
-    step = -(-max(_rows(x), 1) // SAMPLE)
-    if isinstance(x, CSR):
-        part = x.select_rows(torch.arange(0, x.num_rows, step))
-        assert part.values is not None  # features always carry values
-        count = part.num_rows
-        zero = torch.zeros(x.num_cols, dtype=torch.float64)
-        square = zero.index_add_(0, part.indices.long(), part.values.double().square())
-    else:
-        count, square = len(x[::step]), x[::step].double().square().sum(dim=0)
-    scale = (square / max(count, 1)).sqrt()
+    count, part = _sample(x)
+    scale = (_column_sums(part, lambda values: values.square()) / count).sqrt()
     if not bool((scale > 0).any()):
         return None
     largest, median = int(scale.argmax()), float(scale[scale > 0].median())
     most = float(scale[largest])
     if most < ALL and (most < ALONE or most < ALONE * median):
         return None
-    column = repr(names[largest]) if names else str(largest)
-    how = "row, as they are sparse" if isinstance(x, CSR) else "standard"
+    column = _column(largest, names)
+    how = "add --normalize standard"
+    if isinstance(x, CSR):  # standardized, they would be dense
+        how = "add --normalize row, as they are sparse" if row_problem(x) is None else SCALE
     return (
         f"features are on very different or large scales (column {column}: about {most:.3g}; the "
-        f"median column: {median:.3g}), and models may not learn from them: add --normalize {how}"
+        f"median column: {median:.3g}), and models may not learn from them: {how}"
     )
 
 
-def _rows(x: Features) -> int:
-    return x.num_rows if isinstance(x, CSR) else len(x)
+def row_problem(x: Features, names: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with features whose rows are divided by their sums, or None.
+
+    Columns whose values other than 0 are on average `ALONE` times those of the median column make
+    up most of the sums. So they are nearly the same at every node, and what the others say is
+    divided away. Or sums are close to 0.
+
+    Args:
+        x: (n, F), before or after the division.
+        names: (F,) of the columns, or none.
+    """
+    count, part = _sample(x)
+    part = normalized_rows(part)
+    share = _column_sums(part, torch.abs) / count
+    if not bool((share > 0).any()):
+        return None
+    largest, total = int(share.argmax()), float(share.sum())
+    # Of values other than 0: a common word is no large number.
+    value = share * count / _column_sums(part, lambda values: (values != 0).double()).clamp(min=1)
+    large = value >= ALONE * value[value > 0].median()
+    drowning = float(share[large].sum()) / total
+    if drowning >= MOST or len(share) == 1:
+        what = f"are mostly column {_column(largest, names)} ({share[largest] / total:.0%})"
+    elif total >= ALL:
+        what = f"are close to 0 (a row's values are then about {total:.3g} in all)"
+    else:
+        return None
+    how = SCALE if isinstance(x, CSR) else "use --normalize standard"
+    return (
+        f"sums of features by which --normalize row divides {what}, and models may not learn from "
+        f"the other columns: {how}"
+    )
+
+
+def _sample(x: Features) -> tuple[int, Features]:
+    """Return the number (at least 1) of evenly spaced rows, and them: `SAMPLE` at most."""
+    rows = x.num_rows if isinstance(x, CSR) else len(x)
+    step = -(-max(rows, 1) // SAMPLE)
+    part = x.select_rows(torch.arange(0, rows, step)) if isinstance(x, CSR) else x[::step]
+    return max(-(-rows // step), 1), part
+
+
+def _column_sums(x: Features, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the sum of a function of the values of each column, (F,) float64; it keeps 0."""
+    if not isinstance(x, CSR):
+        return of(x.double()).sum(dim=0)
+    assert x.values is not None  # features always carry values
+    zero = torch.zeros(x.num_cols, dtype=torch.float64)
+    return zero.index_add_(0, x.indices.long(), of(x.values.double()))
+
+
+def _column(number: int, names: Sequence[str]) -> str:
+    return repr(names[number]) if names else str(number)
 
 
 def with_features(graph: Graph, source: FeatureSource) -> Graph:

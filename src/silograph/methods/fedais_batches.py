@@ -31,7 +31,7 @@ from silograph.exchange.history import (
 )
 from silograph.exchange.passes import divisible
 from silograph.exchange.sent_weights import leaving
-from silograph.federation.base import reads
+from silograph.federation.base import overwrites, reads
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.fedais_clients import batch_rows, number_of, whole_pass
 from silograph.methods.fedais_options import Config, plan_of
@@ -67,7 +67,6 @@ from silograph.nn.stored_training import (
     STEPS,
     TrainingRows,
     alike,
-    copied,
     finished,
     is_compact,
     memory_of,
@@ -79,6 +78,7 @@ from silograph.nn.stored_training import (
 
 
 @reads("history/", TRAINED, *FIXED_IN_ROUND, TALLY, DONE)
+@overwrites(TRAINED, OWN, TALLY)
 def advance(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -95,7 +95,7 @@ def advance(
         )
     start, tau, total = int(inbox["start"].t), int(inbox["knobs/tau"].t), plan_of(cfg).batches
     end = total if cfg.options.halo == "none" else min(start + tau, total)
-    live = copied({name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))})
+    live = {name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))}
     fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
     now = number_of(cfg, inbox) - start
     if is_compiled(cfg):

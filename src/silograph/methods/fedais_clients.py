@@ -36,7 +36,7 @@ from silograph.exchange.history import (
 from silograph.exchange.moved_rows import SENT, VERSION, blank_moved, moved_only
 from silograph.exchange.passes import divisible
 from silograph.exchange.sent_weights import arrived
-from silograph.federation.base import reads
+from silograph.federation.base import overwrites, reads
 from silograph.graph.block.block import ClientBlock, Rows
 from silograph.methods.fedais_options import Config, plan_of
 from silograph.methods.fedais_state import (
@@ -97,6 +97,7 @@ def begin_stored(
     return {**new, **history, LOSSES: Ragged(losses, block.off)}, reply
 
 
+@overwrites(TRAINED)
 def open_round(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:

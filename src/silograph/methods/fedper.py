@@ -208,7 +208,8 @@ FEDPER = Method(
     evaluate=personal(),
     calls=CALLS,
     aggregates=True,
-    caution="clients train with adam, as for fedavg; where nodes have many neighbors (Photo, "
-    "10 clients) the result is far behind local, and --optimizer sgd --local-epochs 10 learns",
+    caution="clients train with adam, as for fedavg; on Photo and Coauthor-CS with "
+    "10 clients the result is far behind local, and on Photo --optimizer sgd --local-epochs 10 "
+    "learns",
     own_weights=own_weights,
 )

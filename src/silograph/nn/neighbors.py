@@ -11,7 +11,7 @@ names of all, are in `silograph.sampling.neighbors`.
 C: clients. A: clients that take part in a step. n: rows. r: rows reached. e: edges.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,6 +92,9 @@ class Neighbors(Protocol):
     def why_not(self, model: AnyModel) -> str | None:
         """Return why a model cannot be trained on these draws, or None if it can."""
 
+    def maps(self, model: AnyModel) -> Sequence[tuple[int, ...]]:
+        """Return shapes of the weights that the draws of a step go through, those of all hops."""
+
     def specs(self, model: AnyModel) -> FieldSpecs:
         """Return what a client's state holds for it, by name; names are its own."""
 
@@ -120,6 +123,11 @@ class Stateless:
         """It is not compiled."""
         del hops
         return None
+
+    def maps(self, model: AnyModel) -> Sequence[tuple[int, ...]]:
+        """None."""
+        del model
+        return ()
 
     def specs(self, model: AnyModel) -> FieldSpecs:
         """Nothing."""

@@ -99,14 +99,6 @@ def memory_of(training: Training, held: Held) -> Params:
     return found | ({STEPS: held[STEPS].t.float()} if counts else {})
 
 
-def copied(held: Held) -> Held:
-    """Return clients whose steps change nothing of these."""
-    return {
-        k: Ragged(own_copy(f.t), f.off) if isinstance(f, Ragged) else Stacked(own_copy(f.t))
-        for k, f in held.items()
-    }
-
-
 def alike(held: Held, active: Tensor) -> list[Tensor]:
     """Return the clients in the mask (C,) bool, in groups that have taken equally many steps."""
     steps = held[STEPS].t

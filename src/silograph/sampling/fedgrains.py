@@ -30,7 +30,7 @@ C: clients. A: clients in a step. n: rows. s: rows of S and C. m: candidates. F:
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Literal
 
@@ -141,6 +141,13 @@ class FedGrains:
     def why_not(self, model: AnyModel) -> str | None:
         """A model must take edges layer by layer."""
         return None if model.staged is not None else f"{model.noun} sees all edges of a client"
+
+    def maps(self, model: AnyModel) -> Sequence[tuple[int, ...]]:
+        """Those of the flow network, hop by hop."""
+        if self.policy == "uniform":
+            return ()
+        first = model.features + self.hops + 1, self.width
+        return (first, (self.width,), (self.width, 1), (1,)) * self.hops
 
     def specs(self, model: AnyModel) -> FieldSpecs:
         """The flow network, its moments, log Z, and the number of its steps."""

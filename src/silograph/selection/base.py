@@ -5,6 +5,7 @@ C: clients of the federation.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -30,8 +31,7 @@ class RoundFacts:
         received: counts of validation nodes by name, (C, ...), of the model with which a client
             began the round (see `Task.tally`), zeros of who did not answer; for selectors that
             ask for scores on receipt.
-        score: the run's metric of these counts together, which tells how good the round before
-            was; None without such a selector or node.
+        scoring: returns the run's metric of these counts together; see `score`.
         higher: whether higher scores are better.
         cost: bytes of the round without evaluation, as a share of the budget; without budget, as
             a share of what all clients would take in all rounds.
@@ -47,10 +47,18 @@ class RoundFacts:
     val_loss: Tensor | None
     val_accuracy: Tensor | None
     received: Mapping[str, Tensor] = field(default_factory=dict)
-    score: float | None = None
+    scoring: Callable[[], float | None] = lambda: None
     higher: bool = True
     cost: float = 0.0
     seconds: Tensor | None = None
+
+    @cached_property
+    def score(self) -> float | None:
+        """How good the round before was, by the run's metric; None if no node of `received` says.
+
+        It is worked out when a selector asks for it: it takes as long as all other facts.
+        """
+        return self.scoring()
 
 
 Begin = Callable[[Sequence[str], Any], SelectorState]

@@ -25,15 +25,15 @@ State: `labels` (C, K) float64, `known` (C,) bool, `duration` (C,) float64. K is
 round. C: clients. K: classes or label bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
@@ -42,11 +42,13 @@ from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
+    check_at_most,
     clients_field,
     least_clients_field,
     least_selections_field,
+    number_of,
 )
-from silograph.selection.ranking import draws_of, highest, in_order
+from silograph.selection.ranking import at, draws_of, highest
 
 TIE = 1e-12  # distances squared that differ by less, do so by rounding
 
@@ -55,7 +57,7 @@ TIE = 1e-12  # distances squared that differ by less, do so by rounding
 class HarmonyOptions:
     """The help texts are the documentation of the fields."""
 
-    clients: Annotated[int, Field(ge=1)] = clients_field(10)
+    clients: Annotated[int, Field(ge=1)] | None = clients_field()
     fast: Annotated[float, Field(gt=0, le=1)] = field(
         default=0.8, metadata={"help": "share of the known clients, fastest first, to choose from"}
     )
@@ -66,7 +68,7 @@ class HarmonyOptions:
 
 def init(ids: Sequence[str], options: HarmonyOptions) -> SelectorState:
     """Nothing is known of anybody."""
-    del options
+    check_at_most("clients", options.clients, len(ids), "clients")
     return {
         "labels": torch.zeros(len(ids), 0, dtype=torch.float64),
         "known": torch.zeros(len(ids), dtype=torch.bool),
@@ -79,24 +81,23 @@ def draw(
 ) -> list[str]:
     """Take unknown clients first, then those that balance the labels."""
     del t
-    number, known = min(options.clients, len(ids)), state["known"]
-    if int((~known).sum()) >= number or state["labels"].shape[1] == 0:
-        return highest(ids, (~known).double(), number, key)
-    chosen = ~known
+    labels, known = state["labels"].numpy(), state["known"].numpy()
+    number, chosen = number_of(options.clients, len(ids)), ~known
     wanted = number - int(chosen.sum())
-    allowed = known & fast_enough(options, state, wanted)
-    order = draws_of(ids, key).argsort(stable=True)  # so the first of equals is the lowest draw
+    if wanted <= 0 or labels.shape[1] == 0:
+        return highest(ids, chosen.astype(np.float64), number, key)
+    allowed = known & fast_enough(options, state["duration"].numpy(), known, wanted)
+    order = draws_of(ids, key).argsort(kind="stable")  # so the first of equals is the lowest draw
     order = order[allowed[order]]
-    labels = state["labels"]
     picks = balancing(
-        labels[order].numpy(),
-        labels[chosen].sum(0).numpy(),
-        shares(labels[known].sum(0)).numpy(),
+        labels[order],
+        chosen @ labels,
+        shares(known @ labels),
         wanted,
-        first=not bool(chosen.any()),
+        first=not chosen.any(),
     )
-    chosen[order[torch.from_numpy(picks)]] = True
-    return in_order(ids, chosen.nonzero()[:, 0])
+    chosen[order[picks]] = True
+    return at(ids, chosen)
 
 
 def balancing(
@@ -115,43 +116,74 @@ def balancing(
     costs one product of the labels with those of who joined last. The aim's own square is left
     out: it is the same for all.
     """
-    picks, far = np.empty(number, dtype=np.int64), np.empty(len(labels))
-    twice, product, sizes = 2 * labels, 2 * (labels @ aim), labels.sum(1)
-    own = (labels * labels).sum(1)
-    # Of joined + l, for each client's l: sum of squares, twice the product with the aim, sum.
-    square = own + twice @ joined + joined @ joined
-    to_aim, total = product + 2 * (joined @ aim), sizes + joined.sum()
-    for place in range(number):
-        best = 0
-        if place or not first:
-            inverse = 1 / np.maximum(total, 1e-12)
-            np.multiply(square, inverse, out=far)
-            np.subtract(far, to_aim, out=far)
-            np.multiply(far, inverse, out=far)
-            best = int((far <= far.min() + TIE).argmax())
-        last = labels[best]
-        change = twice @ last
-        change += twice[best] @ joined + own[best]
-        picks[place] = best
-        square += change
-        square[best] = np.inf  # taken
-        to_aim += product[best]
-        total += sizes[best]
-        joined = joined + last
+    columns, picks = np.ascontiguousarray(labels.T), np.empty(number, dtype=np.int64)
+    # Of each client's l, and of joined + l: sum of squares, twice the product with the aim, sum.
+    each = np.stack([(columns * columns).sum(0), 2 * (labels @ aim), columns.sum(0)])
+    both = each + np.array([[joined @ joined], [2 * (joined @ aim)], [joined.sum()]])
+    both[0] += 2 * (joined @ columns)
+    _fastest_loop()(columns, each, both, joined.copy(), picks, first, TIE)
     return picks
 
 
-def fast_enough(options: HarmonyOptions, state: SelectorState, number: int) -> Tensor:
-    """Return which clients are among the fast ones, (C,) bool, at least `number` known ones."""
-    known = state["known"]
-    durations = state["duration"][known].sort().values
-    count = max(number, round(options.fast * len(durations)))
-    return known & (state["duration"] <= durations[min(count, len(durations)) - 1])
+@lru_cache(maxsize=1)
+def _fastest_loop() -> Callable[..., None]:
+    """Return the compiled loop, where numba is installed and can keep its code; else NumPy's."""
+    try:
+        from silograph.selection.harmony_kernel import compiled_loop  # numba takes a while
+    except (ImportError, RuntimeError):
+        return numpy_loop
+    return compiled_loop
 
 
-def shares(counts: Tensor) -> Tensor:
+def numpy_loop(
+    labels: np.ndarray,
+    each: np.ndarray,
+    both: np.ndarray,
+    joined: np.ndarray,
+    picks: np.ndarray,
+    first: bool,
+    tie: float,
+) -> None:
+    """Fill picks (number,); see `balancing`.
+
+    Args:
+        labels: (K, n) of each client.
+        each: (3, n) of its labels: sum of squares, twice the product with the aim, sum.
+        both: (3, n) the same of its labels and those of who takes part together; changes.
+        joined: (K,) labels of who takes part; changes.
+        picks: the result.
+        first: whether the first client is taken as it is.
+        tie: distances squared that differ by less are equal.
+    """
+    square, to_aim, total = both
+    for place in range(len(picks)):
+        best = 0
+        if place or not first:
+            inverse = 1 / np.maximum(total, 1e-12)
+            far = (square * inverse - to_aim) * inverse
+            best = int((far <= far.min() + tie).argmax())
+        last = labels[:, best]
+        both += each[:, best, None]
+        square += 2 * (last @ labels + last @ joined)
+        square[best] = np.inf  # taken
+        joined += last
+        picks[place] = best
+
+
+def fast_enough(
+    options: HarmonyOptions, duration: np.ndarray, known: np.ndarray, number: int
+) -> np.ndarray:
+    """Return who is no slower than the fast ones, (C,) bool, at least `number` known ones."""
+    durations = duration[known]
+    count = min(max(number, round(options.fast * len(durations))), len(durations))
+    fast: np.ndarray = duration <= np.partition(durations, count - 1)[count - 1]
+    return fast
+
+
+def shares(counts: np.ndarray) -> np.ndarray:
     """Return counts (..., K) as shares; zeros without any."""
-    return counts / counts.sum(-1, keepdim=True).clamp(min=1e-12)
+    found: np.ndarray = counts / np.maximum(counts.sum(-1, keepdims=True), 1e-12)
+    return found
 
 
 def observe(

@@ -28,10 +28,10 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
@@ -40,11 +40,13 @@ from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
+    check_at_most,
     clients_field,
     least_clients_field,
     least_selections_field,
+    number_of,
 )
-from silograph.selection.ranking import highest, in_order, race
+from silograph.selection.ranking import at, highest_mask, race, top
 
 WINDOW = 20  # rounds
 FIRST_PERCENTILE, STEP = 30.0, 5.0  # of durations
@@ -56,7 +58,7 @@ CUT, CLIP = 0.95, 0.95
 class OortOptions:
     """The help texts are the documentation of the fields."""
 
-    clients: Annotated[int, Field(ge=1)] = clients_field(10)
+    clients: Annotated[int, Field(ge=1)] | None = clients_field()
     alpha: Annotated[float, Field(ge=0)] = field(
         default=2.0, metadata={"help": "how much slow clients are held back; 0: not at all"}
     )
@@ -67,7 +69,7 @@ class OortOptions:
 
 def init(ids: Sequence[str], options: OortOptions) -> SelectorState:
     """Nothing is known of anybody."""
-    del options
+    check_at_most("clients", options.clients, len(ids), "clients")
     zeros = torch.zeros(len(ids), dtype=torch.float64)
     return {
         "utility": zeros,
@@ -82,50 +84,62 @@ def draw(
     ids: Sequence[str], options: OortOptions, state: SelectorState, t: int, key: Key
 ) -> list[str]:
     """Draw from who never trained, and from who is useful."""
-    number, seen = min(options.clients, len(ids)), state["last"] > 0
+    number, seen = number_of(options.clients, len(ids)), state["last"].numpy() > 0
     known = int(seen.sum())
     share = max(LEAST_EXPLORE, EXPLORE * DECAY ** (t - 1))
     exploit = min(number - round(share * number), known)
     explore = min(number - exploit, len(ids) - known)
     exploit = number - explore
-    chosen = torch.zeros(len(ids), dtype=torch.bool)
+    chosen = highest_mask(ids, (~seen).astype(np.float64), explore, key.fold("explore"))
     if exploit:
         scores = utilities(options, state, t)
-        least = CUT * float(scores[seen].topk(exploit).values[-1])
-        weights = torch.where(seen & (scores >= least), scores, 0.0)
-        chosen[race(ids, weights, key.fold("exploit")).topk(exploit).indices] = True
-    new = highest(ids, (~seen).double(), explore, key.fold("explore"))
-    names = {*in_order(ids, chosen.nonzero()[:, 0]), *new}
-    return [name for name in ids if name in names]
+        least = CUT * np.partition(scores[seen], known - exploit)[known - exploit]
+        weights = np.where(seen & (scores >= least), scores, 0.0)
+        chosen |= top(race(ids, weights, key.fold("exploit")), exploit)
+    return at(ids, chosen)
 
 
-def utilities(options: OortOptions, state: SelectorState, t: int) -> Tensor:
+def utilities(options: OortOptions, state: SelectorState, t: int) -> np.ndarray:
     """Return the utility (C,) of each client that has trained, above 0."""
-    seen, duration = state["last"] > 0, state["duration"]
-    clip = state["utility"][seen].quantile(CLIP)
-    fresh = (0.1 * math.log(t) / state["last"].clamp(min=1)).sqrt()
-    found = state["utility"].minimum(clip) + fresh
-    preferred = duration[seen].quantile(float(state["percentile"]) / 100)
-    slow = (preferred / duration.clamp(min=1e-12)).clamp(max=1.0) ** options.alpha
-    return torch.where(duration > preferred, found * slow, found).clamp(min=1e-12)
+    last, duration, utility = (state[name].numpy() for name in ("last", "duration", "utility"))
+    seen = last > 0
+    fresh = np.sqrt(0.1 * math.log(t) / np.maximum(last, 1))
+    found = np.minimum(utility, quantile(utility[seen], CLIP)) + fresh
+    preferred = quantile(duration[seen], float(state["percentile"]) / 100)
+    slow = np.minimum(preferred / np.maximum(duration, 1e-12), 1.0) ** options.alpha
+    held_back: np.ndarray = np.where(duration > preferred, found * slow, found)
+    return held_back.clip(min=1e-12)
+
+
+def quantile(values: np.ndarray, share: float) -> float:
+    """Return the value below which a share of values (n,) lies, between neighbors by a line."""
+    place = share * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    ordered = np.partition(values, (below, above))
+    low, high = float(ordered[below]), float(ordered[above])
+    weight = place - below
+    if weight < 0.5:
+        return low + weight * (high - low)
+    return high - (high - low) * (1 - weight)
 
 
 def observe(options: OortOptions, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
     """Keep the utility and the duration of who trained; see the module for the pacer."""
     del options
-    answered, old = facts.answered, state["duration"]
-    loss = facts.train_loss.nan_to_num(nan=0.0, posinf=0.0).clamp(min=0)
-    utility = torch.where(answered, facts.nodes * loss, state["utility"])
-    took = torch.zeros_like(old) if facts.seconds is None else facts.seconds
-    gain = utility[answered].sum()
+    answered, loss = facts.answered.numpy(), facts.train_loss.numpy()
+    loss = np.where(loss > 0, np.where(loss < np.inf, loss, 0.0), 0.0)  # of NaN, 0
+    utility = np.where(answered, facts.nodes.numpy() * loss, state["utility"].numpy())
+    took = np.zeros(len(loss)) if facts.seconds is None else facts.seconds.numpy()
+    gain = torch.from_numpy(utility[answered]).sum()
     gains, percentile = torch.cat([state["gains"][1:], gain[None]]), state["percentile"]
     if t >= 2 * WINDOW and t % WINDOW == 0:
         falls = bool(gains[:WINDOW].sum() > gains[WINDOW:].sum())
         percentile = (percentile + STEP * falls).clamp(max=100.0)
     return {
-        "utility": utility,
-        "last": torch.where(answered, t, state["last"]),
-        "duration": torch.where(answered, took, old),
+        "utility": torch.from_numpy(utility),
+        "last": torch.from_numpy(np.where(answered, t, state["last"].numpy())),
+        "duration": torch.from_numpy(np.where(answered, took, state["duration"].numpy())),
         "gains": gains,
         "percentile": percentile.clone(),
     }

@@ -11,10 +11,12 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.byte_size import parse_bytes
 from silograph.core.config import MOST, STRICT
+from silograph.core.errors import ConfigError
 
 LIMITS = ("budget", "least_clients", "least_selections")  # options that any selector may have
 Budget = Annotated[Annotated[int, Field(ge=1, lt=MOST)] | None, BeforeValidator(parse_bytes)]
 Least = Annotated[int, Field(ge=1, lt=MOST)] | None
+DEFAULT_CLIENTS = 10  # in a round, where they are chosen by what they have shown
 
 
 def budget_field() -> Any:
@@ -34,9 +36,34 @@ def least_selections_field() -> Any:
     return field(default=None, metadata={"help": text})
 
 
-def clients_field(default: int) -> Any:
+def clients_field() -> Any:
     """Return the field of how many clients a round has."""
-    return field(default=default, metadata={"help": "clients in a round; all, if there are fewer"})
+    text = f"clients in a round; none: {DEFAULT_CLIENTS}, or all if there are fewer"
+    return field(default=None, metadata={"help": text})
+
+
+def number_of(clients: int | None, every: int) -> int:
+    """Return how many of all clients a round has, by the option `clients`.
+
+    A run that began when more than there are were taken goes on with all of them.
+    """
+    return min(DEFAULT_CLIENTS if clients is None else clients, every)
+
+
+def check_at_most(name: str, value: int | None, most: int, what: str) -> None:
+    """Raise `ConfigError` where an option of a selector is above what the federation has.
+
+    Args:
+        name: of the option, without `selector.`.
+        value: of it, None if it was left out.
+        most: that there are.
+        what: there are.
+    """
+    if value is not None and value > most:
+        raise ConfigError(
+            f"expected selector.{name} of at most {most}, the number of {what}, got {value}: "
+            "lower it, or leave it out"
+        )
 
 
 @dataclass(frozen=True, config=STRICT)

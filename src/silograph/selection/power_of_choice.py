@@ -17,30 +17,33 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from silograph.core.config import STRICT
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.selection.base import RoundFacts, Selector, SelectorState
 from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
+    check_at_most,
     clients_field,
     least_clients_field,
     least_selections_field,
+    number_of,
 )
-from silograph.selection.ranking import highest, race
+from silograph.selection.ranking import highest, race, top
 
 
 @dataclass(frozen=True, config=STRICT)
 class PowerOfChoiceOptions:
     """The help texts are the documentation of the fields."""
 
-    clients: Annotated[int, Field(ge=1)] = clients_field(10)
+    clients: Annotated[int, Field(ge=1)] | None = clients_field()
     candidates: Annotated[int, Field(ge=1)] | None = field(
         default=None,
         metadata={
@@ -54,17 +57,22 @@ class PowerOfChoiceOptions:
 
 def init(ids: Sequence[str], options: PowerOfChoiceOptions) -> SelectorState:
     """Nothing is known of anybody."""
-    del options
     clients = len(ids)
+    check_at_most("clients", options.clients, clients, "clients")
+    check_at_most("candidates", options.candidates, clients, "clients")
+    if options.candidates is not None and options.candidates < number_of(options.clients, clients):
+        raise ConfigError(
+            f"expected selector.candidates of at least {number_of(options.clients, clients)}, the "
+            f"clients of a round, got {options.candidates}: raise it, or leave it out"
+        )
     unknown = torch.full((clients,), -1.0, dtype=torch.float64)
     return {"loss": torch.full_like(unknown, torch.inf), "nodes": unknown}
 
 
-def sizes(nodes: Tensor) -> Tensor:
+def sizes(nodes: np.ndarray) -> np.ndarray:
     """Return the clients' sizes (C,), the mean of those known in place of the others."""
     known = nodes >= 0
-    mean = nodes[known].mean() if bool(known.any()) else nodes.new_ones(())
-    return torch.where(known, nodes, mean)
+    return np.where(known, nodes, nodes[known].mean() if known.any() else 1.0)
 
 
 def draw(
@@ -72,13 +80,11 @@ def draw(
 ) -> list[str]:
     """Draw candidates by size, and take those with the largest loss."""
     del t
-    number = min(options.clients, len(ids))
-    most = 2 * number if options.candidates is None else options.candidates
-    drawing = race(ids, sizes(state["nodes"]), key.fold("candidates"))
-    among = drawing.argsort(descending=True, stable=True)[: max(number, most)]
-    loss = torch.full_like(state["loss"], -torch.inf)
-    loss[among] = state["loss"][among]
-    return highest(ids, loss, number, key)
+    number = number_of(options.clients, len(ids))
+    most = min(options.candidates or 2 * number, len(ids))
+    drawing = race(ids, sizes(state["nodes"].numpy()), key.fold("candidates"))
+    among = top(drawing, most)
+    return highest(ids, np.where(among, state["loss"].numpy(), -np.inf), number, key)
 
 
 def observe(

@@ -4,6 +4,7 @@ State: `next` () int64, the position of the client whose turn it is.
 """
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Annotated
 
 import torch
@@ -17,7 +18,7 @@ from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
-    clients_field,
+    check_at_most,
     least_clients_field,
     least_selections_field,
 )
@@ -27,7 +28,7 @@ from silograph.selection.options import (
 class RoundRobinOptions:
     """The help texts are the documentation of the fields."""
 
-    clients: Annotated[int, Field(ge=1)] = clients_field(1)
+    clients: Annotated[int, Field(ge=1)] = field(default=1, metadata={"help": "clients in a round"})
     budget: Budget = budget_field()
     least_clients: Least = least_clients_field()
     least_selections: Least = least_selections_field()
@@ -35,7 +36,7 @@ class RoundRobinOptions:
 
 def init(ids: Sequence[str], options: RoundRobinOptions) -> SelectorState:
     """Begin with the first client."""
-    del ids, options
+    check_at_most("clients", options.clients, len(ids), "clients")
     return {"next": torch.tensor(0)}
 
 
@@ -53,8 +54,7 @@ def observe(
 ) -> SelectorState:
     """Go on with the client after the last one; silos that were away have missed their turn."""
     del t
-    clients = len(facts.selected)
-    return {"next": (state["next"] + min(options.clients, clients)) % clients}
+    return {"next": (state["next"] + options.clients) % len(facts.selected)}
 
 
 ROUND_ROBIN = Selector(

@@ -42,10 +42,10 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
@@ -54,6 +54,7 @@ from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
+    check_at_most,
     least_clients_field,
     least_selections_field,
 )
@@ -85,21 +86,23 @@ class UcbOptions:
 
 
 @lru_cache(maxsize=4)  # asked for several times in every round
-def arms_of(clients: int, options: UcbOptions) -> Tensor:
+def arms_of(clients: int, options: UcbOptions) -> np.ndarray:
     """Return the numbers of clients that are arms, (A,) int64, ascending; the last one is all.
 
     Not to be changed.
     """
     least = min(options.least_clients or 1, clients)
-    numbers = torch.arange(least, clients + 1)
+    numbers = np.arange(least, clients + 1)
     if options.arms is None or options.arms >= len(numbers):
         return numbers
     even = torch.linspace(least, clients, options.arms, dtype=torch.float64).round().long()
-    return torch.tensor(sorted(set(even.tolist())))
+    return np.array(sorted(set(even.tolist())))
 
 
 def init(ids: Sequence[str], options: UcbOptions) -> SelectorState:
     """No arm has a reward."""
+    most = max(2, len(ids) + 1 - (options.least_clients or 1))
+    check_at_most("arms", options.arms, most, "sizes that a round can have")
     arms, clients = len(arms_of(len(ids), options)), len(ids)
     target = options.target or 0.0  # 0: unknown
     return {
@@ -115,11 +118,11 @@ def init(ids: Sequence[str], options: UcbOptions) -> SelectorState:
     }
 
 
-def bounds(rewards: Tensor, counts: Tensor, t: int, unknown: float) -> Tensor:
+def bounds(rewards: np.ndarray, counts: np.ndarray, t: int, unknown: float) -> np.ndarray:
     """Return the scores of arms in round t, `unknown` for those without a count; eq. 16 and 17."""
-    times = counts.clamp(min=1)
-    scores = rewards / times + (2 * math.log(t) / times).sqrt()
-    return torch.where(counts > 0, scores, unknown)
+    times = np.maximum(counts, 1)
+    scores = rewards / times + np.sqrt(2 * math.log(t) / times)
+    return np.where(counts > 0, scores, unknown)
 
 
 def draw(
@@ -128,26 +131,27 @@ def draw(
     """Choose a number of clients, then the clients; algorithm 1."""
     if t == 1:
         return list(ids)
-    numbers, untried = arms_of(len(ids), options), ~state["tried"]
-    explores = options.level != "clients" and bool(untried.any())
+    known = {name: tensor.numpy() for name, tensor in state.items()}
+    numbers, untried = arms_of(len(ids), options), ~known["tried"]
+    explores = options.level != "clients" and untried.any()
     if explores or options.level == "clients":
         among = numbers[untried] if explores else numbers
-        number = among[int(key.fold("number").matrix(1, 1) * len(among))]
+        number = among[int(key.fold("number").draws(np.zeros(1, dtype=np.int64))[0] * len(among))]
     else:
-        scores = bounds(state["number_reward"], state["number_count"], t, -math.inf)
-        number = numbers[scores == scores.max()][0]  # the smallest of equals
+        scores = bounds(known["number_reward"], known["number_count"], t, -math.inf)
+        number = numbers[scores.argmax()]  # the smallest of equals
     if explores or options.level == "number":
         return drawn(ids, int(number), key)
-    scores = bounds(state["reward"], state["count"], t, math.inf)
+    scores = bounds(known["reward"], known["count"], t, math.inf)
     return highest(ids, scores, int(number), key)
 
 
 def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
     """Credit the round before with its reward, and remember this one."""
-    new = {name: tensor.clone() for name, tensor in state.items()}
+    new = {name: tensor.numpy().copy() for name, tensor in state.items()}
     score = facts.score if facts.score is not None and math.isfinite(facts.score) else None
     if score is not None and float(new["target"]) == 0:
-        new["target"].fill_(max(score, LEAST_TARGET))
+        new["target"][()] = max(score, LEAST_TARGET)
     arm = int(new["last_arm"])
     if arm >= 0 and score is None:
         new["tried"][arm] = new["number_count"][arm] > 0
@@ -155,15 +159,14 @@ def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts
         gain = gain_of(score, float(new["target"]), t - 1, higher=facts.higher)
         new["number_reward"][arm] += gain - float(new["last_cost"])
         new["number_count"][arm] += 1
-        new["reward"] += gain * new["last_clients"].double()
+        new["reward"] += gain * new["last_clients"]
         new["count"] += new["last_clients"]
-    arms = arms_of(len(facts.selected), options)
-    arm = int((arms - facts.selected.sum()).abs().argmin())
+    selected = int(facts.selected.numpy().sum())
+    arm = int(np.abs(arms_of(len(facts.selected), options) - selected).argmin())
     new["tried"][arm] = True
-    new["last_arm"].fill_(arm)
-    new["last_clients"].copy_(facts.answered)
-    new["last_cost"].fill_(facts.cost)
-    return new
+    new["last_arm"][()], new["last_cost"][()] = arm, facts.cost
+    new["last_clients"][:] = facts.answered.numpy()
+    return {name: torch.from_numpy(array) for name, array in new.items()}
 
 
 def gain_of(score: float, target: float, t: int, *, higher: bool) -> float:

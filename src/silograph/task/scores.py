@@ -133,9 +133,21 @@ def _right_and_judged(
     """Return right and judged labels of each client, (C,) int64 both."""
     if task == "multiclass":
         tp, nodes = _whole(counts, part, ("tp", "nodes"))
-        return tp.sum(1), nodes
+        return _by_client(tp), nodes
     fp, fn, known = _whole(counts, part, ("fp", "fn", "known"))
-    return (known - fp - fn).sum(1), known.sum(1)
+    return _by_client(known - fp - fn), _by_client(known)
+
+
+def _by_client(counts: np.ndarray) -> np.ndarray:
+    """Return the sums (C,) of counts (C, K); `sum` takes ten times as long for few columns."""
+    found: np.ndarray = np.einsum("ck->c", counts)
+    return found
+
+
+def _by_class(counts: np.ndarray) -> np.ndarray:
+    """Return the sums (K,) of counts (C, K)."""
+    found: np.ndarray = np.einsum("ck->k", counts)
+    return found
 
 
 def client_accuracy(
@@ -186,7 +198,7 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
         return None
     right, judged = _right_and_judged(counts, part, task)
     busy = judged > 0
-    hits, errors = tp.sum(0), (fp + fn).sum(0)
+    hits, errors = _by_class(tp), _by_class(fp + fn)
     present = hits + errors > 0
     f1 = 2 * hits[present] / (2 * hits[present] + errors[present])
     return Scores(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import reading, runs_of, write_comparison, write_report
 from silograph.experiment.report.figures import quantile, thinned, ticks
 from silograph.experiment.report.reading import read_run, read_traffic
+from silograph.experiment.report.several_runs import cuts_follow_seeds
 from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.result_files import read_csv, read_rounds
 from silograph.experiment.run.result import Result
@@ -254,7 +256,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
     "no test": ({}, {"split": "0.5/0.5/0"}, FIGURES[:3] + CUT, "There are no test scores."),
     "neither": ({}, {"split": "1/0/0"}, [*FIGURES[1:3], *CUT], "There are no test nodes"),
     "one client": ({}, {"clients": 1}, FIGURES + CUT[:2], "One client holds the graph."),
-    "one round": ({}, {"rounds": 1}, FIGURES + CUT, "finished: all 1 rounds"),
+    "one round": ({}, {"rounds": 1}, FIGURES + CUT, "finished: all 1 round"),
     "centralized": ({}, {"method": "centralized"}, FIGURES + CUT, "centralized on planted"),
     "local": ({}, {"method": "local"}, FIGURES + CUT, "of the personalized view"),
     "stopped": ({}, {"max_bytes": 1}, FIGURES + CUT, "finished: max_bytes: "),
@@ -419,9 +421,10 @@ def test_runs_side_by_side(three: list[Path], tmp_path: Path) -> None:
     path = write_comparison(three, tmp_path / "c.html")
     assert path == tmp_path / "c.html"
     page = read_page(path)
-    assert page.titles[:6] == [
+    assert page.titles[:7] == [
         "Scores",
         "Each run",
+        "Scores of each class",
         "Learning",
         "Validation accuracy",
         "Training loss",
@@ -437,7 +440,7 @@ def test_runs_side_by_side(three: list[Path], tmp_path: Path) -> None:
     differ = page.table("run", "method")
     assert list(differ[0]) == [
         *("run", "method", "keep_optimizer", "seed", "partition_seed", "split_seed", "init_seed"),
-        "hash of the cut",
+        "hash of the partition",
     ]
     assert [row["run"] for row in differ] == [str(folder) for folder in three]
     looks = [s["look"] for s in page.data["figures"]["val"]["series"]]
@@ -733,6 +736,24 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
         assert means[0][4] == last["name"] == "largest class"
         assert row[4] == f"{last['mean']:.4f} ± {last['std']:.4f}"
         assert row[5] == "3"
+    assert "Each of the 3 seeds has a partition of its own." in page.text
+    tested = page.table("method", "p, Holm")
+    for tests, found in zip(tested, table.rows, strict=True):
+        assert tests["method"] == found["method"]
+        reference = found["method"] == found["reference"]
+        assert (tests["difference"] == "reference") == reference
+        assert (tests["p"] == "-") == reference
+    assert all(note in page.text for note in table.notes)
+    results = [result_of(run) for run in runs_of(folder)]
+    shown = [t for t in page.tables if t[0][0] == "class"]
+    assert [[row[1] for row in t[1:]] for t in shown] == [
+        [str(row["nodes"]) for row in result["by_class"]] for result in results
+    ]
+    matrices = [
+        [[int(v) for v in row[1:]] for row in t[1:]] for t in page.tables if t[0][0] == "true class"
+    ]
+    assert matrices == [r["confusion"] for r in results if r["confusion"]]
+    assert len(matrices) == 3  # local has no server's model
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")
@@ -788,3 +809,20 @@ def test_damaged_files_are_one_line(done: Result, out: Path, name: str, data: by
         write_report(out)
     except DataError as error:
         assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("seeds_and_cuts", "follow"),
+    [
+        (["0a", "0a", "1b"], True),  # two methods of one seed have one partition
+        (["0a", "0b", "1c"], False),
+        (["0a", "1a", "1b"], False),  # as many partitions as seeds, and none is a seed's own
+        (["0a", "0b", "1a", "1b"], False),
+    ],
+)
+def test_partitions_follow_seeds_or_not(seeds_and_cuts: list[str], follow: bool) -> None:
+    runs: list[Any] = [
+        SimpleNamespace(about={"config": {"seed": each[0]}, "partition_hash": each[1]})
+        for each in seeds_and_cuts
+    ]
+    assert cuts_follow_seeds(runs) is follow

@@ -17,7 +17,7 @@ from silograph.core.key import Key
 from silograph.core.resolved_config import asked_again
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
-from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.run.trained_model import TrainedModel, _check_names
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
@@ -183,3 +183,11 @@ def test_classes_that_mean_something_else_are_refused(make_graph: Callable[..., 
     model.predict(replace(graph, class_names=()))  # nobody says what they mean
     with pytest.raises(DataError, match=r"expected the classes of the model in planted, a, b, c"):
         model.predict(replace(graph, class_names=("b", "a", "c")))
+
+
+def test_the_name_that_differs_is_told() -> None:
+    ours, theirs = ("a", "b", "c", "income", "e"), ("a", "b", "c", "salary", "e")
+    with pytest.raises(DataError, match="model in w, the 4th income, got salary: rename them or"):
+        _check_names("features", ours, theirs, "w")
+    _check_names("features", ours, ours, "w")
+    _check_names("features", ours, (), "w")

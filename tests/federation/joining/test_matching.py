@@ -184,26 +184,51 @@ def test_other_runs_and_other_secrets_give_other_tags(tmp_path: Path) -> None:
         assert len(set(tags)) == len(tags)
 
 
+WEIGHED = "own,silo,remote,weight\na,south,k1,2\nb,south,k2,{}\nc,south,k2,\n"
+WEIGHED_SOUTH = "own,silo,remote,weight\nk1,north,a,2\nk2,north,c,1\nk2,north,b,{}\n"
 EDGES = {
     "an edge that south does not list": (
         {"south": {"cross_edges.csv": "own,silo,remote\nk1,north,a\nk2,north,c\n"}},
-        "got 1 of north that lead to south, which does not list them; the first is from 'b' to "
-        "'k2': list it in cross_edges of south, too, or drop it",
+        "got 1 of north that lead to south, which does not list them with the same "
+        "weights; the first is from 'b' to 'k2': list it in cross_edges of south, too, "
+        "with the weight 1 (1 where none is given), or drop it",
     ),
     "an edge that north does not list": (
         {"north": {"cross_edges.csv": "own,silo,remote\na,south,k1\nb,south,k2\n"}},
-        "got 1 of south that lead to north, which does not list them; the first is from 'k2' to "
-        "'c': list it in cross_edges of north, too, or drop it",
+        "got 1 of south that lead to north, which does not list them with the same "
+        "weights; the first is from 'k2' to 'c': list it in cross_edges of north, too, "
+        "with the weight 1 (1 where none is given), or drop it",
     ),
     "a key that is spelled in another way": (
         {"south": {"cross_edges.csv": SOUTH["cross_edges.csv"].replace("north,c", "north,C")}},
-        "got 1 of north that lead to south, which does not list them; the first is from 'c' to "
-        "'k2': list it",
+        "got 1 of north that lead to south, which does not list them with the same "
+        "weights; the first is from 'c' to 'k2': list it",
     ),
     "the first in the order of the list": (
         {"south": {"cross_edges.csv": "own,silo,remote\n"}},
-        "got 3 of north that lead to south, which does not list them; the first is from 'c' to "
-        "'k2': list it",
+        "got 3 of north that lead to south, which does not list them with the same "
+        "weights; the first is from 'c' to 'k2': list it",
+    ),
+    "another weight": (
+        {
+            "north": {"cross_edges.csv": WEIGHED.format(0.5)},
+            "south": {"cross_edges.csv": WEIGHED_SOUTH.format(0.25)},
+        },
+        "got 1 of north that lead to south, which does not list them with the same "
+        "weights; the first is from 'b' to 'k2': list it in cross_edges of south, too, "
+        "with the weight 0.5 (1 where none is given), or drop it",
+    ),
+    "a weight at one silo only": (
+        {"north": {"cross_edges.csv": WEIGHED.format(0.5)}},
+        "got 2 of north that lead to south, which does not list them with the same "
+        "weights; the first is from 'a' to 'k1': list it in cross_edges of south, too, "
+        "with the weight 2 (1 where none is given), or drop it",
+    ),
+    "a weight at the other silo only": (
+        {"south": {"cross_edges.csv": WEIGHED_SOUTH.format(0.5)}},
+        "got 2 of north that lead to south, which does not list them with the same weights; the "
+        "first is from 'a' to 'k1': list it in cross_edges of south, too, "
+        "with the weight 1 ",
     ),
     "a silo that is not there": (
         {"north": {"cross_edges.csv": NORTH["cross_edges.csv"].replace("south,k1", "sout,k1")}},
@@ -228,6 +253,22 @@ def test_a_disagreement_names_the_silo_and_the_first_key(tmp_path: Path, kind: s
     assert str(first) == expected.partition(";")[0]
     silo = next(silo for silo in silos.members if silo.name == first.silo)
     assert explain(silo, SECRETS, RUN, first) == str(caught.value)
+
+
+def test_equal_weights_agree_and_are_in_the_tags(tmp_path: Path) -> None:
+    """A weight of 1 is none: an empty cell, or no column, is the same edge.
+
+    Weights are alike that are alike in float32.
+    """
+    plain = hellos_of(silos_of(tmp_path / "plain"))
+    weighed = silos_of(
+        tmp_path / "weighed",
+        north={"cross_edges.csv": WEIGHED.format(0.1)},
+        south={"cross_edges.csv": WEIGHED_SOUTH.format("0.100000001490116")},
+    )
+    assert match(hellos_of(weighed)).route is not None
+    for one, other in zip(plain, hellos_of(weighed), strict=True):
+        assert len(set(as_tags(one.edge_tag)) & set(as_tags(other.edge_tag))) == 1
 
 
 def test_a_disagreement_shows_the_name_of_another_silo_safely() -> None:
@@ -364,6 +405,7 @@ def test_fields_that_are_no_hello_are_refused(tmp_path: Path) -> None:
         {"num_classes": -1},
         {"task": "regression"},
         {"sparse": 1},
+        {"feature_names": ["size"]},  # of two features
         {"class_names": [1]},
         {"class_names": None},
         {"more": 1},

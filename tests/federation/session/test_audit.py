@@ -2,18 +2,22 @@
 
 import json
 import os
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit import WRITTEN_OUT, Audit, open_audit, tag_of
+from silograph.federation.session.audit import WRITTEN_OUT, Audit
 from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
+from silograph.federation.session.audit_file import open_audit
+from silograph.federation.session.audit_tag import SHORT_FRAME, FrameTags
 
 ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
 REPLY = {"w": Shared(torch.zeros(3)), "n": Shared(torch.tensor(1))}
@@ -87,7 +91,7 @@ def test_a_line_of_a_call_is_the_json_of_its_facts(tmp_path: Path, name: str, be
         "kind": "weights",
         "bytes": 5,
         "fields": {name: 12, f"{name}/2": 8},
-        "tag": tag_of(path.with_suffix(".key").read_bytes(), former, b"frame"),
+        "tag": FrameTags(path.with_suffix(".key").read_bytes()).tag(former, b"frame"),
     }
     assert line == line_of(facts, former)[0]
     assert json.loads(line).items() >= facts.items()
@@ -156,6 +160,28 @@ def test_a_file_that_was_changed_is_not_continued(tmp_path: Path) -> None:
     ):
         pass
     assert path.read_bytes() == before.replace(b"there", b"their")
+
+
+def test_a_file_of_an_earlier_version_is_no_changed_one(tmp_path: Path) -> None:
+    """Its lines are whole, by SHA-256: the error says which version wrote it."""
+    path, former = tmp_path / "audit.jsonl", NO_LINE
+    for event in ("hello", "ended"):
+        body = f'{{"former": "{former}", "event": "{event}"'.encode()
+        former = sha256(body).hexdigest()
+        with path.open("ab") as file:
+            file.write(body + f', "hash": "{former}"}}\n'.encode())
+    before = path.read_bytes()
+    with (
+        pytest.raises(
+            ConfigError, match=r"as this version writes it, got line 1: .* silograph 0\.1"
+        ),
+        open_audit(path, ABOUT),
+    ):
+        pass
+    assert path.read_bytes() == before
+    path.write_bytes(before.replace(b"hello", b"hallo"))  # changed, whoever wrote it
+    with pytest.raises(ConfigError, match="got other contents in line 1"), open_audit(path, ABOUT):
+        pass
 
 
 def test_one_process_writes(tmp_path: Path) -> None:
@@ -314,7 +340,8 @@ def test_nothing_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_every_frame_has_its_tag(tmp_path: Path) -> None:
     """It can be checked with the key beside the file and the line before; a restart keeps both."""
-    path, frames = tmp_path / "audit.jsonl", [os.urandom(size) for size in (0, 5, 100_000)]
+    path, sizes = tmp_path / "audit.jsonl", (0, 5, SHORT_FRAME, SHORT_FRAME + 1, 100_000)
+    frames = [os.urandom(size) for size in sizes]
     for _ in range(2):
         with open_audit(path, ABOUT) as (audit, _):
             for frame in frames:
@@ -323,10 +350,18 @@ def test_every_frame_has_its_tag(tmp_path: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line, frame in zip(lines, frames * 2, strict=True):
-        assert line["tag"] == tag_of(key.read_bytes(), line["former"], frame)
-        assert line["tag"] != tag_of(key.read_bytes(), line["former"], frame + b"x")
-        assert line["tag"] != tag_of(bytes(32), line["former"], frame)
-    assert len({line["tag"] for line in lines}) == 6
+        tags = FrameTags(key.read_bytes())
+        assert line["tag"] == tags.tag(line["former"], frame)
+        assert line["tag"] != tags.tag(line["former"], frame + b"x")
+        assert line["tag"] != tags.tag(line["hash"], frame)
+        assert line["tag"] != FrameTags(bytes(32)).tag(line["former"], frame)
+    assert len({line["tag"] for line in lines}) == 10
+    first, *_, last = lines
+    form: dict[str, Any] = {"key": key.read_bytes(), "person": b"silograph frame"}
+    own = blake2b(first["former"].encode() + frames[0], digest_size=32, **form)
+    assert first["tag"] == own.hexdigest()
+    gmac = AESGCM(key.read_bytes()).encrypt(bytes.fromhex(last["former"][:24]), b"", frames[-1])
+    assert last["tag"] == gmac.hex()
     key.write_bytes(b"short")
     with (
         pytest.raises(ConfigError, match=r"audit.key, 32 bytes, got 5: restore it, or move it awa"),
@@ -373,7 +408,8 @@ def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
 ) -> None:
     """However often a server has rounds done again, the file has at most its size and a margin."""
     path = tmp_path / "audit.jsonl"
-    monkeypatch.setattr("silograph.federation.session.audit.MOST_FILE", 2000)
+    for module in ("audit", "audit_file"):
+        monkeypatch.setattr(f"silograph.federation.session.{module}.MOST_FILE", 2000)
     with open_audit(path, ABOUT) as (audit, _):
         audit.of_run("r1").agreed({})
         written = 0

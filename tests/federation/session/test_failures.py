@@ -1,5 +1,6 @@
 """Silos whose answers cannot be: they are named, no honest one is, and the run goes on."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,16 +10,17 @@ import pytest
 import torch
 
 from sessions import TOKEN, DirectLink, session, table, worker_of
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import CheckpointError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.core.work import Meter
-from silograph.federation.base import Sum, WeightedMean
+from silograph.federation.base import AwayError, Sum, WeightedMean
+from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.field_specs import TRAINED, FieldSpec, extent_at_server
 from silograph.federation.frame import decode, encode
 from silograph.federation.program import Call, Program
-from silograph.federation.session.answers import FAR_UPDATE, MOST_RATE, Answer, check_work, unusable
+from silograph.federation.session.answers import MOST_RATE, Answer, check_work, unusable
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.failures import Failures, how_to_go_on
@@ -26,6 +28,12 @@ from silograph.federation.session.identity import Register
 from silograph.federation.session.limits import Limits
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.federation.session.peer import Peer
+from silograph.federation.session.usual_update import (
+    FAR_UPDATE,
+    FIRST_CALLS,
+    UsualUpdate,
+    UsualUpdates,
+)
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 
@@ -117,6 +125,74 @@ def test_updates_are_held_to_the_largest_usual_one(
     links["client_02"].change = weights_of(1 + 4 * FAR_UPDATE * factor)
     once(fed, 60)
     assert fed.away == away
+
+
+def test_a_majority_of_a_later_round_does_not_lift_the_bound(built: Built) -> None:
+    """The first calls settle what is usual: after them those who lie are dropped, the rest stay."""
+    fed, links = limited(built)
+    for t in range(1, FIRST_CALLS + 1):
+        once(fed, t)
+    liars = ["client_01", "client_02", "client_03"]
+    for name in liars:
+        links[name].change = weights_of(1 + 2 * FAR_UPDATE)
+    assert torch.allclose(once(fed, FIRST_CALLS + 1)["weights/w"].t, torch.full((3,), 1.1))
+    assert fed.away == tuple(liars)
+
+
+def test_a_run_that_goes_on_knows_what_was_usual(built: Built) -> None:
+    """Updates of norm 400 were usual: without that 1e5 would be a lie in the round after."""
+    fed, links = limited(built)
+    for link in links.values():
+        link.change = weights_of(1 + 400 / 3**0.5)
+    once(fed, 1)
+    fed.keep(1, ())
+    checkpoint = from_bytes(b"".join(to_bytes(Checkpoint(1, {}, {"e": dict(fed.remembered)}))))
+    for link in links.values():
+        link.change = lambda data: data
+    links["client_02"].change = weights_of(1e5)
+    for remembered, away in ((checkpoint.facts["e"], ()), ({}, ("client_02",))):
+        fed.restore(1, (), (), remembered)
+        once(fed, 2)
+        assert fed.away == away
+
+
+def test_a_round_that_is_done_again_counts_once(built: Built) -> None:
+    fed, _ = limited(built, patience=1.0)
+    once(fed, 1)
+    before = fed.remembered
+    once(fed, 2)
+    assert fed.remembered != before
+    fed.rejoin(AwayError("", [], 0))
+    assert fed.remembered == before
+
+
+def test_the_largest_median_of_the_first_calls_is_usual() -> None:
+    usual = UsualUpdate()
+    assert usual.most([None, 3.0, 5.0, 1e9]) == 5 * FAR_UPDATE
+    assert usual.most([]) == usual.most([0.1]) == FAR_UPDATE
+    assert usual.after([1e9, None, math.inf]) is usual  # one silo's
+    for number in range(FIRST_CALLS):
+        assert usual.calls == number
+        usual = usual.after([float(number), 7.0 - number, 1e9])
+    assert (usual.norm, usual.calls) == (7.0, FIRST_CALLS)
+    assert usual.after([1e5, 1e5]) is usual
+    assert usual.most([1e5, 1e5]) == 7 * FAR_UPDATE
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *([], 3, "x", {"train": 1}, {"train": [1.0]}, {"train": [1.0, 0]}, {"train": [1, 1]}),
+        *({"train": [1.0, n]} for n in (FIRST_CALLS + 1, True, 1.0)),
+        *({"train": [norm, 1]} for norm in (math.nan, math.inf, -1.0, "1")),
+    ],
+    ids=str,
+)
+def test_what_no_engine_remembers(told: Any) -> None:
+    with pytest.raises(CheckpointError, match="expected the usual norm of updates by op in the ch"):
+        UsualUpdates({"usual_updates": told})
+    with pytest.raises(CheckpointError, match="it is damaged; begin a new run"):
+        UsualUpdates([told])  # type: ignore[arg-type]
 
 
 def test_what_a_silo_alone_says_is_usual_for_no_later_round(built: Built) -> None:

@@ -1,6 +1,8 @@
 """What a silo takes from its server: the next message of its run, ops of the table, and no more."""
 
+import functools
 import gc
+import inspect
 import itertools
 import json
 import sys
@@ -29,7 +31,7 @@ from silograph.federation.session.message import (
     read_reply,
     unpack,
 )
-from silograph.federation.session.names import name_of, op_of, own_ops, qualified
+from silograph.federation.session.names import is_op, name_of, op_of, own_ops, qualified
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.block.block import ClientBlock
@@ -268,6 +270,26 @@ def test_the_table_of_ops_is_silographs_own() -> None:
         name_of(ops, count)
     with pytest.raises(ProtocolError, match="unknown op 'evaluation"):
         op_of(ops, "evaluation.evaluate:judge_owl")
+
+
+SHAPES: list[Callable[..., None]] = [
+    lambda cfg, block, state, inbox, key: None,
+    lambda cfg, block, state, inbox, key=None: None,
+    lambda cfg, block, state, inbox, *, key: None,
+    lambda cfg, block, state, inbox, *key: None,
+    lambda cfg, block, state, inbox, key, *more: None,
+    lambda cfg, block, state, inbox, key, **more: None,
+    lambda cfg, block, state, inbox, key, more: None,
+    lambda cfg, block, state, key, inbox: None,
+    lambda cfg, block, state, inbox: None,
+    functools.wraps(count)(lambda *given: None),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(inspect.signature(shape)))
+def test_an_op_is_what_its_signature_says(shape: Callable[..., None]) -> None:
+    names = "cfg", "block", "state", "inbox", "key"
+    assert is_op(shape) == (tuple(inspect.signature(shape).parameters) == names)
 
 
 def test_the_table_of_ops_while_others_import(monkeypatch: pytest.MonkeyPatch) -> None:

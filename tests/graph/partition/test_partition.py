@@ -304,6 +304,12 @@ def test_refusals_say_what_was_expected(
         make_partition(sample(30, 60, seed=1), method, clients=clients, key=Key.of(0), **own)
 
 
+@pytest.mark.parametrize("wrong", [{"clients": "5"}, {"clients": True}, {"key": "x"}])
+def test_numbers_are_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected a whole number of clients and a seed or Key"):
+        make_partition(sample(30, 60, seed=1), "random", **{"clients": 3, "key": 0} | wrong)
+
+
 def test_refusals_that_lie_in_the_graph() -> None:
     graph, key = sample(30, 60, seed=1), Key.of(0)
     with pytest.raises(ConfigError, match="unknown partition 'metiss': did you mean 'met"):

@@ -88,7 +88,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"ratings": [*THREE, THREE[0]], "repeated": "refuse"},
         "another of item 1 by user 7 at rating",
     ),
-    ({"ratings": THREE, "trust": [[7, 9]]}, r"got user 9 without any \(1 such users\)"),
+    ({"ratings": THREE, "trust": [[7, 9]]}, r"got user 9 without any \(1 such user\)"),
     ({"ratings": THREE, "trust": [[7, 8, 9]]}, r"expected trust \(T, 2\)"),
     ({"ratings": THREE, "unrated": "no"}, "unrated='refuse' or 'drop', got 'no'"),
     ({"ratings": THREE, "categories": ["a"]}, r"expected categories \(3,\), one for each rating"),

@@ -17,7 +17,8 @@ INTEGER = TOML + 'keys = "integer"\n'
 BITS = TOML + 'task = "multilabel"\n'
 BAD_WEIGHTS: list[tuple[str, dict[str, str | None]]] = [
     (
-        f"{table}.csv, line 2, column 'weight': expected a weight >= 0 or nothing, got {cell!r}",
+        f"{table}.csv, line 2, column 'weight': expected a finite weight >= 0 or nothing, "
+        f"got {cell!r}",
         {f"{table}.csv": f"{head},weight\n{row},{cell}\n"},
     )
     for table, head, row in (

@@ -419,12 +419,13 @@ def test_resuming_by_the_folder(work: Path, make_graph: MakeGraph) -> None:
         resume_comparison("b")
 
 
-def test_kills_do_not_show(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_kills_do_not_show(tmp_path: Path, most: int) -> None:
     """SIGKILL at random instants: the lines and every run's files are those of no kill."""
-    done = completed([sys.executable, "-m", "killing_compare", str(tmp_path), "6", "1"])
+    done = completed([sys.executable, "-m", "killing_compare", str(tmp_path), str(most), "1"])
     assert done.returncode == 0, done.stderr
     studies, kills = map(int, done.stdout.split())
-    assert kills == 6
+    assert kills == most
     reference = tmp_path / "reference"
     for number in range(studies):
         folder = tmp_path / str(number)

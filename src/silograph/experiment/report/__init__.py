@@ -1,10 +1,12 @@
 """Reports: one run, or several side by side, as a page that needs nothing but a browser."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from silograph.core.errors import ConfigError, DataError, SilographError
 from silograph.core.files import write_atomic
@@ -13,6 +15,7 @@ from silograph.experiment.result_files import ABOUT, REPORT, RESULT
 
 LOG = logging.getLogger("silograph")
 COMPARISON = "compare.json"  # says that a folder is that of a comparison
+PAIRED = "paired.json"  # its paired tests
 MARK = "<!-- silograph report -->"
 
 
@@ -37,13 +40,17 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
 
 def write_comparison(
-    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
+    folders: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    comparison: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write one page about several runs and return its path.
 
     Args:
         folders: result folders; the runs may still be going.
         out: the page's file.
+        comparison: folder of the comparison that made the runs, for its paired tests.
 
     Raises:
         DataError: there is no run in one of the folders, or a file of it is damaged.
@@ -58,7 +65,7 @@ def write_comparison(
     with _as_runs_write_them(folders):
         runs = [read_run(folder) for folder in folders]
         check_metrics(runs)
-        page = comparison_page(runs)
+        page = comparison_page(runs, None if comparison is None else _paired(Path(comparison)))
     return _written(Path(out), page)
 
 
@@ -94,6 +101,15 @@ def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
             f"expected runs in the comparison {os.fspath(folder)}, got none: go on with it by "
             f"silograph resume {os.fspath(folder)}"
         )
+    return found
+
+
+def _paired(folder: Path) -> dict[str, Any] | None:
+    """Return the paired tests of a comparison, None before it has ended."""
+    path = folder / PAIRED
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 

@@ -1,7 +1,7 @@
 """The page of several runs: curves over each other, final scores, and where the configs differ."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ SPEAKING = ("dataset", "method", "partition", "model")  # settings whose values 
 MOST_OF_ALL = 6000  # points of a figure
 
 
-def comparison_page(runs: Sequence[RunRecord]) -> str:
-    """Return the HTML page that compares runs."""
+def comparison_page(runs: Sequence[RunRecord], paired: Mapping[str, Any] | None = None) -> str:
+    """Return the HTML page that compares runs; `paired` are the tests of their comparison."""
     different = differences([used_values(run) for run in runs])
     # What a method fills in goes without saying, and so does a default that is written out.
     given = [name for name in differences([given_of(run) for run in runs]) if name in different]
@@ -51,6 +51,8 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             },
             constants=sorted({run.baseline["name"] for run in runs if run.baseline}),
             cuts=len({run.about["partition_hash"] for run in runs}),
+            each_its_own=cuts_follow_seeds(runs),
+            paired=paired,
             graphs=len({run.about["same"]["graph"] for run in runs}),
             judges=sorted({run.judge for run in runs}),
             multilabel=any(run.about["model"]["task"] == "multilabel" for run in runs),
@@ -63,6 +65,12 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             units=named_units([axis_of(rows) for rows in kept(runs)]),
         )
     )
+
+
+def cuts_follow_seeds(runs: Sequence[RunRecord]) -> bool:
+    """Return whether runs with the same seeds have one partition, and others another one."""
+    pairs = {(seeds_of(run), run.about["partition_hash"]) for run in runs}
+    return len(pairs) == len({seeds for seeds, _ in pairs}) == len({cut for _, cut in pairs})
 
 
 def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str, Any]]:
@@ -213,4 +221,6 @@ def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
         "bytes": run.total_bytes,
         "seconds": run.seconds,
         "hash": run.about["partition_hash"],
+        "by_class": (run.result or {}).get("by_class"),
+        "confusion": (run.result or {}).get("confusion"),
     }

@@ -19,7 +19,7 @@ from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.datasets import load
-from silograph.graph.features import scale_problem, with_features
+from silograph.graph.features import row_problem, scale_problem, with_features
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import (
     Graph,
@@ -116,9 +116,10 @@ def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
 
 def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
     """Return what is wrong with the scale of a graph's features, as a run uses them, or None."""
-    if config.features != "given" or config.normalize != "none" or graph.task == "rating":
+    if config.features != "given" or config.normalize == "standard" or graph.task == "rating":
         return None
-    return scale_problem(graph.x, graph.feature_names)
+    problem = row_problem if config.normalize == "row" else scale_problem
+    return problem(graph.x, graph.feature_names)
 
 
 def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> Cut:

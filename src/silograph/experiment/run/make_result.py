@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silograph.core.resolved_config import training_key
+from silograph.core.text import counted
 from silograph.experiment.advice import advice_of
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.divergence import check_loss
@@ -83,7 +84,7 @@ def make_result(
         left_out=setup.federation.left_out,
         best_round=best.round,
         rounds=tuple(rows),
-        stopped=snapshot.stopped or f"all {config.rounds} rounds",
+        stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
         advice=_advice(setup, best, rows),
         model=None if best.weights is None else _model(setup, best.weights),
         client_models=_own_models(setup, best),
@@ -138,7 +139,7 @@ def _model(setup: Setup, weights: Params) -> TrainedModel:
         weights,
         setup.schema.class_names,
         config.normalize,
-        () if setup.simulated is None else setup.simulated.graph.feature_names,
+        setup.feature_names,
         config.features,
         config.edge_weights,
     )

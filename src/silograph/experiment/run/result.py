@@ -14,6 +14,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.html import html_lines, html_table
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.text import counted
 from silograph.evaluation.views import means_of
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
@@ -263,7 +264,7 @@ class Result:
             [view, *(METRICS[name].text(scores and scores.get(name)) for name in names)]
             for view, scores in found.items()
         ]
-        about = f"{self.method.name}, {config.clients} clients ({config.partition})"
+        about = f"{self.method.name}, {counted(config.clients, 'client')} ({config.partition})"
         columns = ["test", *(METRICS[name].title for name in names)]
         return f"{Path(config.dataset).stem}, {about}", columns, rows
 

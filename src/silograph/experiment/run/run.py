@@ -296,7 +296,8 @@ def _gone_back(
     apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
     snapshot, states = from_checkpoint(setup, checkpoint, apart)
     sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
-    setup.federation.restore(snapshot.round, states, folder.records(sizes[LEDGER]))
+    records, remembered = folder.records(sizes[LEDGER]), facts.get("engine", {})
+    setup.federation.restore(snapshot.round, states, records, remembered)
     return snapshot, folder.cut_back(sizes)
 
 

@@ -5,6 +5,7 @@ the number of selections so far, under `selected/`, where it is limited.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -246,11 +247,16 @@ class Selection:
         setup = self.setup
         ids, ledger = setup.federation.ids, setup.federation.ledger
         clients, records = len(ids), records_of_last_round(ledger, t)
-        selected = torch.zeros(clients, dtype=torch.bool)
-        selected[positions_of(ids, report.participants)] = True
-        trained = report.trained
-        nodes = trained.get("nodes", torch.zeros(clients, dtype=torch.int64)).cpu().long()
-        loss = trained.get("loss", torch.zeros(clients)).cpu().double()
+        selected = np.zeros(clients, dtype=bool)
+        selected[positions_of(ids, report.participants).numpy()] = True
+        answered, nodes, loss = (
+            trained.cpu().numpy() if (trained := report.trained.get(name)) is not None else nothing
+            for name, nothing in (
+                ("answered", np.zeros(clients, dtype=bool)),
+                ("nodes", np.zeros(clients, dtype=np.int64)),
+                ("loss", np.zeros(clients)),
+            )
+        )
         val_loss = val_accuracy = None
         if counts is not None:
             found = task_of(setup.schema.task).client_scores(counts, "val").get("accuracy")
@@ -266,15 +272,15 @@ class Selection:
         clock = clock_of(setup.config, ids)
         received = self._received(report)
         return RoundFacts(
-            selected=selected,
-            answered=trained.get("answered", torch.zeros(clients, dtype=torch.bool)),
-            nodes=nodes,
-            train_loss=torch.where(nodes > 0, loss, torch.nan),
+            selected=torch.from_numpy(selected),
+            answered=torch.from_numpy(answered),
+            nodes=torch.from_numpy(nodes.astype(np.int64)),
+            train_loss=torch.from_numpy(np.where(nodes > 0, loss, np.nan).astype(np.float64)),
             bytes=torch.from_numpy(sizes),
             val_loss=val_loss,
             val_accuracy=val_accuracy,
             received=received,
-            score=self._score(received),
+            scoring=partial(self._score, received),
             higher=run_metric(setup).higher,
             cost=self._cost(training),
             seconds=None if clock is None else torch.from_numpy(clock.by_client(records)),

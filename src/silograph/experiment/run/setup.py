@@ -64,6 +64,7 @@ class Setup:
         held: nodes that the server holds itself; None is no node.
         edge_weights: what becomes of the weights of edges; None where there are none, or where
             silos of their own say so.
+        feature_names: names of the given features in their order; empty where nobody knows them.
     """
 
     config: ResolvedConfig
@@ -75,6 +76,7 @@ class Setup:
     simulated: Cut | None = None
     held: ClientBlock | None = None
     edge_weights: str | None = None
+    feature_names: tuple[str, ...] = ()
 
     @property
     def method(self) -> Method:
@@ -150,6 +152,7 @@ def prepare(
         run.cut,
         run.held,
         run.edge_weights,
+        run.cut.graph.feature_names,
     )
 
 

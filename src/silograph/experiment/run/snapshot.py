@@ -161,6 +161,8 @@ def to_checkpoint(
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
+    if remembered := setup.federation.remembered:
+        facts["engine"] = dict(remembered)
     if pending is not None:
         facts |= {"pending_row": dict(pending.row), "pending_away": list(pending.judged.away)}
     if snapshot.virtual_seconds is not None:

@@ -2,6 +2,7 @@
 
 from silograph.core.config import RunConfig
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.text import counted
 from silograph.experiment.resolve.run_metric import parse_target
 from silograph.task.metric_table import METRICS
 from silograph.task.scores import Scores
@@ -36,7 +37,10 @@ def reason_to_stop(
             return f"target reached: validation {target.metric} {shown} {sign} {target.value:g}"
     waited = config.patience is not None and t - best_round >= config.patience
     if waited and validation is not None:  # a round that was not judged says nothing
-        return f"patience: no better validation for {t - best_round} rounds, best {best_round}"
+        return (
+            f"patience: no better validation for {counted(t - best_round, 'round')}, "
+            f"best {best_round}"
+        )
     if config.max_bytes is not None and total_bytes >= config.max_bytes:
         return f"max_bytes: {total_bytes} bytes exchanged, limit {config.max_bytes}"
     if config.max_seconds is not None and seconds >= config.max_seconds:

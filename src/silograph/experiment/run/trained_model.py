@@ -36,6 +36,7 @@ from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
+SHOWN = 3  # names in a message
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 
@@ -145,17 +146,21 @@ class TrainedModel:
 
 def _check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: str) -> None:
     """Raise `DataError` where data mean something else than the model by their columns."""
-    if ours and theirs and tuple(ours) != tuple(theirs):
-        raise DataError(
-            f"expected the {what} of the model in {where}, {_some(ours)}, got {_some(theirs)}: "
-            "bring them into the model's order"
-        )
+    if not ours or not theirs or tuple(ours) == tuple(theirs):
+        return
+    at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0)
+    mine, others = (_some(ours), _some(theirs)) if at < SHOWN else (ours[at], theirs[at])
+    which = "" if at < SHOWN else f"the {at + 1}th "
+    raise DataError(
+        f"expected the {what} of the model in {where}, {which}{mine}, got {others}: rename them or "
+        "bring them into the model's order"
+    )
 
 
 def _some(names: Sequence[str]) -> str:
     """Return the first of many names, for a message."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str) -> None:

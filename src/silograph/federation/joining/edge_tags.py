@@ -6,7 +6,8 @@ nodes' keys already, and the secret goes the same way. For a run, the pair deriv
 secret, its two names and the run's nonce, and with it
 
     node tag    hash of (owner, the node's key): names a node to the other silo of the pair
-    edge tag    hash of (silo, key, silo, key), silos by name: names an edge to both
+    edge tag    hash of (silo, key, silo, key), silos by name, and of the edge's weight where it
+                is not 1: names an edge to both
 
 as BLAKE2b keyed with 32 bytes, 16 bytes long (J.-P. Aumasson et al.: "BLAKE2: simpler, smaller,
 fast as MD5", ACNS 2013; RFC 7693). Parts are hashed with their lengths, so no two lists of parts
@@ -17,18 +18,19 @@ Who learns what:
   has; which slot is which boundary row (it carries rows by that). Without the secret a tag tells
   it no more than a random number would: it cannot test a guessed key, however short keys are. Tags
   of two runs cannot be linked either, as long as nonces differ; the server draws them, so a
-  dishonest one can repeat a nonce and see which edges have changed. Tags keep keys from the
-  server; they do not keep it from carrying rows to the wrong silo.
+  dishonest one can repeat a nonce and see which edges or weights have changed. Tags keep keys from
+  the server; they do not keep it from carrying rows to the wrong silo.
 - A silo: which of its own edges the other owner does not list; never a tag of another silo. One
   that lists guessed edges learns of each whether the other lists it, for which both of its ends
-  must be right, and the run does not start while one guess is wrong.
-- Server and a silo together: with secrets of pairs, they can test guessed keys against the tags of
-  that silo's own pairs. With one secret for all, against all tags, so that short or serial keys
-  of all boundary nodes fall: where silos do not trust each other with that, each pair needs a
-  secret of its own.
+  must be right and its weight, and the run does not start while one guess is wrong.
+- Server and a silo together: with secrets of pairs, they can test guessed keys and weights against
+  the tags of that silo's own pairs. With one secret for all, against all tags, so that short or
+  serial keys of all boundary nodes fall: where silos do not trust each other with that, each pair
+  needs a secret of its own.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -70,7 +72,8 @@ def node_tag(key: bytes, owner: str, node: str) -> bytes:
 def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     """Return the tags (16 bytes) of a silo's cross-silo edges, in the order of its list.
 
-    That of an edge is the same from both ends.
+    That of an edge is the same from both ends, and another one where they say weights that differ
+    in float32: tables of one silo may have more digits than the arrays of the other.
 
     Args:
         silo: its data.
@@ -81,10 +84,14 @@ def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     start = {other: _edge_hash(key) for other, key in keys.items()}
     own = [_named(silo.name, key) for key in silo.keys]
     remote = [_named(*end) for end in zip(cross.silo, cross.keys, strict=True)]
-    for row, slot in zip(cross.row.tolist(), cross.slot.tolist(), strict=True):
+    weights = np.ones(len(cross.row)) if cross.weight is None else cross.weight.numpy()
+    listed = (cross.row.tolist(), cross.slot.tolist(), weights.tolist())
+    for row, slot, weight in zip(*listed, strict=True):
         other = cross.silo[slot]
         found = start[other].copy()
         found.update(own[row] + remote[slot] if silo.name < other else remote[slot] + own[row])
+        if weight != 1:
+            found.update(struct.pack(">f", weight + 0.0))  # -0 is 0
         tags.append(found.digest())
     return tags
 

@@ -105,7 +105,8 @@ class Disagreement:
 
     def __str__(self) -> str:
         """Return what is wrong, without the keys, which only `silo` knows."""
-        reason = "is no silo of this federation" if self.absent else "does not list them"
+        reason = "does not list them with the same weights"
+        reason = "is no silo of this federation" if self.absent else reason
         return (
             f"expected both owners of a cross-silo edge to list it, got {len(self.tags)} of "
             f"{self.silo} that lead to {printable(self.other)[:80]}, which {reason}"
@@ -224,7 +225,11 @@ def explain(
     own, remote = silo.keys[int(cross.row[first])], cross.keys[int(cross.slot[first])]
     mend = f"correct the name in cross_edges of {silo.name}"
     if not disagreement.absent:
-        mend = f"list it in cross_edges of {disagreement.other}, too, or drop it"
+        weight = 1.0 if cross.weight is None else float(cross.weight[first])
+        mend = (
+            f"list it in cross_edges of {disagreement.other}, too, with the weight {weight:g} "
+            "(1 where none is given), or drop it"
+        )
     return f"{disagreement}; the first is from {own!r} to {remote!r}: {mend}"
 
 
@@ -296,6 +301,8 @@ def _check(said: Hello) -> None:
     numbers = (said.facts.features, said.facts.num_classes)
     if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[1]:
         raise ValueError("sizes")
+    if len(said.facts.feature_names) not in (0, said.facts.features):
+        raise ValueError("a name for each feature")
     for other, tag in (
         (said.slot_other, said.slot_tag),
         (said.row_other, said.row_tag),

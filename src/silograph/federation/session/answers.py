@@ -18,12 +18,12 @@ from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
 from silograph.federation.session.peer import LostError
+from silograph.federation.session.usual_update import NONE_USUAL, UsualUpdate
 from silograph.federation.small_numbers import LEVELS
 
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
 MOST_SUMMED = 1e9  # clients
-FAR_UPDATE = 1e3  # times the usual norm of updates, and 1
 FAR = 1e6  # times the largest weight of most clients, and of 1
 WEIGHTS = "weights/"
 UNUSABLE = {
@@ -124,7 +124,7 @@ def check_update(norm: float | None, most: float | None) -> None:
 
 
 def unusable(
-    answers: Sequence[Answer], reduce: Reduce | None, usual: float = 0.0
+    answers: Sequence[Answer], reduce: Reduce | None, usual: UsualUpdate = NONE_USUAL
 ) -> dict[int, Cause]:
     """Return why answers cannot be used, by their places.
 
@@ -137,7 +137,7 @@ def unusable(
     Args:
         answers: to one call.
         reduce: how they are folded.
-        usual: norm of updates, see `usual_update`.
+        usual: norm of updates, from calls before.
     """
     forms = Counter(answer.form for answer in answers)
     common = [form for form, n in forms.items() if n == max(forms.values())]
@@ -145,7 +145,7 @@ def unusable(
     sizes = [_sizes(a.reply, reduce) for a in answers]
     usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
     most = FAR * max(1.0, usual_size)
-    farthest = FAR_UPDATE * max(1.0, usual_update(answers, usual))
+    farthest = usual.most(a.update for a in answers)
     wild = [
         a.place
         for a, (share, weights) in zip(answers, sizes, strict=True)
@@ -157,16 +157,6 @@ def unusable(
     if len(wild) == len(answers) and not alone:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
-
-
-def usual_update(answers: Sequence[Answer], before: float) -> float:
-    """Return the larger one of what it was before and the median norm of these updates.
-
-    Updates shrink while training goes on, and those of a silo that has learned its nodes by heart
-    are all but 0; so what was usual once stays so.
-    """
-    norms = [a.update for a in answers if a.update is not None and math.isfinite(a.update)]
-    return max(before, statistics.median_low(norms)) if norms else before
 
 
 def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:

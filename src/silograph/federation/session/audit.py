@@ -9,49 +9,35 @@ A server cannot fill the disk: of what can be repeated without end (refusals, he
 have a line each, then the 32nd, the 64th and so on, each of which says for how many it stands. And
 once the file has `MOST_FILE` bytes nothing leaves any more, until it is moved away.
 
-A frame's tag is a GMAC, which costs a twelfth of a SHA-256, under a key that only the silo has
-(`audit.key` beside the file): so nobody else can make another frame that fits the line.
+A frame has a tag (`audit_tag`) under a key that only the silo has.
 
 A line of a call is made between two trainings, which have driven all other code out of the caches:
 there code that is called once costs some ten times what it costs in a loop. So such a line is put
 together from parts that are kept, and calls little.
 """
 
-import fcntl
 import json
 import os
-import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
-from secrets import token_bytes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from silograph.core.errors import ConfigError, PolicyError, ProtocolError
-from silograph.core.files import opens_private
+from silograph.core.errors import PolicyError, ProtocolError
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
 from silograph.federation.program import BLANK
-from silograph.federation.session.audit_chain import (
-    NO_LINE,
-    AuditedRun,
-    chained,
-    read_audit,
-)
+from silograph.federation.session.audit_chain import NO_LINE, AuditedRun, chained
+from silograph.federation.session.audit_tag import FrameTags
 from silograph.federation.session.peer import one_line
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 AUDIT = "audit.jsonl"
 MOST_FILE = 2**30  # bytes: some two million calls
 MARGIN = 2**20  # bytes for why and how a run ends, once it is full
-KEY_BYTES, NONCE_BYTES = 32, 12  # of AES-256 in Galois counter mode
 WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
 
 
@@ -77,7 +63,7 @@ class Audit:
         key: bytes | None = None,
     ) -> None:
         self._file = file
-        self._mac = None if key is None else _mac_of(key)
+        self._tags = None if key is None else FrameTags(key)
         self._torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
@@ -142,7 +128,7 @@ class Audit:
             raise _unwritable("its last line could not be written")
         most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
         if self._file is not None and self._size + len(line) > most:
-            raise PolicyError(_full(AUDIT))
+            raise PolicyError(full_file(AUDIT))
         if self._file is not None:
             self._write(line)
         self.head, self._size = own, self._size + len(line)
@@ -151,7 +137,7 @@ class Audit:
 
     def tag(self, frame: bytes) -> str:
         """Return what the next line says of a frame's content, nothing without a key."""
-        return "" if self._mac is None else f', "tag": "{_tag(self._mac, self.head, frame)}"'
+        return "" if self._tags is None else f', "tag": "{self._tags.tag(self.head, frame)}"'
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None
@@ -304,27 +290,6 @@ def digest_of(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def tag_of(key: bytes, former: str, frame: bytes) -> str:
-    """Return the GMAC of a frame (NIST SP 800-38D) in hexadecimal.
-
-    Args:
-        key: of the silo's audit file, `KEY_BYTES` long.
-        former: hash of the line before the frame's; no two lines have the same, as a GMAC needs.
-        frame: that left.
-    """
-    return _tag(_mac_of(key), former, frame)
-
-
-def _mac_of(key: bytes) -> "AESGCM":
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    return AESGCM(key)
-
-
-def _tag(mac: "AESGCM", former: str, frame: bytes) -> str:
-    return mac.encrypt(bytes.fromhex(former[: 2 * NONCE_BYTES]), b"", frame).hex()
-
-
 @lru_cache(1024)
 def _text(value: str) -> str:
     """Return a string as JSON has it; names of runs, ops and fields come again and again."""
@@ -348,94 +313,9 @@ def _unwritable(reason: str | None) -> PolicyError:
     )
 
 
-def _full(name: str) -> str:
+def full_file(name: str) -> str:
+    """Return what to say of a file that has as many bytes as it may have."""
     return (
         f"expected at most {MOST_FILE:,} bytes in {name}, got as many: nothing more is sent; move "
         "the file away, the next start begins a new one"
     )
-
-
-@contextmanager
-def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Audit, str]]:
-    """Continue an audit file, or begin it, and say how; no other process can meanwhile.
-
-    Args:
-        path: of the file; None only counts, and says nothing.
-        about: facts of every agreement: the server, its authority, the policy's digest.
-
-    Raises:
-        ConfigError: the file cannot be written, is held by another process, or was changed.
-    """
-    if path is None:
-        yield Audit(about=about), ""
-        return
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe would never be read to its end
-            raise ConfigError(f"expected a file at {path}, got something else")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"expected one process that writes {path}, got another one: stop it first"
-            ) from None
-        yield _continued(path, file, about)
-    finally:
-        os.close(file)
-
-
-def _key_beside(path: Path) -> bytes:
-    """Return the key of an audit file's tags, made at first."""
-    beside = path.with_suffix(".key")
-    try:
-        with suppress(FileExistsError), open(beside, "xb", opener=opens_private) as file:
-            file.write(token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for who writes it
-        with os.fdopen(os.open(beside, flags), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            key = file.read(KEY_BYTES + 1) if stat.S_ISREG(mode) else None
-    except OSError as error:
-        raise ConfigError(f"expected to keep a key in {beside}, got: {error.strerror}") from None
-    if key is None:
-        raise ConfigError(f"expected a file at {beside}, got something else")
-    if mode & 0o077:
-        raise ConfigError(
-            f"expected {beside} to be for its owner only, got mode {mode & 0o777:o}: others may "
-            f"know the key; chmod 600 {beside}, or move it away and the next start makes a new one"
-        )
-    if len(key) != KEY_BYTES:
-        raise ConfigError(
-            f"expected the key of {path} in {beside}, {KEY_BYTES} bytes, got {len(key)}: restore "
-            "it, or move it away and the next start makes a new one"
-        )
-    return key
-
-
-def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
-    """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
-    with os.fdopen(os.dup(file), "rb") as reader:
-        reader.seek(0)
-        found = read_audit(reader)
-    broken, size = found.broken, os.fstat(file).st_size
-    if broken is not None and not broken.is_torn:
-        raise ConfigError(
-            f"expected {path} as this silo wrote it, got other contents in {broken}: keep it and "
-            "move it away, the next start begins a new one (docs/federation.md)"
-        )
-    torn = 0 if broken is None else size - broken.whole
-    if size - torn >= MOST_FILE:
-        raise ConfigError(_full(str(path)))
-    if torn:
-        os.ftruncate(file, size - torn)
-    runs = {run.run: run for run in found.runs}
-    audit = Audit(file, about, runs, found.head, size - torn, _key_beside(path))
-    note = f"{path} has {found.lines:,} lines, each as it was written"
-    if torn:
-        audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
-        note += f"; {torn} bytes of a line without an end were cut off, and a line says so"
-    return audit, note

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any, BinaryIO
 
 from silograph.core.errors import SilographError
@@ -28,13 +28,17 @@ class BrokenChainError(SilographError, ValueError):
     Attributes:
         line: its number, from 1.
         is_torn: whether it is the last one and its end is missing, as after a crash.
+        is_older: whether it is the first one, and as an earlier version wrote it.
         whole: bytes of the lines before it.
     """
 
-    def __init__(self, line: int, reason: str, whole: int, *, is_torn: bool = False) -> None:
+    def __init__(
+        self, line: int, reason: str, whole: int, *, is_torn: bool = False, is_older: bool = False
+    ) -> None:
         super().__init__(f"line {line}: {reason}")
         self.line = line
         self.is_torn = is_torn
+        self.is_older = is_older
         self.whole = whole
 
 
@@ -106,6 +110,12 @@ def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, An
     if end is None:
         raise BrokenChainError(line, "expected a line that ends with its hash, got another", whole)
     body, own = data[: end.start()], end[1].decode()
+    if former == NO_LINE and sha256(body).hexdigest() == own:
+        reason = (
+            "expected a line whose hash is BLAKE2b, got a whole one with SHA-256: silograph "
+            "0.1.0.dev0 wrote it, before lines named the version"
+        )
+        raise BrokenChainError(line, reason, whole, is_older=True)
     if _hash(body) != own:
         reason = "expected the bytes that its hash was made of, got others"
         raise BrokenChainError(line, reason, whole)

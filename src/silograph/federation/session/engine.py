@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State, take_all
 from silograph.federation.account import Account
-from silograph.federation.base import AwayError, Op, Reduce, decoder_of, positions_of
+from silograph.federation.base import NOTHING, AwayError, Op, Reduce, decoder_of, positions_of
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import RESULT, Envelope, encode, frames
@@ -40,7 +41,6 @@ from silograph.federation.session.answers import (
     read_answer,
     unusable,
     update_norm,
-    usual_update,
 )
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
 from silograph.federation.session.failures import Failures
@@ -48,6 +48,7 @@ from silograph.federation.session.limits import Limits, longest_reply
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import name_of
 from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.usual_update import UsualUpdates
 from silograph.graph.block.halo import Route
 
 PAUSE = 0.1  # seconds between two looks at who is back
@@ -99,7 +100,7 @@ class Session:
         self._compiled = compiled
         self._returned = returned
         self._report = report
-        self._usual: dict[str, float] = {}  # norm of updates by op, see `usual_update`
+        self._usual = UsualUpdates()
         self._account = Account(len(self._ids))
         self._round = 0
         self._begun = 0  # records before this round
@@ -146,6 +147,7 @@ class Session:
         self._course.go_to(number - 1)
         self._round = number
         self._begun = len(self.ledger)
+        self._usual.begin_round()
         self._spent = dict.fromkeys(self._ids, 0.0)
         self._account.start_round(number)
         for name, peer in self._returned().items():
@@ -154,6 +156,11 @@ class Session:
     def states(self) -> Sequence[State]:
         """Return nothing: silos keep their states."""
         return ()
+
+    @property
+    def remembered(self) -> Mapping[str, Any]:
+        """The usual updates."""
+        return self._usual.told
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Have the silos write down their state of a round; see `Federation.keep`."""
@@ -180,10 +187,17 @@ class Session:
                 self._report(Event(What.WITHOUT, peer.name, reason=str(error)))
         return len(frame) * len(self._peers)
 
-    def restore(self, number: int, states: Sequence[State], records: Sequence[Record]) -> None:
+    def restore(
+        self,
+        number: int,
+        states: Sequence[State],
+        records: Sequence[Record],
+        remembered: Mapping[str, Any] = NOTHING,
+    ) -> None:
         """Have the silos go on from their state of a round, and the ledger from its records."""
         del states  # silos have them
         self._account = Account(len(self._ids), records)
+        self._usual = UsualUpdates(remembered)
         self._course.go_to(number)
         self._seen = dict.fromkeys(self._ids, number)
         self._called = dict(self._seen)
@@ -208,6 +222,7 @@ class Session:
                 raise ProtocolError(f"{away}; not back within {self._limits.patience:g} s")
             time.sleep(PAUSE)
         self._account = Account(len(self._ids), self.ledger.records[: self._begun])
+        self._usual.begin_again()
         self._course.go_to(self._round - 1)
         self._called = dict(self._seen)
         self._spent = dict.fromkeys(self._ids, 0.0)
@@ -260,7 +275,8 @@ class Session:
             agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
             position = int(positions[place])
             decoder_of(reduce).check_rows(answer.reply, position)
-            check_work(answer.meter, peer.took, self._most_work[position])
+            bound = self._most_work[position]
+            check_work(answer.meter, peer.took, None if bound is None else bound.of(asked_of))
             norm = update_norm(answer.reply, asked_of, reduce, position)
             check_update(norm, self._limits.update_norm)
             return replace(answer, update=norm)
@@ -326,15 +342,12 @@ class Session:
                 heard.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
-        usual = self._usual.get(envelope.op, 0.0)
-        bad = unusable(heard, reduce, usual)
+        bad = unusable(heard, reduce, self._usual.of(envelope.op))
         for place, cause in bad.items():
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
         usable = [answer for answer in heard if answer.place not in bad]
-        # What a silo alone says of itself would be usual for good.
-        if sum(answer.update is not None for answer in usable) > 1:
-            self._usual[envelope.op] = usual_update(usable, usual)
+        self._usual.add(envelope.op, [answer.update for answer in usable])
         return usable
 
     def _answer(self, peer: Peer, kind: Type) -> bytes | memoryview:

@@ -16,6 +16,23 @@ MOST_HELLO = 2**28  # bytes: tags of some five million edges to other silos
 
 
 @dataclass(frozen=True)
+class WorkBound:
+    """The most floating-point operations of a call at a silo.
+
+    Attributes:
+        fixed: of any call.
+        received: besides, for each number that the call brings.
+    """
+
+    fixed: float
+    received: float = 0.0
+
+    def of(self, inbox: Payload) -> float:
+        """Return the bound of a call with an inbox."""
+        return self.fixed + self.received * sum(field.t.numel() for field in inbox.values())
+
+
+@dataclass(frozen=True)
 class Limits:
     """How many silos a session needs, how long it waits for them, and what it takes of them.
 
@@ -34,7 +51,7 @@ class Limits:
     patience: float = 0.0
     failures: int | None = None
     update_norm: float | None = None
-    most_work: Callable[[Mapping[str, int]], float | None] = lambda _: None
+    most_work: Callable[[Mapping[str, int]], WorkBound | None] = lambda _: None
 
 
 def longest_reply(call: Call, inbox: Payload, extent: Extent) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError, DataError, PartitionError
+from silograph.core.text import counted
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition
 from silograph.graph.read.tables import read_csv
@@ -99,7 +100,8 @@ def read_partition(graph: Graph, path: Path) -> Graph:
     if absent:
         raise DataError(
             f"{path}: expected a client for every node of {graph.name!r}, got none for node "
-            f"{graph.node_id[absent[0]]!s} ({len(absent)} such nodes): add a line for each"
+            f"{graph.node_id[absent[0]]!s} ({counted(len(absent), 'such node')}): "
+            f"add a line for each"
         )
     names = [str(client) for client in found]
     numbers = all(name.isascii() and name.isdigit() and len(name) < 19 for name in names)

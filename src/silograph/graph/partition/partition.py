@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from silograph.core.config import checked
-from silograph.core.errors import PartitionError, lookup
+from silograph.core.errors import ConfigError, PartitionError, lookup
 from silograph.core.key import Key, hash_texts
 from silograph.core.payload import offsets, owners
+from silograph.core.text import shown
 from silograph.graph.graph import Graph
 from silograph.graph.node_key import client_words, node_words
 from silograph.graph.partition.categories import category, with_ends
@@ -211,16 +212,23 @@ def client_ids(clients: int) -> tuple[str, ...]:
     return tuple(f"client_{number:0{width}d}" for number in range(clients))
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def make_partition(
     graph: Graph,
     method: str | Partitioner,
     *,
     clients: int | None,
-    key: Key,
+    key: Key | int,
     drop_edges: float = 0.0,
     **options: Any,
 ) -> Partition:
     """Cut a graph; every client gets at least one node.
+
+    `make_partition(graph, "metis", clients=10, key=0)` is the partition of a run with these
+    `clients`, `partition="metis"` and seed 0, or `partition_seed=0`.
 
     In a disjoint cut every node goes to exactly one client. In an overlapping one a node may be
     at several clients: one of them, drawn by key, answers for it. Or at none: it then has no
@@ -230,7 +238,8 @@ def make_partition(
         graph: the uncut graph.
         method: a name in `PARTITIONERS`, or a way of cutting of your own.
         clients: how many; None only for `silo`, which takes them from the graph.
-        key: the cut is a function of it, of `graph.node_id` and of what the method looks at.
+        key: what random choices are drawn by, a seed or a `Key`: the cut is a function of it, of
+            `graph.node_id` and of what the method looks at.
         drop_edges: share of every client's internal edges that is lost, 0 to 1.
         options: of the method, checked by `Partitioner.options`.
 
@@ -242,6 +251,11 @@ def make_partition(
     partitioner = own or lookup(PARTITIONERS, str(method), "partition")
     method = partitioner.name
     chosen: object = checked(partitioner.options, options, f"options of {method}")
+    if not isinstance(key, Key | int | np.integer) or not (clients is None or _is_count(clients)):
+        raise ConfigError(
+            f"expected a whole number of clients and a seed or Key as key, got {shown(clients)} "
+            f"and {shown(key)}"
+        )
     if not 0 <= drop_edges <= 1:
         raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
     if method == "silo":
@@ -257,7 +271,7 @@ def make_partition(
         )
     else:
         ids = client_ids(clients)
-    key = key.fold("partition")
+    key = (key if isinstance(key, Key) else Key.of(int(key)).fold("partition")).fold("partition")
     nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
     rated = graph.task == "rating"
     if rated:

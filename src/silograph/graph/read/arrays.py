@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.text import counted
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
 from silograph.graph.read.edge_values import checked_weights, weights_of
@@ -233,7 +234,8 @@ def _edges(edge_index: ArrayInput, n: int) -> np.ndarray:
         a, b = edges[:, outside[0]].tolist()
         raise DataError(
             f"expected edges between nodes 0..{n - 1}, got edge {outside[0]} from {a} to {b} "
-            f"({len(outside)} such edges): number nodes by their row of x, or add the node"
+            f"({counted(len(outside), 'such edge')}): "
+            "number nodes by their row of x, or add the node"
         )
     return edges
 
@@ -271,7 +273,7 @@ def _split(split: Split | Sequence[ArrayInput], n: int) -> Split:
     if len(shared):
         raise DataError(
             f"expected disjoint masks, got node {shared[0]} in two of train, val and test "
-            f"({len(shared)} such nodes): a node that trains must not judge"
+            f"({counted(len(shared), 'such node')}): a node that trains must not judge"
         )
     return Split(*(torch.from_numpy(mask.copy()) for mask in masks))
 

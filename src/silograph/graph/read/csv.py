@@ -227,6 +227,10 @@ def weight_column(table: Table, column: str) -> np.ndarray:
     if len(wrong):
         row = int(wrong[0])
         raise table.wrong(
-            row, column, "a weight >= 0 or nothing", cells[row], "change it, or drop the column"
+            row,
+            column,
+            "a finite weight >= 0 or nothing",
+            cells[row],
+            "change it, or drop the column",
         )
     return weights

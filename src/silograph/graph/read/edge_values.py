@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.text import counted
 from silograph.graph.csr import CSR
 
 LOG = logging.getLogger("silograph")
@@ -65,7 +66,7 @@ def checked_weights(values: Any, edges: int) -> np.ndarray:
     if len(wrong):
         raise DataError(
             f"expected finite edge weights >= 0, got {weight[wrong[0]]} at edge {wrong[0]} "
-            f"({len(wrong)} such edges): drop these edges or change their weights"
+            f"({counted(len(wrong), 'such edge')}): drop these edges or change their weights"
         )
     return weight
 
@@ -102,9 +103,9 @@ def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) 
     differs = weight[first] != weight[last]
     if differs.any():
         LOG.warning(
-            "%s: %d edges are listed with several weights, as in both directions: the mean counts",
+            "%s: %s listed with several weights, as in both directions: the mean counts",
             source,
-            int(differs.sum()),
+            counted(int(differs.sum()), "edge"),
         )
     mean = np.where(differs, mean, weight[first])
     row, column = adj.row.numpy(), adj.indices.long().numpy()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.core.text import shown
+from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
@@ -309,7 +309,8 @@ def _trust(given: Any, users: np.ndarray, unrated: Unrated) -> np.ndarray:
         user = ends[~known][0]
         raise DataError(
             f"expected trust between users with ratings, got user {user!s} without any "
-            f"({len(np.unique(ends[~known]))} such users): leave them out, or use unrated='drop'"
+            f"({counted(len(np.unique(ends[~known])), 'such user')}): "
+            "leave them out, or use unrated='drop'"
         )
     return place[:, known.all(axis=0)]
 

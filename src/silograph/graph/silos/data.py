@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
@@ -284,8 +283,6 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     weighted = any(silo.weighted for silo in silos.members)
     values = torch.cat([_values(block.adj), _values(halo.adj)]) if weighted else None
     adj = CSR.from_pairs(rows, columns, (n, n), values)
-    if adj.values is not None:
-        _check_alike(adj, adj.values, node_id[order])
     here = torch.from_numpy(order)
     x: Features
     if isinstance(block.x, SparseRows):
@@ -314,20 +311,6 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
 def _values(adj: CSR) -> Tensor:
     assert adj.values is not None  # blocks carry values of the run's dtype
     return adj.values.double()
-
-
-def _check_alike(adj: CSR, values: Tensor, node_id: np.ndarray) -> None:
-    """Raise `DataError` where two silos say different weights of an edge between them."""
-    other = adj.transposed.values
-    assert other is not None  # as those of `adj`
-    differs = (values != other).nonzero()
-    if len(differs):
-        at = int(differs[0])
-        ends = [node_id[int(adj.row[at])], node_id[int(adj.indices[at])]]
-        raise DataError(
-            f"expected one weight of each edge, got {values[at]} and {other[at]} of that between "
-            f"{ends[0]} and {ends[1]}, whose silos list it: agree on one"
-        )
 
 
 def _joined_ids(silos: Silos) -> np.ndarray:

@@ -15,6 +15,7 @@ from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar
+from silograph.experiment.report import PAIRED
 from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
@@ -45,6 +46,7 @@ from silograph.study.compare.checked import (
 )
 from silograph.study.compare.comparison import Comparison
 from silograph.study.compare.paired_statistics import Test
+from silograph.study.compare.tables import paired_tables
 from silograph.study.datasets import fetch
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
 from silograph.task.metric_table import added
@@ -260,6 +262,7 @@ def _compared(
         run_missing(cells, file, replace(how, runs=out / "runs"), len(cells))
         found = _comparison(plan, cells, file, str(out))
         write_atomic(out / PAGE, found.to_markdown())
+        write_atomic(out / PAIRED, json.dumps(paired_tables(found), indent=2) + "\n")
     return found
 
 

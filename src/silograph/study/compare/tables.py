@@ -5,9 +5,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from silograph.core.html import html_lines, html_table
+from silograph.core.text import counted
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.result import VIEWS
 from silograph.experiment.terminal_table import console_to, table_of
@@ -140,6 +141,20 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
     return [(title, [method, *columns]) for title, columns in apart]
 
 
+def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
+    """Return the paired tests as texts, and the notes on them, for the page of a folder."""
+    names = comparison.names
+    tables = [
+        {
+            "title": point,
+            "columns": ["method", *(name for name, _ in TESTED)],
+            "rows": [[names[row["method"]], *(text(row) for _, text in TESTED)] for row in rows],
+        }
+        for point, rows, _ in groups(comparison)
+    ]
+    return {"tables": tables, "notes": list(comparison.notes)}
+
+
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:
     """Return the rows by the values of what is varied, those values in words, and the constant."""
     over = comparison.asked.over
@@ -156,7 +171,9 @@ def title_of(comparison: Compared) -> str:
     known = comparison.asked.over
     name = Path(config.dataset).name if is_path(config.dataset) else config.dataset
     words = [] if "dataset" in known else [name]
-    words += [] if "clients" in known or config.clients is None else [f"{config.clients} clients"]
+    words += (
+        [] if "clients" in known or config.clients is None else [counted(config.clients, "client")]
+    )
     words += [] if "partition" in known else [config.partition]
     return ", ".join(words)
 
