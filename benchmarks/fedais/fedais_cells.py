@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from silograph.core.config import Scalar
+from silograph.core.config import RunConfig, Scalar
 from silograph.study.cells import Cell, Line
 from silograph.study.reproduce.recipe import Found, cell
 
@@ -69,6 +69,9 @@ SERVER: dict[str, Scalar] = {
 }
 
 
+FIELDS = {field.name for field in fields(RunConfig)}
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a cell stands, apart from its method.
@@ -90,7 +93,7 @@ class Place:
 
 @cache
 def cell_of(place: Place, method: str, fold: int, changes: str = "") -> Cell:
-    """Return the cell of a method; `changes`: options that differ, as `a=1 b=2`."""
+    """Return the cell of a method; `changes`: fields and options that differ, as `a=1 b=2`."""
     labels: dict[str, Scalar] = {
         "dataset": place.dataset,
         "method": method,
@@ -103,8 +106,10 @@ def cell_of(place: Place, method: str, fold: int, changes: str = "") -> Cell:
     }
     cut = CUTS[place.cut] | ({"alpha": place.alpha} if place.alpha else {})
     own = PROTOCOL | cut | OPTIMIZERS[place.optimizer] | options_of(place, method)
-    given = dict(change.split("=") for change in changes.split())
-    options = {**own.pop("options", {}), **{name: plain(text) for name, text in given.items()}}
+    given = {name: plain(text) for name, text in (c.split("=") for c in changes.split())}
+    own |= {name: value for name, value in given.items() if name in FIELDS}
+    changed = {name: value for name, value in given.items() if name not in FIELDS}
+    options = {**own.pop("options", {}), **changed}
     split = f"fold={fold}/{FOLDS}"
     numbers = {"clients": place.clients, "seed": fold - 1, "split_seed": 0, "partition_seed": 0}
     return cell(

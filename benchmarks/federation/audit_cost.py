@@ -36,7 +36,8 @@ from silograph.federation.frame import Envelope
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
-from silograph.federation.session.audit import RunAudit, open_audit
+from silograph.federation.session.audit import RunAudit
+from silograph.federation.session.audit_file import open_audit
 from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session
 from silograph.federation.session.holder import Prepared

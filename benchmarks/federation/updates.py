@@ -13,7 +13,6 @@ that it may have, in each round.
 """
 
 import math
-import statistics
 import sys
 import warnings
 from collections import defaultdict
@@ -31,11 +30,11 @@ import silograph as sg
 from silograph.core.errors import SilographError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Payload, Stacked, State, take_all
-from silograph.core.work import Meter
 from silograph.experiment.run.result import Result
 from silograph.federation.base import Op, positions_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.session.answers import WEIGHTS, Answer, update_norm, usual_update
+from silograph.federation.session.answers import WEIGHTS, update_norm
+from silograph.federation.session.usual_update import FAR_UPDATE, UsualUpdate
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
@@ -64,13 +63,12 @@ class Seen:
     usual: float = 0.0
     largest: float = 0.0
     finite: bool = True
-    before: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    before: dict[str, UsualUpdate] = field(default_factory=lambda: defaultdict(UsualUpdate))
 
     def add(self, op: str, norms: list[float]) -> None:
         """Take in the norms of one call."""
-        answers = [Answer(0, {}, (), 0, Meter(1), norm) for norm in norms]
-        self.before[op] = usual_update(answers, self.before[op])
-        usual = max(1.0, self.before[op])
+        usual = self.before[op].most(norms) / FAR_UPDATE
+        self.before[op] = self.before[op].after(norms)
         for norm in norms:
             self.finite &= math.isfinite(norm)
             if norm / usual > self.farthest:
@@ -102,7 +100,7 @@ class Watched:
             norm = update_norm(reply, sent, how.get("reduce"), positions[len(norms)])
             if self._lie and norm and positions[len(norms)] == len(self._fed.ids) - 1:
                 others = [n for n in norms if n is not None]
-                usual = max(1.0, self._seen.before[op.__name__], statistics.median_low(others))
+                usual = self._seen.before[op.__name__].most(others) / FAR_UPDATE
                 reply = _turned(reply, sent, -self._lie(usual) / norm)
             norms.append(norm)
             return state, reply
