@@ -6,7 +6,8 @@ FedOpt, 1,000 clients, 250 of them in a round where their number is fixed, a GCN
 the page of selectors, no result folder, one thread. Selection is what chooses clients before a
 round, and learns from it after it; it is timed inside rounds, so that a figure is a share of the
 very rounds it is a part of. Scores on receipt, which some selectors ask for, are clients' work and
-not counted as selection.
+not counted as selection. Uniform selection is there for what any choice of some clients costs; what
+a selector adds to a round is the rest.
 """
 
 import statistics
@@ -22,13 +23,15 @@ import torch
 
 import silograph as sg
 from silograph.core.config import make_config
-from silograph.experiment.run import loop
+from silograph.experiment.run import loop, selecting
 from silograph.experiment.run.selecting import Selection
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph
+from silograph.methods import local_training
 
 CLIENTS, ROUNDS, WARM_UP = 1_000, 30, 12
 SELECTORS: Mapping[str, Mapping[str, Any]] = {
+    "uniform": {"participation": 0.25},
     "power_of_choice": {"selector.clients": 250},
     "oort": {"selector.clients": 250},
     "harmony": {"selector.clients": 250},
@@ -71,19 +74,22 @@ def shares(graph: Graph, name: str, options: Mapping[str, Any]) -> tuple[float, 
         "selector": name.split()[0],
         "speeds": "lognormal",
         "links": "10:0.05",
-        "options": dict(options),
+        "options": {key: value for key, value in options.items() if "." in key},
+        **{key: value for key, value in options.items() if "." not in key},
     }
     setup = prepare(make_config(asked), graph)
     spent, rounds, parts = Spent(), [], []
-    names = ("choose", "observe", "reason_to_stop")
+    names = [(Selection, each) for each in ("choose", "observe", "reason_to_stop")]
+    if name == "uniform":  # which methods draw themselves
+        names = [(local_training, "selected"), (selecting, "selected")]
     with ExitStack() as stack:
-        for each in names:
-            timed = spent.timed(getattr(Selection, each))
-            stack.enter_context(patch.object(Selection, each, timed))
-        snapshot = loop.first_snapshot(setup)
+        for owner, each in names:
+            timed = spent.timed(getattr(owner, each))
+            stack.enter_context(patch.object(owner, each, timed))
+        snapshot, selection = loop.first_snapshot(setup), loop._selection(setup)
         for _ in range(ROUNDS + WARM_UP):
             spent.seconds, began = 0.0, time.process_time()
-            snapshot, _ = loop._round(setup, snapshot, 0.0)
+            snapshot, _ = loop._round(setup, selection, snapshot, 0.0)
             rounds.append(time.process_time() - began)
             parts.append(spent.seconds)
     rounds, parts = rounds[WARM_UP:], parts[WARM_UP:]

@@ -25,6 +25,7 @@ from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.trackers import Watched
+from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.field_specs import (
     BOUNDARY,
     SLOTS,
@@ -157,6 +158,17 @@ def test_a_run_by_its_program_is_the_run(
             message = unpack(data)
             again = pack(Message(message.type, TOKEN, number, message.body))
             assert refused(answer(worker, again)) is None
+
+
+@pytest.mark.parametrize("method", [n for n in DEPLOYED if METHODS[n].calls.alike])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounds_that_are_alike_have_messages_of_the_same_bytes(
+    make_graph: Callable[..., Graph], method: str, dtype: torch.dtype
+) -> None:
+    setup = setup_of(make_graph(60), method=method, rounds=90)
+    cfg, calls = setup.method_config, setup.method.calls
+    sizes = {bytes_of_steps(calls.round(cfg, t, Key.of(t)), dtype) for t in (1, 2, 3, 10, 90)}
+    assert len(sizes) == 1
 
 
 @pytest.mark.parametrize("method", DEPLOYED)

@@ -29,12 +29,12 @@ def facts(
         answered,
         zeros.long(),
         zeros.double(),
-        zeros.long(),
+        zeros.long,
         None,
         None,
         scoring=lambda: score,
         higher=higher,
-        cost=0.1 * len(chosen),
+        costing=lambda: 0.1 * len(chosen),
     )
 
 

@@ -54,7 +54,7 @@ def test_quantiles_are_torchs(count: int, share: float) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_harmonys_compiled_loop_has_the_bits_of_numpys(classes: int, first: bool) -> None:
     kernel = pytest.importorskip("silograph.selection.harmony_kernel")
-    labels = DRAWS.integers(0, 3, (classes, 60)).astype(float)  # some of them equal, some empty
+    labels = DRAWS.integers(0, 3, (classes, 150)).astype(float)  # equal and empty ones, too
     aim = DRAWS.random(classes)
     joined = np.zeros(classes) if first else labels[:, :2].sum(1)
     each = np.stack([(labels**2).sum(0), 2 * (aim @ labels), labels.sum(0)])
@@ -62,11 +62,11 @@ def test_harmonys_compiled_loop_has_the_bits_of_numpys(classes: int, first: bool
     both[0] += 2 * (joined @ labels)
     found = []
     for loop in (numpy_loop, kernel.compiled_loop):
-        changing = both.copy(), joined.copy(), np.empty(50, dtype=np.int64)
+        changing = both.copy(), joined.copy(), np.empty(140, dtype=np.int64)
         loop(labels, each, *changing, first, 1e-12)
         found.append([array.tobytes() for array in changing])
     assert found[0] == found[1]
-    assert len(set(changing[2].tolist())) == 50
+    assert len(set(changing[2].tolist())) == 140
 
 
 def test_scores_that_rank_nobody_are_refused() -> None:

@@ -57,13 +57,13 @@ def facts_of(chosen: list[str], t: int) -> RoundFacts:
         selected,
         nodes,
         loss,
-        nodes * 100,
+        lambda: nodes * 100,
         None,
         None,
         received={"val.nodes": nodes, "val.tp": hits, "val.fn": hits},
         scoring=lambda: float(loss[0]) + 0.1,
-        cost=float(selected.sum()) / 100,
-        seconds=(1.0 + torch.arange(len(IDS))) * selected,
+        costing=lambda: float(selected.sum()) / 100,
+        timing=lambda: (1.0 + torch.arange(len(IDS))) * selected,
     )
 
 
@@ -257,7 +257,7 @@ def test_a_choice_that_breaks_the_rules_is_named(
 def test_nothing_is_kept_of_a_run_without_a_selector(make_graph: MakeGraph) -> None:
     config = make_config({"method": "fedavg", "clients": 4, "partition": "random", "hidden": 4})
     setup = prepare(config, make_graph())
-    after, _ = _round(setup, first_snapshot(setup), 0.0)
+    after, _ = _round(setup, _selection(setup), first_snapshot(setup), 0.0)
     assert not after.state.memory
 
 
@@ -277,9 +277,9 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
     _, whole, route = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     fed, links = session(whole, route, setup.method_config, own_ops(), least=1)
     run = replace(setup, federation=fed)
-    snapshot, _ = _round(run, first_snapshot(run), 0.0)
+    snapshot, _ = _round(run, _selection(run), first_snapshot(run), 0.0)
     links[fed.ids[2]].change = lambda data: None
-    snapshot, (row,) = _round(run, snapshot, 0.0)
+    snapshot, (row,) = _round(run, _selection(run), snapshot, 0.0)
     assert row["participants"] == 1  # of the third and the fourth client
     saved = from_bytes(b"".join(to_bytes(to_checkpoint(run, snapshot, "", {}))))
     again, _ = from_checkpoint(run, saved, None)

@@ -162,11 +162,11 @@ def test_a_silo_that_is_away_gets_no_count(make_graph: MakeGraph) -> None:
     """And the state that a checkpoint holds goes on with the same choices."""
     setup = setup_of(make_graph(), METHODS["fedavg"], **asked("ucb", rounds=8))
     run, links = remote(setup, least=1)
-    snapshot, _ = _round(run, first_snapshot(run), 0.0)
+    snapshot, _ = _round(run, _selection(run), first_snapshot(run), 0.0)
     gone = run.federation.ids[2]
     links[gone].change = lambda data: None
     for _ in range(5):
-        snapshot, _ = _round(run, snapshot, 0.0)
+        snapshot, _ = _round(run, _selection(run), snapshot, 0.0)
     counts = snapshot.state.memory["selector/count"]
     assert counts.tolist()[2] == 1  # of round 1
     assert int(counts.max()) > 1

@@ -154,6 +154,7 @@ class Calls:
             method's config where its options decide.
         other_network: what ops train besides the model, a function of the method's config; None:
             nothing.
+        alike: whether the calls of all rounds are the same but for their keys.
     """
 
     setup: Callable[[Any, Key], Steps]
@@ -161,6 +162,7 @@ class Calls:
     state: Callable[[Any], FieldSpecs]
     server_model: bool | Callable[[Any], bool] = True
     other_network: Callable[[Any], OtherNetwork] | None = None
+    alike: bool = False
 
     def scores_server(self, cfg: Any) -> bool:
         """Return whether clients score a model of the server's."""

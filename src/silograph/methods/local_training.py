@@ -376,4 +376,4 @@ def _kept_specs(cfg: MethodConfig) -> FieldSpecs:
     return {**state_specs(cfg), **kept(cfg)}
 
 
-TRAIN_CALLS = Calls(setup=_setup_steps, round=_round_steps, state=_kept_specs)
+TRAIN_CALLS = Calls(setup=_setup_steps, round=_round_steps, state=_kept_specs, alike=True)

@@ -24,7 +24,7 @@ class RoundFacts:
         answered: (C,) bool, who trained; not the selected silos that were away.
         nodes: (C,) int64 training nodes, 0 of who did not answer.
         train_loss: (C,) float64 mean training loss, NaN of who did not answer or has no such node.
-        bytes: (C,) int64, of all messages of the round, evaluation included.
+        counting: returns the bytes of each client; see `bytes`.
         val_loss: (C,) float64 mean loss on validation nodes, NaN of who has none, of the view that
             picks the round; None if the round was not evaluated.
         val_accuracy: (C,) float64, likewise.
@@ -33,32 +33,49 @@ class RoundFacts:
             ask for scores on receipt.
         scoring: returns the run's metric of these counts together; see `score`.
         higher: whether higher scores are better.
-        cost: bytes of the round without evaluation, as a share of the budget; without budget, as
-            a share of what all clients would take in all rounds.
-        seconds: (C,) float64 virtual seconds that each client has taken in the round; None
-            without a virtual clock.
+        costing: returns the round's share of the budget; see `cost`.
+        timing: returns (C,) float64 virtual seconds that each client has taken in the round, None
+            without a virtual clock; see `seconds`.
     """
 
     selected: Tensor
     answered: Tensor
     nodes: Tensor
     train_loss: Tensor
-    bytes: Tensor
+    counting: Callable[[], Tensor]
     val_loss: Tensor | None
     val_accuracy: Tensor | None
     received: Mapping[str, Tensor] = field(default_factory=dict)
     scoring: Callable[[], float | None] = lambda: None
     higher: bool = True
-    cost: float = 0.0
-    seconds: Tensor | None = None
+    costing: Callable[[], float] = lambda: 0.0
+    timing: Callable[[], Tensor | None] = lambda: None
 
     @cached_property
     def score(self) -> float | None:
         """How good the round before was, by the run's metric; None if no node of `received` says.
 
-        It is worked out when a selector asks for it: it takes as long as all other facts.
+        This and what follows is worked out when a selector asks for it.
         """
         return self.scoring()
+
+    @cached_property
+    def cost(self) -> float:
+        """Bytes of the round without evaluation, as a share of the budget.
+
+        Without budget, as a share of what all clients would take in all rounds.
+        """
+        return self.costing()
+
+    @cached_property
+    def bytes(self) -> Tensor:
+        """Bytes of all messages of the round, evaluation included, (C,) int64."""
+        return self.counting()
+
+    @cached_property
+    def seconds(self) -> Tensor | None:
+        """Virtual seconds that each client has taken, (C,) float64; None without virtual clock."""
+        return self.timing()
 
 
 Begin = Callable[[Sequence[str], Any], SelectorState]

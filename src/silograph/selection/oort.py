@@ -90,7 +90,9 @@ def draw(
     exploit = min(number - round(share * number), known)
     explore = min(number - exploit, len(ids) - known)
     exploit = number - explore
-    chosen = highest_mask(ids, (~seen).astype(np.float64), explore, key.fold("explore"))
+    chosen = np.zeros(len(ids), dtype=bool)
+    if explore:
+        chosen = highest_mask(ids, (~seen).astype(np.float64), explore, key.fold("explore"))
     if exploit:
         scores = utilities(options, state, t)
         least = CUT * np.partition(scores[seen], known - exploit)[known - exploit]

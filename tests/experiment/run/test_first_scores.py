@@ -31,9 +31,9 @@ def before(monkeypatch: pytest.MonkeyPatch) -> list[Judged | None]:
     found: list[Judged | None] = []
     real = loop._round
 
-    def spy(setup: Any, snapshot: Any, began: float) -> Any:
+    def spy(setup: Any, selection: Any, snapshot: Any, began: float) -> Any:
         found.append(snapshot.scores)
-        return real(setup, snapshot, began)
+        return real(setup, selection, snapshot, began)
 
     monkeypatch.setattr(loop, "_round", spy)
     return found

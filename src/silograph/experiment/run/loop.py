@@ -119,14 +119,14 @@ def train(
     config = setup.config
     began = time.monotonic() - snapshot.seconds
     metric = progress_of(setup, rows[-1]) if rows else ""
-    complete = folder is not None and folder.is_complete
+    complete, selection = folder is not None and folder.is_complete, _selection(setup)
     path = None if folder is None else str(folder.path)
     if not complete:
         facts = RunFacts(setup.method.name, snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
-        snapshot, found = _whole_round(setup, snapshot, began, committed)
+        snapshot, found = _whole_round(setup, selection, snapshot, began, committed)
         for row in found:
             rows.append(row)
             metric = progress_of(setup, row)
@@ -179,19 +179,24 @@ def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) ->
 
 
 def _whole_round(
-    setup: Setup, before: Snapshot, began: float, committed: Sequence[int]
+    setup: Setup,
+    selection: Selection | None,
+    before: Snapshot,
+    began: float,
+    committed: Sequence[int],
 ) -> tuple[Snapshot, list[Row]]:
     """Run one round, and again where clients were away that came back; see `_round`.
 
     Args:
         setup: the run.
+        selection: what selects its clients.
         before: where it is.
         began: when it began.
         committed: rounds that there are checkpoints of.
     """
     while True:
         try:
-            after, rows = _round(setup, before, began)
+            after, rows = _round(setup, selection, before, began)
             best = () if after.best is None else (after.best.round,)  # silos get it in the end
             setup.federation.keep(after.round, sorted({*committed, *best}))
         except AwayError as away:
@@ -200,12 +205,14 @@ def _whole_round(
             return after, rows
 
 
-def _round(setup: Setup, before: Snapshot, began: float) -> tuple[Snapshot, list[Row]]:
+def _round(
+    setup: Setup, selection: Selection | None, before: Snapshot, began: float
+) -> tuple[Snapshot, list[Row]]:
     """Run one round; return the run after it, and the rows of rounds that were scored in it."""
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    selection, cfg = _selection(setup), setup.method_config
+    cfg = setup.method_config
     if selection is not None:
         cfg = selection.choose(before.state, t, key)
     control = controlling(setup)

@@ -4,8 +4,9 @@ The selector's state is part of the server's memory, under `selector/`, and so o
 the number of selections so far, under `selected/`, where it is limited.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, ProtocolError, TrainingError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked, under
+from silograph.core.kinds import Kind
 from silograph.core.resolved_config import training_key
 from silograph.evaluation.on_receipt import RECEIVED
 from silograph.experiment.report.figures import size_text
@@ -25,6 +26,7 @@ from silograph.experiment.run.server_parts import SELECTED, SELECTOR, part_of, w
 from silograph.experiment.run.setup import Setup
 from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
+from silograph.federation.ledger import Record
 from silograph.federation.op_failure import at_server
 from silograph.federation.program import calls_of
 from silograph.federation.virtual_clock import records_of_last_round
@@ -34,6 +36,7 @@ from silograph.selection.base import RoundFacts, Selector
 from silograph.selection.limits import SelectionLimits, resized
 from silograph.task.registry import task_of
 
+REPORTED = {"answered": torch.bool, "nodes": torch.int64, "loss": torch.float64}  # by a round
 COUNT = "selections"  # of clients that trained, in all rounds so far, () int64
 
 
@@ -149,6 +152,16 @@ class Selection:
         return ledger.bytes - ledger.bytes_by_kind.get("evaluation", 0)
 
     def _each(self, t: int) -> int:
+        """Return the bytes of a round at one client, evaluation apart; see `_bytes_of_round`."""
+        calls = self.setup.method.calls
+        return self._known(1 if calls is not None and calls.alike else t)
+
+    @cached_property
+    def _known(self) -> Callable[[int], int]:
+        """`_bytes_of_round`, asked for once before a round and once when it begins."""
+        return lru_cache(maxsize=1)(self._bytes_of_round)
+
+    def _bytes_of_round(self, t: int) -> int:
         """Return the bytes of a round at one client, evaluation apart.
 
         Raises:
@@ -175,7 +188,7 @@ class Selection:
             clients=len(self.setup.federation.ids),
             least=self._least,
             affordable=affordable,
-            lacking=self._needed - int(part_of(state, SELECTED)[COUNT]),
+            lacking=self._needed - int(state.memory[SELECTED + COUNT]),
             rounds=self.setup.config.rounds - t + 1,
         )
 
@@ -240,22 +253,20 @@ class Selection:
         if not self.setup.method_config.limited:
             return after
         answered = report.trained.get("answered", torch.zeros(0, dtype=torch.bool))
-        total = part_of(before, SELECTED)[COUNT] + answered.sum()
+        total = before.memory[SELECTED + COUNT] + answered.sum()
         return with_part(after, SELECTED, {COUNT: total})
 
     def _facts(self, report: RoundReport, counts: Counts | None, t: int) -> RoundFacts:
         setup = self.setup
         ids, ledger = setup.federation.ids, setup.federation.ledger
         clients, records = len(ids), records_of_last_round(ledger, t)
-        selected = np.zeros(clients, dtype=bool)
-        selected[positions_of(ids, report.participants).numpy()] = True
+        selected = torch.zeros(clients, dtype=torch.bool)
+        selected[positions_of(ids, report.participants)] = True
         answered, nodes, loss = (
-            trained.cpu().numpy() if (trained := report.trained.get(name)) is not None else nothing
-            for name, nothing in (
-                ("answered", np.zeros(clients, dtype=bool)),
-                ("nodes", np.zeros(clients, dtype=np.int64)),
-                ("loss", np.zeros(clients)),
-            )
+            torch.zeros(clients, dtype=dtype)
+            if (told := report.trained.get(name)) is None
+            else told.to("cpu", dtype)
+            for name, dtype in REPORTED.items()
         )
         val_loss = val_accuracy = None
         if counts is not None:
@@ -264,27 +275,26 @@ class Selection:
                 values = [float("nan") if value is None else value for value in found]
                 val_accuracy = torch.tensor(values, dtype=torch.float64)
             val_loss = (counts["val.loss"] / counts["val.nodes"]).cpu().double()
-        sizes, training = np.zeros((2, clients), dtype=np.int64)
-        for record in records:
-            sizes[record.clients] += record.bytes
-            if record.what != "evaluation":
-                training[record.clients] += record.bytes
-        clock = clock_of(setup.config, ids)
         received = self._received(report)
         return RoundFacts(
-            selected=torch.from_numpy(selected),
-            answered=torch.from_numpy(answered),
-            nodes=torch.from_numpy(nodes.astype(np.int64)),
-            train_loss=torch.from_numpy(np.where(nodes > 0, loss, np.nan).astype(np.float64)),
-            bytes=torch.from_numpy(sizes),
+            selected=selected,
+            answered=answered,
+            nodes=nodes,
+            train_loss=loss.masked_fill(nodes <= 0, float("nan")),
+            counting=partial(_bytes_by_client, records, clients),
             val_loss=val_loss,
             val_accuracy=val_accuracy,
             received=received,
             scoring=partial(self._score, received),
             higher=run_metric(setup).higher,
-            cost=self._cost(training),
-            seconds=None if clock is None else torch.from_numpy(clock.by_client(records)),
+            costing=partial(self._cost, records),
+            timing=partial(self._seconds, records),
         )
+
+    def _seconds(self, records: Sequence[Record]) -> Tensor | None:
+        """Return the virtual seconds (C,) of each client in some records, None without a clock."""
+        clock = clock_of(self.setup.config, self.setup.federation.ids)
+        return None if clock is None else torch.from_numpy(clock.by_client(records))
 
     def _received(self, report: RoundReport) -> dict[str, Tensor]:
         """Return the counts of the model that clients received, on the CPU.
@@ -292,8 +302,9 @@ class Selection:
         Raises:
             TrainingError: the selector needs them, and the method's clients do not send them.
         """
-        fields = {name: Stacked(t) for name, t in report.trained.items()}
-        received = {name: t.cpu() for name, t in under(RECEIVED, fields).items()}
+        begins = f"{RECEIVED}/"
+        told = {n: t for n, t in report.trained.items() if n.startswith(begins)}
+        received = {name.removeprefix(begins): t.cpu() for name, t in told.items()}
         if self.selector.on_receipt and not received:
             raise TrainingError(
                 f"expected a method whose clients score what they receive for selector "
@@ -309,12 +320,24 @@ class Selection:
         scores = task_in(self.setup).scores(received, "val")
         return None if scores is None else scores[run_metric(self.setup).name]
 
-    def _cost(self, training: np.ndarray) -> float:
-        """Return the share of bytes (C,) of a round in the budget; see `RoundFacts.cost`."""
-        total, called = int(training.sum()), int((training > 0).sum())
+    def _cost(self, records: Sequence[Record]) -> float:
+        """Return the share of a round's records in the budget; see `RoundFacts.cost`."""
+        training = [record for record in records if record.what is not Kind.EVALUATION]
         if self._budget is not None:
-            return total / self._budget
-        return called / (len(training) * self.setup.config.rounds)
+            return sum(int(record.bytes.sum()) for record in training) / self._budget
+        clients = len(self.setup.federation.ids)
+        called = np.zeros(clients, dtype=bool)
+        for record in training:
+            called[record.clients[record.bytes > 0]] = True
+        return int(called.sum()) / (clients * self.setup.config.rounds)
+
+
+def _bytes_by_client(records: Sequence[Record], clients: int) -> Tensor:
+    """Return the bytes of each client in some records, (clients,) int64."""
+    sizes = np.zeros(clients, dtype=np.int64)
+    for record in records:
+        sizes[record.clients] += record.bytes
+    return torch.from_numpy(sizes)
 
 
 def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, key: Key) -> None:
