@@ -160,13 +160,14 @@ def test_a_run_by_its_program_is_the_run(
             assert refused(answer(worker, again)) is None
 
 
-@pytest.mark.parametrize("method", [n for n in DEPLOYED if METHODS[n].calls.alike])
+@pytest.mark.parametrize("method", [n for n in DEPLOYED if (c := METHODS[n].calls) and c.alike])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounds_that_are_alike_have_messages_of_the_same_bytes(
     make_graph: Callable[..., Graph], method: str, dtype: torch.dtype
 ) -> None:
     setup = setup_of(make_graph(60), method=method, rounds=90)
     cfg, calls = setup.method_config, setup.method.calls
+    assert calls is not None
     sizes = {bytes_of_steps(calls.round(cfg, t, Key.of(t)), dtype) for t in (1, 2, 3, 10, 90)}
     assert len(sizes) == 1
 
