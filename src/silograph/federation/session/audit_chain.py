@@ -76,7 +76,7 @@ def chained(told: str, former: str) -> tuple[bytes, str]:
     """
     body = f'{{"former": "{former}", {told}'.encode()
     own = _hash(body)
-    return b'%b, "hash": "%b"}\n' % (body, own.encode()), own
+    return body + f', "hash": "{own}"}}\n'.encode(), own
 
 
 def _hash(body: bytes) -> str:
