@@ -6,9 +6,9 @@ Server and silo are two processes of one torch thread each, over TLS on loopback
 silo does between a message that it has received and the answer that it hands to the transport: on
 the one hand calls that compute nothing (the count of training nodes at the beginning of FedAvg,
 echoes), on the other training of FedAvg on Cora (the first of 10 silos by METIS), the least that
-there is and one with 64 hidden units and 3 local epochs. Of three calls one adds its line, one
-hashes and writes as many bytes and does nothing else, and one does nothing; times are compared
-within each such three.
+there is and one with 64 hidden units and 3 local epochs. Of three
+blocks of calls one adds lines, one hashes and writes as many bytes and does nothing else, and one
+does nothing; times are compared within each such three.
 """
 
 import multiprocessing
@@ -56,7 +56,8 @@ from silograph.federation.session.state_store import StateStore
 from silograph.graph.block.halo import Route
 
 CALLS = 1000
-WARM = 30  # calls that are not counted
+BLOCK = 20  # calls
+WARM = 2 * BLOCK  # calls that are not counted
 CASES = ("counts", "echo 1000", "echo 50000", "echo 1000000", "train least", "train")
 LINE = b"x" * 420  # as many bytes as a line of these calls has
 TURNS = ("line", "bare", "none")
@@ -136,7 +137,7 @@ class Turns:
     @property
     def turn(self) -> str:
         """Whose turn it is."""
-        return TURNS[self.number % len(TURNS)]
+        return TURNS[self.number // BLOCK % len(TURNS)]
 
     def answered(self, *about: Any, **begins: bool) -> None:
         """Add the line, or less than that."""

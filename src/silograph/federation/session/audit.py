@@ -119,16 +119,27 @@ class Audit:
     def add_text(self, event: str, told: str, *, force: bool = False) -> None:
         """Add a line of what stands between the braces of a JSON object; see `add`."""
         line, own = chained(f'"time": "{self._now()}", "event": "{event}", {told}', self.head)
+        size = self._size + len(line)
+        if self._torn or size > MOST_FILE:
+            self._check_room(event, size)
+        if self._file is not None:
+            try:
+                wrote = os.write(self._file, line)
+            except OSError as error:
+                raise _unwritable(error.strerror) from None
+            if wrote < len(line):
+                self._take_back()
+        self.head, self._size = own, size
+        if force:
+            self.force()
+
+    def _check_room(self, event: str, size: int) -> None:
+        """Raise `PolicyError` unless a line may follow, which makes the file so long."""
         if self._torn:
             raise _unwritable("its last line could not be written")
         most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
-        if self._file is not None and self._size + len(line) > most:
+        if self._file is not None and size > most:
             raise PolicyError(full_file(AUDIT))
-        if self._file is not None:
-            self._write(line)
-        self.head, self._size = own, self._size + len(line)
-        if force:
-            self.force()
 
     def _now(self) -> str:
         """Return the time of day, of which all but the thousandths is made once a second."""
@@ -139,18 +150,14 @@ class Audit:
             self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         return f"{self._date}.{moment - 1000 * second:03}Z"
 
-    def _write(self, line: bytes) -> None:
+    def _take_back(self) -> None:
+        """Cut off a line that was written in part, and raise `PolicyError`."""
         assert self._file is not None
         try:
-            wrote = os.write(self._file, line)
-        except OSError as error:
-            raise _unwritable(error.strerror) from None
-        if wrote < len(line):
-            try:
-                os.ftruncate(self._file, self._size)
-            except OSError:  # its end is torn, which the next start says: nothing may follow it
-                self._file, self._torn = None, True
-            raise _unwritable("No space left on device")
+            os.ftruncate(self._file, self._size)
+        except OSError:  # its end is torn, which the next start says: nothing may follow it
+            self._file, self._torn = None, True
+        raise _unwritable("No space left on device")
 
     def force(self) -> None:
         """Wait until all lines are on the disk."""
@@ -241,7 +248,8 @@ class RunAudit:
         """Record a hello that is about to leave."""
         self._audit.fold("hello", {"run": self._run, "digest": digest_of(frame)}, len(frame))
         self._audit.strays[self._run] += len(frame)
-        self._count(len(frame))
+        self._sent += len(frame)
+        self._bytes += len(frame)
 
     def agreed(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
@@ -258,14 +266,12 @@ class RunAudit:
         about = f'"run": {self._named}, "round": {envelope.round}{first}, {told}'
         self._audit.add_text("answered", about)
         if begins:
-            self._repeats = self.repeats_with(envelope.round)
-        self._last = max(self._last, envelope.round)
+            self._repeats += envelope.round <= self._last
+        if envelope.round > self._last:
+            self._last = envelope.round
         self._calls += 1
-        self._count(len(frame))
-
-    def _count(self, size: int) -> None:
-        self._sent += size
-        self._bytes += size
+        self._sent += len(frame)
+        self._bytes += len(frame)
 
     def refused(self, reason: str) -> None:
         """Record what was refused, or failed."""
