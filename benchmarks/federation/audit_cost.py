@@ -170,9 +170,7 @@ class Times:
         self.cpu[turn].append(cpu)
 
 
-def serve(
-    name: str, data: str, address: str, folder: Path, token: bytes, told: Connection
-) -> None:
+def serve(name: str, data: str, address: str, folder: Path, token: bytes, told: Connection) -> None:
     """Be the silo, and send its times."""
     ops = {**own_ops(), qualified(exchange.echo): exchange.echo}
     holder = Holding(case_of(name, data).prepared)
