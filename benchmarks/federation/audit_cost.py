@@ -1,27 +1,31 @@
-"""What the audit file costs a silo: calls with and without it, in turns; prints a table.
+"""What the audit file costs a silo: its calls with a line and without one, in turns.
 
     python benchmarks/federation/audit_cost.py ../shared/data
 
-Over TLS on loopback, server and silo in one process of one torch thread: echoes, and training of
-FedAvg on Cora (10 clients by METIS, 64 hidden units, 3 local epochs). Every second call has the
-file, and each is compared with the one after it. CPU is that of the whole process, both ends, which
-other processes on the machine change less than they change the time.
+Server and silo are two processes of one torch thread each, over TLS on loopback. A call is what the
+silo does between a message that it has received and the answer that it hands to the transport: on
+the one hand calls that compute nothing (the count of training nodes at the beginning of FedAvg,
+echoes), on the other training of FedAvg on Cora (the first of 10 silos by METIS), the least that
+there is and one with 64 hidden units and 3 local epochs. Of three
+blocks of calls one adds lines, one hashes and writes as many bytes and does nothing else, and one
+does nothing; times are compared within each such three.
 """
 
+import multiprocessing
+import os
 import secrets
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 import exchange
 import silograph as sg
@@ -30,11 +34,10 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
 from silograph.core.resolved_config import training_key
-from silograph.experiment.run.setup import Setup, prepare
+from silograph.experiment.run.setup import prepare
 from silograph.federation.base import Op
-from silograph.federation.frame import Envelope
 from silograph.federation.in_process import InProcess
-from silograph.federation.program import Call, Course, Maybe, Program
+from silograph.federation.program import Call, Course, Maybe, Program, calls_of
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.audit_file import open_audit
@@ -51,49 +54,19 @@ from silograph.federation.session.peer import Peer
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.block.halo import Route
-from silograph.methods.local_training import train
 
-PAIRS = 40
-SIZES = (1_000, 50_000, 1_000_000)
-
-
-class Timed:
-    """Records as the silo does, and how much CPU time of its thread that takes."""
-
-    def __init__(self, audit: RunAudit) -> None:
-        self._audit = audit
-        self.took: list[float] = []
-
-    def answered(self, envelope: Envelope, reply: Payload, frame: bytes, **begins: bool) -> None:
-        """Add the line."""
-        began = time.thread_time()
-        self._audit.answered(envelope, reply, frame, **begins)
-        self.took.append(time.thread_time() - began)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return all else of the silo's record."""
-        return getattr(self._audit, name)
-
-
-class Unwritten:
-    """Records nothing of what leaves."""
-
-    def __init__(self, audit: RunAudit) -> None:
-        self._audit = audit
-
-    def answered(self, envelope: Envelope, reply: Payload, frame: bytes, **_: bool) -> None:
-        """Do nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return all else of the silo's record."""
-        return getattr(self._audit, name)
+CALLS = 1000
+BLOCK = 20  # calls
+WARM = 2 * BLOCK  # calls that are not counted
+CASES = ("counts", "echo 1000", "echo 50000", "echo 1000000", "train least", "train")
+LINE = b"x" * 420  # as many bytes as a line of these calls has
+TURNS = ("line", "bare", "none")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call that is made again and again; `program` lets it be made in every round."""
+    """A call that is made again and again; its program lets it be made in every round."""
 
-    name: str
     op: Op
     kind: Kind
     key: Key
@@ -101,29 +74,34 @@ class Case:
     prepared: Prepared
 
 
-def echo_of(size: int) -> Case:
-    """Return an echo of some bytes."""
-    held = exchange.Echoing("silo").prepare({}, None)  # type: ignore[arg-type]
-    inbox = {"x": Shared(torch.zeros(size, dtype=torch.uint8))}
-    return Case(f"echo of {size:,} B", exchange.echo, Kind.CONTROL, Key.of(0), inbox, held)
-
-
-def training_of(setup: Setup) -> Case:
-    """Return a round's training at the first client, as its method has it."""
+def case_of(name: str, data: str) -> Case:
+    """Return a call by its name in `CASES`."""
+    torch.set_num_threads(1)
+    if name.startswith("echo"):
+        held = exchange.Echoing("silo").prepare({}, None)  # type: ignore[arg-type]
+        inbox = {"x": Shared(torch.zeros(int(name.split()[1]), dtype=torch.uint8))}
+        return Case(exchange.echo, Kind.CONTROL, Key.of(0), inbox, held)
+    size = {"hidden": 8, "local_epochs": 1} if name == "train least" else {"local_epochs": 3}
+    asked = {"clients": 10, "partition": "metis", "block_size": 1, "hidden": 64, **size}
+    setup = prepare(make_config(asked), sg.load("cora", data_dir=data))
+    cfg, key, calls = setup.method_config, training_key(setup.config), setup.method.calls
     assert isinstance(setup.federation, InProcess)
-    cfg, key = setup.method_config, training_key(setup.config).fold("train", 1)
-    calls = setup.method.calls
     assert calls is not None
-    step = calls.round(cfg, 1, training_key(setup.config))
-    while isinstance(step, tuple | Maybe):
-        step = step.steps if isinstance(step, Maybe) else step[0]
-    assert isinstance(step, Call)
-    program = Program((), lambda _: Maybe(step), 10**6, {})
+    if name == "counts":
+        steps, inbox = calls.setup(cfg, key.fold("init")), {}
+    else:
+        weights = cfg.model.init_weights(Key.of(0), torch.float32)
+        steps = calls.round(cfg, 1, key)
+        inbox = {f"weights/{name}": Shared(w) for name, w in weights.items()}
+    call = next(calls_of(steps))
     block = setup.federation._blocks[0].all
-    prepared = Prepared(cfg, block, torch.device("cpu"), Course(program))
-    weights = cfg.model.init_weights(Key.of(0), torch.float32)
-    inbox = {f"weights/{name}": Shared(w) for name, w in weights.items()}
-    return Case("train, FedAvg on Cora", train, Kind.WEIGHTS, step.key or key, inbox, prepared)
+    prepared = Prepared(cfg, block, torch.device("cpu"), always(call))
+    return Case(call.op, call.what, call.key, inbox, prepared)
+
+
+def always(call: Call) -> Course:
+    """Return the course of a run that may make one call in every round."""
+    return Course(Program((), lambda _: Maybe(call), 10**6, {}))
 
 
 class Holding:
@@ -146,98 +124,149 @@ class Holding:
         return self.prepared
 
 
-def measured(case: Case, certs: Path, path: Path) -> tuple[int, float, float, float, float]:
-    """Return bytes of a reply, and medians of seconds.
+class Turns:
+    """A silo's record that takes turns, and times itself and whole calls by turn, in seconds."""
 
-    They are those of a call without the file, its CPU time, that of the line where it is written,
-    and what a call with the file takes more than the next one without.
-    """
-    pair = tuple((certs / name).read_bytes() for name in ("server.pem", "server.key"))
-    token, ops = secrets.token_bytes(16), {**own_ops(), qualified(exchange.echo): exchange.echo}
-    hub = Hub("127.0.0.1:0", Register(None, 1), token, (pair[0], pair[1]), 1)
-    with open_audit(path, {}) as (audit, _):
-        worker = Responder(
-            token, ops, Holding(case.prepared), StateStore(), lambda _: None, "silo", audit
+    def __init__(self, audit: RunAudit, file: int) -> None:
+        self._audit = audit
+        self._file = file
+        self.number = 0
+        self.took = Times()
+        self.calls = Times()
+
+    @property
+    def turn(self) -> str:
+        """Whose turn it is."""
+        return TURNS[self.number // BLOCK % len(TURNS)]
+
+    def answered(self, *about: Any, **begins: bool) -> None:
+        """Add the line, or less than that."""
+        act: Callable[..., None] = {"line": self._audit.answered, "bare": self._bare}.get(
+            self.turn, lambda *_, **__: None
         )
-        worker._refused = lambda reason: sys.exit(reason)  # type: ignore[method-assign]
-        attaching = Attaching(
-            "silo",
-            SiloKey.new(),
-            {},
-            hub.address,
-            (certs / "ca.pem").read_bytes(),
-            lambda _: worker,
-            60.0,
-            lambda _: None,
-        )
-        silo = threading.Thread(target=take_part, args=(attaching,), daemon=True)
-        silo.start()
-        joined = hub.next(60)
-        assert joined is not None
-        peer = Peer(joined.name, joined.link, token)
-        peer.ask(Type.START, {}, 60)
-        none = torch.zeros(2, dtype=torch.int64)
-        course = Course(case.prepared.course.program)
-        engine = Session(
-            {"silo": peer},
-            Route(none[:0], none, none),
-            ops,
-            course,
-            dtype=torch.float32,
-            limits=Limits(1),
-        )
-        records = Timed(worker.audit), Unwritten(worker.audit)
-        took: tuple[list[float], list[float]] = ([], [])
-        cpu: tuple[list[float], list[float]] = ([], [])
-        for number in range(2 * PAIRS + 6):
-            which = number % 2
-            worker.audit = records[which]  # type: ignore[assignment]
-            engine.start_round(number + 1)
-            began, spent = time.perf_counter(), time.process_time()
-            engine.call(case.op, case.inbox, what=case.kind, key=case.key)
-            if number >= 6:
-                took[which].append(time.perf_counter() - began)
-                cpu[which].append(time.process_time() - spent)
-        up = max(int(r.bytes[0]) for r in engine.ledger.records if r.direction == "up")
-        say_goodbye(engine.peers, "")
-        hub.close()
-        silo.join(10)
-    line = statistics.median(records[0].took[3:])
-    more = statistics.median(a - b for a, b in zip(*cpu, strict=True))
-    return up, statistics.median(took[1]), statistics.median(cpu[1]), line, more
+        began, spent = time.perf_counter(), time.thread_time()
+        act(*about, **begins)
+        self.took.add(self.turn, time.perf_counter() - began, time.thread_time() - spent)
+
+    def _bare(self, *_: Any, **__: bool) -> None:
+        blake2b(LINE, digest_size=32).hexdigest()
+        os.write(self._file, LINE)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return all else of the silo's record."""
+        return getattr(self._audit, name)
 
 
-def rate(make: Callable[[bytes], Any]) -> float:
-    """Return GB/s of a hash of 1 MB, the best of 30, of CPU time."""
-    data, best = bytes(1_000_000), float("inf")
-    for _ in range(30):
-        began = time.thread_time()
-        make(data)
-        best = min(best, time.thread_time() - began)
-    return 1e-3 / best
+@dataclass
+class Times:
+    """Wall time and CPU time of the thread, by turn, in seconds."""
+
+    wall: dict[str, list[float]] = field(default_factory=lambda: {turn: [] for turn in TURNS})
+    cpu: dict[str, list[float]] = field(default_factory=lambda: {turn: [] for turn in TURNS})
+
+    def add(self, turn: str, wall: float, cpu: float) -> None:
+        """Take in one."""
+        self.wall[turn].append(wall)
+        self.cpu[turn].append(cpu)
 
 
-def main(data: str) -> None:
-    """Print the table."""
-    torch.set_num_threads(1)
-    asked = {"clients": 10, "hidden": 64, "local_epochs": 3, "partition": "metis"}
-    setup = prepare(make_config({**asked, "block_size": 1}), sg.load("cora", data_dir=data))
-    cases = [*map(echo_of, SIZES), training_of(setup)]
-    print("| call | bytes up | ms | CPU ms | line, CPU ms | of it | pairs, CPU ms | of it |")
-    print("|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as name:
-        certs = Path(name)
-        make_certificates(certs, ["127.0.0.1"], days=1)
-        for number, case in enumerate(cases):
-            up, ms, cpu, line, more = measured(case, certs, certs / f"{number}.jsonl")
-            cells = f"{1e3 * ms:.2f} | {1e3 * cpu:.2f} | {1e3 * line:.3f} | {line / cpu:.1%}"
-            last = f"{1e3 * more:.2f} | {more / cpu:.1%}"
-            print(f"| {case.name} | {up:,} | {cells} | {last} |", flush=True)
-    mac = AESGCM(bytes(32))
-    gmac = rate(lambda data: mac.encrypt(bytes(12), b"", data))
-    others = f"SHA-256 {rate(lambda data: sha256(data).digest()):.1f}"
-    print(f"GB/s: GMAC {gmac:.1f}, {others}, BLAKE2b {rate(lambda d: blake2b(d).digest()):.1f}")
+def serve(name: str, data: str, address: str, folder: Path, token: bytes, told: Connection) -> None:
+    """Be the silo, and send its times."""
+    ops = {**own_ops(), qualified(exchange.echo): exchange.echo}
+    holder = Holding(case_of(name, data).prepared)
+    bare = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open_audit(folder / "audit.jsonl", {}) as (audit, _):
+        worker = Responder(token, ops, holder, StateStore(), lambda _: None, "silo", audit)
+        turns = Turns(worker.audit, bare)
+        worker.audit, answer = turns, worker.answer  # type: ignore[assignment]
+
+        def timed(message: bytes | bytearray) -> bytes:
+            turns.number += 1
+            began, spent = time.perf_counter(), time.thread_time()
+            found = answer(message)
+            wall, cpu = time.perf_counter() - began, time.thread_time() - spent
+            turns.calls.add(turns.turn, wall, cpu)
+            return found
+
+        worker.answer = timed  # type: ignore[method-assign]
+        roots, key = (folder / "ca.pem").read_bytes(), SiloKey.new()
+        quiet: Callable[[Any], None] = lambda _: None  # noqa: E731
+        take_part(Attaching("silo", key, {}, address, roots, lambda _: worker, 60.0, quiet))
+    told.send((turns.took, turns.calls))
+
+
+def measured(name: str, data: str, folder: Path) -> tuple[Times, Times, float, int]:
+    """Return times of lines and of calls, and the median of round trips and bytes of a reply."""
+    case = case_of(name, data)
+    make_certificates(folder, ["127.0.0.1"], days=1)
+    certificate, key = ((folder / end).read_bytes() for end in ("server.pem", "server.key"))
+    token = secrets.token_bytes(16)
+    hub = Hub("127.0.0.1:0", Register(None, 1), token, (certificate, key), 1)
+    processes = multiprocessing.get_context("spawn")
+    told, tells = processes.Pipe()
+    about = (name, data, hub.address, folder, token, tells)
+    silo = processes.Process(target=serve, args=about, daemon=True)
+    silo.start()
+    joined = hub.next(120)
+    assert joined is not None
+    peer = Peer(joined.name, joined.link, token)
+    peer.ask(Type.START, {}, 60)
+    none = torch.zeros(2, dtype=torch.int64)
+    engine = Session(
+        {"silo": peer},
+        Route(none[:0], none, none),
+        {**own_ops(), qualified(exchange.echo): exchange.echo},
+        Course(case.prepared.course.program),
+        dtype=torch.float32,
+        limits=Limits(1),
+    )
+    took = []
+    for number in range(len(TURNS) * (CALLS + WARM)):
+        engine.start_round(number + 1)
+        began = time.perf_counter()
+        engine.call(case.op, case.inbox, what=case.kind, key=case.key)
+        took.append(time.perf_counter() - began)
+    size = max(int(r.bytes[0]) for r in engine.ledger.records if r.direction == "up")
+    say_goodbye(engine.peers, "")
+    hub.close()
+    lines, calls = told.recv()
+    silo.join(20)
+    return lines, calls, statistics.median(took[3 * WARM :]), size
+
+
+def median(times: list[float]) -> float:
+    """Return the median of what is counted."""
+    return statistics.median(times[WARM : WARM + CALLS])
+
+
+def more(times: Mapping[str, list[float]]) -> float:
+    """Return what a call with a line takes more than its neighbor without one, the median."""
+    pairs = zip(times["line"], times["none"], strict=False)
+    return median([one - other for one, other in pairs])
+
+
+def row(name: str, data: str) -> str:
+    """Return a row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines, calls, trip, size = measured(name, data, Path(folder))
+    whole, spent = median(calls.wall["none"]), median(calls.cpu["none"])
+    clock, ticks = median(lines.wall["none"]), median(lines.cpu["none"])
+    line, bare = median(lines.wall["line"]) - clock, median(lines.wall["bare"]) - clock
+    busy, extra = median(lines.cpu["line"]) - ticks, more(calls.wall)
+    cells = [f"{size:,}", f"{1e3 * trip:.2f}", f"{1e6 * whole:.0f}", f"{1e6 * spent:.0f}"]
+    cells += [f"{1e6 * t:.1f}" for t in (line, busy, bare, extra)]
+    cells += [f"{100 * t:.1f} %" for t in (line / whole, bare / whole, extra / whole, line / trip)]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def main(data: str, names: list[str]) -> None:
+    """Print the table; times are medians, those of a silo in µs."""
+    print("| call | bytes | trip, ms | call | its CPU | line | its CPU | bare | pairs |", end="")
+    print(" line | bare | pairs | line of trip |")
+    print("|---" * 13 + "|")
+    for name in names or CASES:
+        print(row(name, data), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,8 @@ class Server:
         others = {k: v for k, v in given.items() if not k.startswith("method.")}
         told |= {"metric": "accuracy", "options": others | options.get("options", {})}
         self.sequence += 1
-        body = facts_body({"config": told, "code": code})
+        about = {"config": told, "schema": asdict(self.schema), "hand_over": True, "code": code}
+        body = facts_body(about)
         answer = unpack(self.worker.answer(pack(Message(Type.START, TOKEN, self.sequence, body))))
         return str(answer.facts()["reason"]) if answer.type is Type.REFUSED else None
 

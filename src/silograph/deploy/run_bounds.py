@@ -39,12 +39,18 @@ def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
     Both ends, and whoever reads what a silo agreed to, must mean the same by it.
     """
     mine = resolved_values(config)
-    missing = [name for name in mine if name not in (*told, *PRIVATE, "block_size")]
-    missing += [name for name in mine["options"] if name not in told.get("options", {})]
+    missing = [name for name in _left_out(told, mine) if name not in (*PRIVATE, "block_size")]
+    missing += _left_out(told.get("options", {}), mine["options"])
     if missing:
         raise ConfigError(
             f"expected a server's config with every default written out, got none of {missing[0]}"
         )
+
+
+def _left_out(told: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """Return what is not told, or told as null where a silo has a value for that."""
+    absent = [name for name in mine if name not in told]
+    return absent + [n for n, v in mine.items() if n in told and told[n] is None and v is not None]
 
 
 def batches_of(config: RunConfig, options: Mapping[str, Any], silo: Silo) -> int:

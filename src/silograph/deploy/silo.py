@@ -116,6 +116,21 @@ def start_facts(
     return facts | ({"code": dict(code)} if code else {})
 
 
+def check_start(facts: Mapping[str, Any], schema: Schema) -> None:
+    """Raise `ConfigError` where a server says something else than `start_facts` of these data."""
+    odd = facts.keys() - {"config", "schema", "hand_over", "code"}
+    if odd:
+        raise ConfigError(
+            f"expected config, schema, hand_over and code of a server, got {min(odd)!r}, too: it "
+            "may be of another version"
+        )
+    if type(facts.get("hand_over")) is not bool:
+        raise ConfigError(f"expected whether silos get the model, got {facts.get('hand_over')!r}")
+    own = dataclasses.asdict(schema)
+    if facts.get("schema") != own | {"class_names": list(schema.class_names)}:
+        raise ConfigError(f"expected the schema of this silo's data, {own}, got another")
+
+
 def server_only(config: ResolvedConfig) -> set[str]:
     """Return the options of a run's method that name what only the server has, such as a file."""
     method = METHODS.get(config.method)
@@ -194,7 +209,8 @@ class OwnData:
         method = found.parts.method.part  # scored as the options and the row minimum say
         weighed = check_edge_weights(config, written, method, method_config.model, self.silo)
         check_whole(told, written)
-        gives = facts.get("hand_over") is True
+        check_start(facts, found.schema)
+        gives: bool = facts["hand_over"]
         program = program_of(written, schema, method, method_config, hand_over=gives)
         self.code.check_ops(program)
         block = client_block(silo, written, dtype)

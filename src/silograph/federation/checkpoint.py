@@ -157,7 +157,10 @@ class CheckpointFolder:
         self._best: int | None = None  # whose weights this process has written
 
     def write(self, checkpoint: Checkpoint, needed: Collection[int] = ()) -> None:
-        """Write a checkpoint whole, then drop all but the two latest and those `needed`."""
+        """Write a checkpoint whole, then drop all but it, the one before and those `needed`.
+
+        Later ones go, too: they are of rounds from before somebody went back to an earlier one.
+        """
         self._write("round", checkpoint, {file_name("round", number) for number in needed})
 
     @property
@@ -199,7 +202,9 @@ class CheckpointFolder:
         partial.replace(target)
         if self.synced:
             sync_folder(self.path)
-        for old in self._files(what)[KEPT:]:
+        files = self._files(what)
+        later = files.index(target) if what == "round" else 0
+        for old in (*files[:later], *files[later + KEPT :]):
             if old.name not in needed:
                 old.unlink()
 

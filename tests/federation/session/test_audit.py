@@ -2,22 +2,22 @@
 
 import json
 import os
-from hashlib import blake2b, sha256
+import time
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit import WRITTEN_OUT, Audit
+from silograph.federation.session.audit import WRITTEN_OUT, Audit, _form
 from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
 from silograph.federation.session.audit_file import open_audit
-from silograph.federation.session.audit_tag import SHORT_FRAME, FrameTags
 
 ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
 REPLY = {"w": Shared(torch.zeros(3)), "n": Shared(torch.tensor(1))}
@@ -55,7 +55,6 @@ def test_what_is_written_of_a_run(tmp_path: Path) -> None:
     assert seen.ended.facts.items() >= {"reason": "why", "calls": 1, "bytes": 10}.items()
     with path.open() as file:
         told = file.read()
-    assert '"tag": "' in told
     assert '"fields": {"w": 12, "n": 8}' in told
 
 
@@ -66,6 +65,7 @@ NAMES = [
     "caf\u00e9 \U0001f642",
     "\ud800",
     "\n\t\x00\x7f",
+    "100 %d %s %%",
     "",
 ]
 
@@ -91,7 +91,6 @@ def test_a_line_of_a_call_is_the_json_of_its_facts(tmp_path: Path, name: str, be
         "kind": "weights",
         "bytes": 5,
         "fields": {name: 12, f"{name}/2": 8},
-        "tag": FrameTags(path.with_suffix(".key").read_bytes()).tag(former, b"frame"),
     }
     assert line == line_of(facts, former)[0]
     assert json.loads(line).items() >= facts.items()
@@ -338,40 +337,45 @@ def test_nothing_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read(path).broken is None
 
 
-def test_every_frame_has_its_tag(tmp_path: Path) -> None:
-    """It can be checked with the key beside the file and the line before; a restart keeps both."""
-    path, sizes = tmp_path / "audit.jsonl", (0, 5, SHORT_FRAME, SHORT_FRAME + 1, 100_000)
-    frames = [os.urandom(size) for size in sizes]
-    for _ in range(2):
-        with open_audit(path, ABOUT) as (audit, _):
-            for frame in frames:
-                answer(audit, "r1", frame)
-    key = path.with_suffix(".key")
-    assert key.stat().st_mode & 0o777 == 0o600
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line, frame in zip(lines, frames * 2, strict=True):
-        tags = FrameTags(key.read_bytes())
-        assert line["tag"] == tags.tag(line["former"], frame)
-        assert line["tag"] != tags.tag(line["former"], frame + b"x")
-        assert line["tag"] != tags.tag(line["hash"], frame)
-        assert line["tag"] != FrameTags(bytes(32)).tag(line["former"], frame)
-    assert len({line["tag"] for line in lines}) == 10
-    first, *_, last = lines
-    form: dict[str, Any] = {"key": key.read_bytes(), "person": b"silograph frame"}
-    own = blake2b(first["former"].encode() + frames[0], digest_size=32, **form)
-    assert first["tag"] == own.hexdigest()
-    gmac = AESGCM(key.read_bytes()).encrypt(bytes.fromhex(last["former"][:24]), b"", frames[-1])
-    assert last["tag"] == gmac.hex()
-    key.write_bytes(b"short")
-    with (
-        pytest.raises(ConfigError, match=r"audit.key, 32 bytes, got 5: restore it, or move it awa"),
-        open_audit(path, ABOUT),
-    ):
-        pass
-    key.unlink()
-    key.mkdir()
-    with pytest.raises(ConfigError, match="expected to keep a key in"), open_audit(path, ABOUT):
-        pass
+def test_a_file_whose_lines_have_tags_is_continued(tmp_path: Path) -> None:
+    """Lines of calls had a tag of the frame once: they are whole, and others follow them."""
+    path = tmp_path / "audit.jsonl"
+    facts = {"run": "r1", "round": 1, "kind": "weights", "bytes": 5, "tag": "0" * 64}
+    line, _ = line_of({"time": "t", "event": "answered", **facts}, NO_LINE)
+    path.write_bytes(line)
+    with open_audit(path, ABOUT) as (audit, _):
+        assert audit.of_run("r1").sent == 5
+        answer(audit, "r1")
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.jsonl"]  # and nothing beside it
+    found = read(path)
+    assert found.broken is None
+    assert [run.calls for run in found.runs] == [{"weights": 2}]
+
+
+def test_forms_of_lines_are_not_kept_without_end() -> None:
+    """A server that made a silo answer with ever new names would fill its memory."""
+    audit = Audit()
+    for number in range(2000):
+        reply = {f"w{number}": REPLY["w"]}
+        audit.of_run("r1").answered(Envelope("train", Kind.WEIGHTS, 1, 1), reply, b"frame")
+    assert _form.cache_info().currsize <= 1024
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0009, 0.9995, 1.0, 59.999, 60.0, 86399.9996])
+def test_the_time_of_a_line_is_that_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The date is made once a second; every line has its own second all the same."""
+    path, start = tmp_path / "audit.jsonl", 1_700_000_000
+    with open_audit(path, ABOUT) as (audit, _):
+        for more in (0.0, seconds, seconds + 0.001):
+            moment = round((start + more) * 10**9)
+            monkeypatch.setattr(time, "time_ns", lambda moment=moment: moment)
+            answer(audit, "r1")
+            told = json.loads(path.read_text().splitlines()[-1])["time"]
+            found = datetime.fromisoformat(told.replace("Z", "+00:00"))
+            assert found == datetime.fromtimestamp(moment // 10**6 / 1000, UTC)
+            assert len(told) == len("2023-11-14T22:13:20.000Z")
 
 
 def test_a_pipe_is_no_audit_file(tmp_path: Path) -> None:
@@ -428,26 +432,4 @@ def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
         pytest.raises(ConfigError, match=r"move the file away, the next start begins a new one"),
         open_audit(path, ABOUT),
     ):
-        pass
-
-
-def test_a_key_that_others_read_or_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    path, key = tmp_path / "audit.jsonl", tmp_path / "audit.key"
-    key.write_bytes(bytes(32))
-    for mode in (0o644, 0o640, 0o602):
-        key.chmod(mode)
-        line = rf"expected {key} to be for its owner only, got mode {mode:o}: .* chmod 600 {key}, "
-        with pytest.raises(ConfigError, match=line), open_audit(path, ABOUT):
-            pass
-    key.chmod(0o600)
-    with open_audit(path, ABOUT):
-        pass
-    key.unlink()
-    os.mkfifo(key)
-    line = r"expected a file at .*audit.key, got something else"
-    with pytest.raises(ConfigError, match=line), open_audit(path, ABOUT):
-        pass
-    key.unlink()
-    key.symlink_to(tmp_path / "other")
-    with pytest.raises(ConfigError, match="expected to keep a key in"), open_audit(path, ABOUT):
         pass

@@ -139,6 +139,26 @@ def test_a_majority_of_a_later_round_does_not_lift_the_bound(built: Built) -> No
     assert fed.away == tuple(liars)
 
 
+@pytest.mark.parametrize(("liars", "dropped"), [(1, False), (2, True), (3, True)])
+@pytest.mark.parametrize("norm", [0.9 * FAR_UPDATE, 4 * FAR_UPDATE])
+def test_half_of_the_first_calls_can_hold_the_bound_down_to_its_least(
+    built: Built, liars: int, dropped: bool, norm: float
+) -> None:
+    """Of four silos two or three send no change: then honest updates of norm 4000 are dropped."""
+    fed, links = limited(built)
+    names = list(links)
+    for place, name in enumerate(names):
+        links[name].change = weights_of(1.0 if place < liars else 1 + norm / 3**0.5)
+    for t in range(1, FIRST_CALLS + 1):
+        once(fed, t)
+    dropped = dropped and norm > FAR_UPDATE
+    assert fed.away == (tuple(names[liars:]) if dropped else ())
+    for name in names:
+        links[name].change = weights_of(1 + norm / 3**0.5)
+    once(fed, FIRST_CALLS + 1)  # now all of them are honest, and who answers stays
+    assert fed.away == (tuple(names[liars:]) if dropped else ())
+
+
 def test_a_run_that_goes_on_knows_what_was_usual(built: Built) -> None:
     """Updates of norm 400 were usual: without that 1e5 would be a lie in the round after."""
     fed, links = limited(built)

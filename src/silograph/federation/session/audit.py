@@ -9,11 +9,9 @@ A server cannot fill the disk: of what can be repeated without end (refusals, he
 have a line each, then the 32nd, the 64th and so on, each of which says for how many it stands. And
 once the file has `MOST_FILE` bytes nothing leaves any more, until it is moved away.
 
-A frame has a tag (`audit_tag`) under a key that only the silo has.
-
 A line of a call is made between two trainings, which have driven all other code out of the caches:
-there code that is called once costs some ten times what it costs in a loop. So such a line is put
-together from parts that are kept, and calls little.
+there code that is called once costs some ten times what it costs in a loop. So such a line is a
+kept text with the call's numbers in it, and its making calls little.
 """
 
 import json
@@ -32,7 +30,6 @@ from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
 from silograph.federation.program import BLANK
 from silograph.federation.session.audit_chain import NO_LINE, AuditedRun, chained
-from silograph.federation.session.audit_tag import FrameTags
 from silograph.federation.session.peer import one_line
 
 AUDIT = "audit.jsonl"
@@ -50,7 +47,6 @@ class Audit:
         runs: that the file has already.
         head: hash of its last line.
         size: its bytes.
-        key: of the tags of frames; None makes none.
     """
 
     def __init__(
@@ -60,15 +56,14 @@ class Audit:
         runs: Mapping[str, AuditedRun] | None = None,
         head: str = NO_LINE,
         size: int = 0,
-        key: bytes | None = None,
     ) -> None:
         self._file = file
-        self._tags = None if key is None else FrameTags(key)
         self._torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
         self.head = head
         self._size = size
+        self._second, self._date = -1, ""  # of the last line
         self._seen: Counter[str] = Counter()  # by event, of what is folded
         self._told: Counter[str] = Counter()
         self._agreed: RunAudit | None = None
@@ -123,34 +118,46 @@ class Audit:
 
     def add_text(self, event: str, told: str, *, force: bool = False) -> None:
         """Add a line of what stands between the braces of a JSON object; see `add`."""
-        line, own = chained(f'"time": "{_now()}", "event": "{event}", {told}', self.head)
-        if self._torn:
-            raise _unwritable("its last line could not be written")
-        most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
-        if self._file is not None and self._size + len(line) > most:
-            raise PolicyError(full_file(AUDIT))
+        line, own = chained(f'"time": "{self._now()}", "event": "{event}", {told}', self.head)
+        size = self._size + len(line)
+        if self._torn or size > MOST_FILE:
+            self._check_room(event, size)
         if self._file is not None:
-            self._write(line)
-        self.head, self._size = own, self._size + len(line)
+            try:
+                wrote = os.write(self._file, line)
+            except OSError as error:
+                raise _unwritable(error.strerror) from None
+            if wrote < len(line):
+                self._take_back()
+        self.head, self._size = own, size
         if force:
             self.force()
 
-    def tag(self, frame: bytes) -> str:
-        """Return what the next line says of a frame's content, nothing without a key."""
-        return "" if self._tags is None else f', "tag": "{self._tags.tag(self.head, frame)}"'
+    def _check_room(self, event: str, size: int) -> None:
+        """Raise `PolicyError` unless a line may follow, which makes the file so long."""
+        if self._torn:
+            raise _unwritable("its last line could not be written")
+        most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
+        if self._file is not None and size > most:
+            raise PolicyError(full_file(AUDIT))
 
-    def _write(self, line: bytes) -> None:
+    def _now(self) -> str:
+        """Return the time of day, of which all but the thousandths is made once a second."""
+        moment = time.time_ns() // 10**6
+        second = moment // 1000
+        if second != self._second:
+            self._second = second
+            self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._date}.{moment - 1000 * second:03}Z"
+
+    def _take_back(self) -> None:
+        """Cut off a line that was written in part, and raise `PolicyError`."""
         assert self._file is not None
         try:
-            wrote = os.write(self._file, line)
-        except OSError as error:
-            raise _unwritable(error.strerror) from None
-        if wrote < len(line):
-            try:
-                os.ftruncate(self._file, self._size)
-            except OSError:  # its end is torn, which the next start says: nothing may follow it
-                self._file, self._torn = None, True
-            raise _unwritable("No space left on device")
+            os.ftruncate(self._file, self._size)
+        except OSError:  # its end is torn, which the next start says: nothing may follow it
+            self._file, self._torn = None, True
+        raise _unwritable("No space left on device")
 
     def force(self) -> None:
         """Wait until all lines are on the disk."""
@@ -189,6 +196,7 @@ class RunAudit:
     def __init__(self, audit: Audit, run: str, before: AuditedRun | None = None) -> None:
         self._audit = audit
         self._run = run
+        self._named = json.dumps(run)
         self._before = before
         self._sent = 0 if before is None else before.sent
         self._repeats = 0 if before is None else before.repeats
@@ -240,7 +248,8 @@ class RunAudit:
         """Record a hello that is about to leave."""
         self._audit.fold("hello", {"run": self._run, "digest": digest_of(frame)}, len(frame))
         self._audit.strays[self._run] += len(frame)
-        self._count(len(frame))
+        self._sent += len(frame)
+        self._bytes += len(frame)
 
     def agreed(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
@@ -251,23 +260,18 @@ class RunAudit:
         self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
     ) -> None:
         """Record a reply that is about to leave; `begins`: it is the first one of its round."""
-        fields = ", ".join([f"{_text(name)}: {field.t.nbytes}" for name, field in reply.items()])
         first = ', "begins": true' if begins else ""
-        self._audit.add_text(
-            "answered",
-            f'"run": {_text(self._run)}, "round": {envelope.round}{first}, '
-            f'"op": {_text(envelope.op)}, "kind": {_text(envelope.kind)}, "bytes": {len(frame)}, '
-            f'"fields": {{{fields}}}{self._audit.tag(frame)}',
-        )
+        sizes = [field.t.nbytes for field in reply.values()]
+        told = _form(envelope.op, envelope.kind, tuple(reply)) % (len(frame), *sizes)
+        about = f'"run": {self._named}, "round": {envelope.round}{first}, {told}'
+        self._audit.add_text("answered", about)
         if begins:
-            self._repeats = self.repeats_with(envelope.round)
-        self._last = max(self._last, envelope.round)
+            self._repeats += envelope.round <= self._last
+        if envelope.round > self._last:
+            self._last = envelope.round
         self._calls += 1
-        self._count(len(frame))
-
-    def _count(self, size: int) -> None:
-        self._sent += size
-        self._bytes += size
+        self._sent += len(frame)
+        self._bytes += len(frame)
 
     def refused(self, reason: str) -> None:
         """Record what was refused, or failed."""
@@ -291,19 +295,11 @@ def digest_of(data: bytes) -> str:
 
 
 @lru_cache(1024)
-def _text(value: str) -> str:
-    """Return a string as JSON has it; names of runs, ops and fields come again and again."""
-    return json.dumps(value)
-
-
-def _now() -> str:
-    seconds, thousandths = divmod(time.time_ns() // 10**6, 1000)
-    return f"{_to_the_second(seconds)}.{thousandths:03}Z"
-
-
-@lru_cache(1)
-def _to_the_second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+def _form(op: str, kind: str, names: tuple[str, ...]) -> str:
+    """Return what lines say of calls alike, with %d for the bytes of the frame and each field."""
+    op, kind, *quoted = (json.dumps(text).replace("%", "%%") for text in (op, kind, *names))
+    fields = ", ".join(f"{name}: %d" for name in quoted)
+    return f'"op": {op}, "kind": {kind}, "bytes": %d, "fields": {{{fields}}}'
 
 
 def _unwritable(reason: str | None) -> PolicyError:

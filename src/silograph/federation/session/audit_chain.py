@@ -70,21 +70,16 @@ def line_of(facts: Mapping[str, Any], former: str) -> tuple[bytes, str]:
 def chained(told: str, former: str) -> tuple[bytes, str]:
     """Return the bytes of the next line and its hash.
 
+    That is BLAKE2b of 256 bits (RFC 7693), in hexadecimal: `b2sum -l 256`. SHA-256 is faster over
+    long data, but OpenSSL looks it up and sets it up for each line.
+
     Args:
         told: what it says, as the inside of a JSON object.
         former: hash of the line before.
     """
     body = f'{{"former": "{former}", {told}'.encode()
-    own = _hash(body)
-    return b'%b, "hash": "%b"}\n' % (body, own.encode()), own
-
-
-def _hash(body: bytes) -> str:
-    """Return a line's BLAKE2b of 256 bits (RFC 7693), in hexadecimal: `b2sum -l 256`.
-
-    SHA-256 is faster over long data, but OpenSSL looks it up and sets it up for each line.
-    """
-    return blake2b(body, digest_size=32).hexdigest()
+    own = blake2b(body, digest_size=32).hexdigest()
+    return body + f', "hash": "{own}"}}\n'.encode(), own
 
 
 def entries_of(file: BinaryIO) -> Iterator[AuditEntry]:
@@ -116,7 +111,7 @@ def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, An
             "0.1.0.dev0 wrote it, before lines named the version"
         )
         raise BrokenChainError(line, reason, whole, is_older=True)
-    if _hash(body) != own:
+    if blake2b(body, digest_size=32).hexdigest() != own:
         reason = "expected the bytes that its hash was made of, got others"
         raise BrokenChainError(line, reason, whole)
     try:

@@ -1,18 +1,15 @@
-"""An audit file on the disk: begun or continued, by one process, with the key of its tags."""
+"""An audit file on the disk: begun or continued, by one process."""
 
 import fcntl
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_bytes
 
 from silograph.core.errors import ConfigError
-from silograph.core.files import opens_private
 from silograph.federation.session.audit import MOST_FILE, Audit, full_file
 from silograph.federation.session.audit_chain import read_audit
-from silograph.federation.session.audit_tag import KEY_BYTES
 
 
 @contextmanager
@@ -47,35 +44,6 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
         os.close(file)
 
 
-def _key_beside(path: Path) -> bytes:
-    """Return the key of an audit file's tags, made at first."""
-    beside = path.with_suffix(".key")
-    try:
-        with suppress(FileExistsError), open(beside, "xb", opener=opens_private) as file:
-            file.write(token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for who writes it
-        with os.fdopen(os.open(beside, flags), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            key = file.read(KEY_BYTES + 1) if stat.S_ISREG(mode) else None
-    except OSError as error:
-        raise ConfigError(f"expected to keep a key in {beside}, got: {error.strerror}") from None
-    if key is None:
-        raise ConfigError(f"expected a file at {beside}, got something else")
-    if mode & 0o077:
-        raise ConfigError(
-            f"expected {beside} to be for its owner only, got mode {mode & 0o777:o}: others may "
-            f"know the key; chmod 600 {beside}, or move it away and the next start makes a new one"
-        )
-    if len(key) != KEY_BYTES:
-        raise ConfigError(
-            f"expected the key of {path} in {beside}, {KEY_BYTES} bytes, got {len(key)}: restore "
-            "it, or move it away and the next start makes a new one"
-        )
-    return key
-
-
 def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
     """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
     with os.fdopen(os.dup(file), "rb") as reader:
@@ -98,7 +66,7 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
     if torn:
         os.ftruncate(file, size - torn)
     runs = {run.run: run for run in found.runs}
-    audit = Audit(file, about, runs, found.head, size - torn, _key_beside(path))
+    audit = Audit(file, about, runs, found.head, size - torn)
     note = f"{path} has {found.lines:,} lines, each as it was written"
     if torn:
         audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)

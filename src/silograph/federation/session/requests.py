@@ -34,7 +34,7 @@ def difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 def number_of(message: Message) -> int:
     """Return the number of a round that a message gives; raise `FrameError` where it has none."""
     number = message.facts().get("round")
-    if not isinstance(number, int) or number < BLANK:
+    if type(number) is not int or number < BLANK:  # true is an int, too
         raise FrameError(f"expected the number of a round, got {number!r}")
     return number
 
@@ -42,6 +42,6 @@ def number_of(message: Message) -> int:
 def committed_of(message: Message) -> list[int]:
     """Return the rounds that the server holds; raise `FrameError` where a message has none."""
     found = message.facts().get("committed")
-    if not isinstance(found, list) or not all(isinstance(number, int) for number in found):
+    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
         raise FrameError(f"expected the rounds that the server holds, got {found!r}")
     return found

@@ -115,7 +115,7 @@ class Responder:
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
-        self._is_kept = True  # unless it has come and could not be written down
+        self._is_kept = False  # it has come, in any stream, and is written down
 
     @property
     def has_agreed(self) -> bool:
@@ -238,7 +238,7 @@ class Responder:
                 self.stopped = True
             case Type.END:
                 self.ended = one_line(message.facts().get("reason", ""))
-                if not self.ended and self._is_kept:  # else a server may go on with the run
+                if not self.ended and self._is_kept:  # else states may hold the only model
                     self._store.drop()
             case _:
                 raise ProtocolError(f"expected a request, got {message.type.name}")
@@ -325,7 +325,7 @@ class Responder:
             raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
         number = envelope.round
         at.course.check_result(number, arrived, at.extent)
-        self._is_kept = False  # states stay where this fails: they may hold the only model
+        self._is_kept = False  # states stay where this fails
         try:
             state = self._state_of(at, number)
         except AbsentError:  # it did not take part in that round

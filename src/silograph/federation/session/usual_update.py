@@ -22,6 +22,9 @@ class UsualUpdate:
     are all but 0; so what was usual once stays so. It is settled by the first calls: a later
     majority that lies cannot lift it, nor updates that grow because a lie has spoiled the model.
 
+    Who has the majority in the first calls has it: more than half of the silos can lift the norm in
+    one of them, and half can hold it down in all of them, but no bound is below `FAR_UPDATE`.
+
     Attributes:
         norm: so far.
         calls: that it is from; what a silo alone says is usual for no later call.
