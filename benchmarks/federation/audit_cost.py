@@ -141,9 +141,9 @@ class Turns:
 
     def answered(self, *about: Any, **begins: bool) -> None:
         """Add the line, or less than that."""
-        act: Callable[..., None] = {"line": self._audit.answered, "bare": self._bare}.get(
-            self.turn, lambda *_, **__: None
-        )
+        acts: dict[str, Callable[..., None]]
+        acts = {"line": self._audit.answered, "bare": self._bare}
+        act = acts.get(self.turn, lambda *_, **__: None)
         began, spent = time.perf_counter(), time.thread_time()
         act(*about, **begins)
         self.took.add(self.turn, time.perf_counter() - began, time.thread_time() - spent)
@@ -188,7 +188,7 @@ def serve(name: str, data: str, address: str, folder: Path, token: bytes, told: 
             turns.calls.add(turns.turn, wall, cpu)
             return found
 
-        worker.answer = timed  # type: ignore[method-assign]
+        worker.answer = timed  # type: ignore[assignment, method-assign]
         roots, key = (folder / "ca.pem").read_bytes(), SiloKey.new()
         quiet: Callable[[Any], None] = lambda _: None  # noqa: E731
         take_part(Attaching("silo", key, {}, address, roots, lambda _: worker, 60.0, quiet))

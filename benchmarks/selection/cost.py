@@ -79,7 +79,9 @@ def shares(graph: Graph, name: str, options: Mapping[str, Any]) -> tuple[float, 
     }
     setup = prepare(make_config(asked), graph)
     spent, rounds, parts = Spent(), [], []
-    names = [(Selection, each) for each in ("choose", "observe", "reason_to_stop")]
+    names: list[tuple[Any, str]] = [
+        (Selection, each) for each in ("choose", "observe", "reason_to_stop")
+    ]
     if name == "uniform":  # which methods draw themselves
         names = [(local_training, "selected"), (selecting, "selected")]
     with ExitStack() as stack:

@@ -49,9 +49,9 @@ def measure(scale: float, clients: int, folder: str) -> Row:
     setup = prepare(make_config(values), graph)
     ready = time.perf_counter()
     snapshot = loop.first_snapshot(setup)
-    snapshot, _ = loop._round(setup, snapshot, 0.0)
+    snapshot, _ = loop._round(setup, None, snapshot, 0.0)
     first = time.perf_counter()
-    snapshot, _ = loop._round(setup, snapshot, 0.0)
+    snapshot, _ = loop._round(setup, None, snapshot, 0.0)
     return {
         "scale": scale,
         "clients": clients,

@@ -37,7 +37,7 @@ class Ours:
     def round(self) -> object:
         """Run one round and judge it, as `silograph run` does."""
         with torch_threads(self.setup.config.threads):
-            self.snapshot, rows = rounds._round(self.setup, self.snapshot, 0.0)
+            self.snapshot, rows = rounds._round(self.setup, None, self.snapshot, 0.0)
         return rows[0]
 
     def train(self) -> object:
