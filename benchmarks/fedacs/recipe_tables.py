@@ -110,7 +110,7 @@ CENTRALIZED: dict[str, Row] = {
         "0.978",
     ),
 }
-BANDIT, EVERYBODY, MATCHED = "FedACS (GCN)", "FedGraphNN (GCN)", "Rand, FedACS' mean"
+BANDIT, EVERYBODY, MATCHED = "FedACS (GCN)", "FedGraphNN (GCN)", "Rand at FedACS' mean"
 PARTS = {"without": WITHOUT, "central": CENTRALIZED, "federated": FEDERATED}
 ALL = {name: row for rows in PARTS.values() for name, row in rows.items()}
 
