@@ -25,7 +25,7 @@ from silograph.graph.partition.split import choose_split
 from silograph.nn import consisrec
 from silograph.nn.consisrec import (
     ConsisRec,
-    Drawn,
+    DrawnNeighbors,
     Neighborhood,
     attended,
     drawn_neighbors,
@@ -208,7 +208,7 @@ def test_attention_by_hand() -> None:
         "attention": torch.tensor([[1.0], [0], [0], [1]]).double(),
         "relation": torch.tensor([[7, 0], [5, math.log(2) - 2]]).double(),
     }
-    found = attended(p, x, Drawn(adj, torch.tensor([0, 2])), torch.tensor([0, 9, 1]))
+    found = attended(p, x, DrawnNeighbors(adj, torch.tensor([0, 2])), torch.tensor([0, 9, 1]))
     torch.testing.assert_close(found, torch.tensor([[7 / 3, 4], [0, 0]]).double())
 
 

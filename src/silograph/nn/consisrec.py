@@ -202,8 +202,8 @@ class ConsisRec:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """Drawn neighbors of some users or items.
+class DrawnNeighbors:
+    """DrawnNeighbors neighbors of some users or items.
 
     Attributes:
         adj: (R, E) whom each has drawn.
@@ -222,7 +222,7 @@ def drawn_neighbors(
     counter: Tensor,
     sampled: float,
     key: Key,
-) -> Drawn:
+) -> DrawnNeighbors:
     """Return drawn neighbors of users or items.
 
     Args:
@@ -251,10 +251,10 @@ def drawn_neighbors(
     keep[order] = place < number[owner]
     indptr = offsets(torch.bincount(owner[keep], minlength=len(end)))
     indices = near.adj.indices[entry[keep]]
-    return Drawn(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry[keep])
+    return DrawnNeighbors(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry[keep])
 
 
-def attended(p: Mapping[str, Tensor], x: Tensor, drawn: Drawn, relation: Tensor) -> Tensor:
+def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation: Tensor) -> Tensor:
     """Return the attentive means of drawn neighbors' embeddings, (R, D); 0 without any.
 
     Args:
