@@ -1,7 +1,7 @@
 """ConsisRec: embeddings of a user and an item from drawn neighbors that are consistent with both.
 
 Yang, Liu, Dou, Ma and Yu, "ConsisRec: Enhancing GNN for social recommendation via consistent
-neighbor aggregation", SIGIR 2021, section 3. For a user u and an item t with embeddings x:
+neighbor aggregation", SIGIR 2021. For a user u and an item t with embeddings x:
 
     q   = relu((x_u, x_t) W_q + b_q)                          query
     p_i = exp(-|q - x_i|^2) / sum over neighbors              chance of a neighbor in each draw
@@ -13,16 +13,18 @@ Neighbors of a user are the items that it rates in training, and users by trust,
 of an item are its users, and items of which more than half of all users that rate either rate both.
 Relations are the levels of a rating, trust, and shared users. Of d neighbors max(1, sampled d) are
 drawn without replacement, by one draw a neighbor (Gumbel): top keys log p + noise are such a draw
-(Kool, van Hoof and Welling, "Stochastic beams and where to find them", ICML 2019, section 2.3).
+(Kool, van Hoof and Welling, "Stochastic beams and where to find them", ICML 2019).
 
 No gradient passes a draw, and the query does nothing else, so it stays as it began but for decay:
 so it is in the paper's equations, and in its authors' code. As there, one layer, b_q and b (without
 which a user or item that nobody knows has no embedding at all), a rating that is predicted in
 training is a relation, too, and scores are of drawn neighbors: here always the same for a rating.
 
-What we changed: mean, biases and level, without which it is far behind the mean at first; the
-squared error instead of its root, and a vector for shared users of their own, which the code has
-in common with trust. No embedding of a user or an item serves all ratings, so it ranks nothing.
+What we changed: mean, biases and level are added, without which it is far behind the mean at first;
+the loss is the squared error instead of its root. Where the paper and its authors' code differ, this
+is the paper: squared distances, one query for both ends, relu, w trained. Trust and shared users
+have a vector each, where the code has one for both. No embedding of a user or an item serves all
+ratings, so it ranks nothing.
 
 E: users and items of a client. D: width. R: ratings in a step. e: entries. d: neighbors of R pairs.
 """
