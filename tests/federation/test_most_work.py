@@ -38,7 +38,7 @@ SMALL = {"clients": 3, "partition": "random", "hidden": 8, "rounds": 2, "block_s
 RATED = {"partition": "category", "split": "0.6/0.2/0.2", "optimizer": "sgd", "lr": 0.02}
 MODELS = (
     *("rating_gcn", "rating_gat", "rating_mf", "sorec", "soreg"),
-    *("rating_profiles", "rating_biases"),
+    *("rating_profiles", "rating_biases", "consisrec"),
 )
 
 

@@ -231,6 +231,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"local_bias": True}, "expected no local_bias with rating_gcn"),
     ({"model": "rating_gat", "options": {"heads": 3}}, "a multiple of 3 heads, got 8"),
     ({"method": "cagnet"}, "each node has one client for cagnet"),
+    ({"method": "llcg"}, "a model without tables for llcg, .* got model rating_gcn"),
 ]
 
 

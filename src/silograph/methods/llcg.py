@@ -22,8 +22,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import state_of
+from silograph.federation.base import Federation
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, ServerHolds, ServerState
 from silograph.methods.fedavg import fit_round, init
@@ -47,6 +49,22 @@ class LLCGOptions:
     server_lr: Annotated[float, Field(gt=0)] | None = field(
         default=None, metadata={"help": "the server's learning rate; none: the clients'"}
     )
+
+
+def begin(
+    fed: Federation, cfg: MethodConfig[LLCGOptions], weights: Params, key: Key
+) -> ServerState:
+    """Set up the clients as FedAvg does.
+
+    Raises:
+        ConfigError: a model whose tables stay with the clients, so that the server has none.
+    """
+    if cfg.model.table_widths:
+        raise ConfigError(
+            "expected a model without tables for llcg, whose server trains on nodes of its own, "
+            f"got {cfg.model.noun}, whose tables stay with the clients: use --method fedavg"
+        )
+    return init(fed, cfg, weights, key)
 
 
 def held_share(options: LLCGOptions) -> float:
@@ -95,7 +113,7 @@ LLCG = Method(
     reference="Ramezani et al., Learn locally, correct globally: A distributed algorithm for "
     "training graph neural networks, ICLR 2022",
     options=LLCGOptions,
-    init=init,
+    init=begin,
     round=fit_round,
     setting=ServerHolds(held_share, correct),
     caution="clients train with adam, as for fedavg; where nodes have many neighbors (Amazon "

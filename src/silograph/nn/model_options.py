@@ -112,6 +112,25 @@ class SocialFactorsOptions:
 
 
 @dataclass(frozen=True, config=STRICT)
+class ConsisRecOptions:
+    """The defaults are those of the authors' code, but for the width and `terms`."""
+
+    embedding: Count = field(default=16, metadata=EMBEDDING)
+    terms: Literal["biases", "mean", "none"] = field(
+        default="biases",
+        metadata={"help": "what is added to a silo's mean: biases, or mean alone; none: no mean"},
+    )
+    sampled: Annotated[float, Field(gt=0, le=1)] = field(
+        default=0.3,
+        metadata={"help": "share of the neighbors that are drawn", "tune": log(0.1, 1.0)},
+    )
+    levels: Annotated[int, Field(ge=1, le=1000)] = field(
+        default=5,
+        metadata={"help": "kinds of ratings, from a client's lowest to its highest"},
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
 class RatingBiasesOptions:
     """See `silograph.nn.rating_biases`; the penalty is not tuned for any data."""
 
@@ -230,6 +249,13 @@ MODEL_KINDS: dict[str, ModelKind] = {
             SocialFactorsOptions,
         ),
         ModelKind(
+            "consisrec",
+            "ratings: embeddings of a pair from drawn neighbors that are consistent with it",
+            "Yang et al., ConsisRec: Enhancing GNN for social recommendation via consistent "
+            "neighbor aggregation, SIGIR 2021",
+            ConsisRecOptions,
+        ),
+        ModelKind(
             "rating_biases",
             "ratings: a silo's mean and biases of users and items, solved, what others must beat",
             "Koren et al., Matrix factorization techniques for recommender systems, 2009",
@@ -246,5 +272,9 @@ MODEL_KINDS: dict[str, ModelKind] = {
     )
 }
 FACTOR_MODELS = ("rating_mf", "sorec", "soreg")
-RATING_MODELS = ("rating_profiles", "rating_gcn", "rating_gat", "rating_biases", *FACTOR_MODELS)
+RATING_MODELS = (
+    *("rating_profiles", "rating_gcn", "rating_gat", "rating_biases"),
+    *FACTOR_MODELS,
+    "consisrec",
+)
 MODULE = ModelKind("module", "a torch.nn.Module of the user's", "", ModuleOptions)

@@ -110,6 +110,7 @@ TABLES = [
     ("user,item\na,b\n", "expected a column 'rating'"),
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
+    ("user,item,rating\na,b,nan\n", "from 1 to 5, got nan in .*line 2"),
     ("user,item,rating\n,b,3\n", "the id of a user without tabs in .*line 2"),
     (
         f"user,item,rating\n{'a' * 257},b,3\n",

@@ -267,6 +267,12 @@ def again_of(line: Line) -> Cell:
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
+    if labels.get("row") == of_tables.MATCHED:
+        control = of_tables.matched(
+            Found(read_lines(PAGES / "fedacs" / "tables.jsonl")), labels["seed"]
+        )
+        assert control is not None
+        return control
     if "ranked" in labels:
         return of_tables.cell_of(labels["row"], labels["seed"])
     if "row" in labels:

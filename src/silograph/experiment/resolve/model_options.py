@@ -12,6 +12,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.widths import LAYERS, hidden_widths, num_layers, shortest
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
+from silograph.nn.consisrec import ConsisRec
 from silograph.nn.model import Model
 from silograph.nn.model_options import (
     FACTOR_MODELS,
@@ -32,7 +33,7 @@ from silograph.nn.schedule import TrainableModel
 from silograph.sampling.neighbors import Depth
 from silograph.task.registry import task_of
 
-M = TypeVar("M", Model, RatingModel)
+M = TypeVar("M", Model, RatingModel, ConsisRec)
 MOST_WEIGHTS = 2**58  # whose bytes torch can still count
 # Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
 OF_LAYERS = {"layers": LAYERS, "hidden": None, "dropout": None, "fanout": None, "neighbors": "full"}
@@ -141,6 +142,8 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
         return RatingBiases(**asdict(options))
     if config.model in FACTOR_MODELS:
         return RatingFactors(cast("Social", config.model), **asdict(options))
+    if config.model == "consisrec":
+        return _countable(ConsisRec(**asdict(options)))
     hidden = shortest(config.hidden)
     assert isinstance(hidden, int)  # see `check_model`
     layers = num_layers(config.hidden, config.layers)

@@ -9,6 +9,7 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.field_specs import EDGES, ROWS, TRAIN
 from silograph.federation.session.limits import WorkBound
 from silograph.methods.base import AnyMethod, MethodConfig
+from silograph.nn.consisrec import ConsisRec
 from silograph.nn.rating_biases import PER_TURN, TURNS, RatingBiases
 
 PER_WEIGHT = 6  # of a row: multiply and add, forward and twice on the way back
@@ -29,7 +30,8 @@ def most_work(
     R and E are rows and edges with the halo's, P the parameters of the model and of the networks of
     its sampler, one a hop, D their widths added up, those of the model once a hop, and those of its
     tables. A step takes all rows at most, and the one more is for scores. Biases of ratings are
-    solved in turns over all rows besides.
+    solved in turns over all rows besides. With ConsisRec, each rating meets the neighbors of both
+    its ends, which are all rows at most: so many stand in place of edges.
 
     Where a method trains another network, R and E have the rows that it makes, and edges to them.
     The bound is the larger one of the model's and of that network's, which also compares each row
@@ -51,6 +53,8 @@ def most_work(
     made = other.made if other else 0
     rows = sizes[ROWS] * (1 + made)
     edges = sizes[EDGES] * (1 + made) + 2 * made * sizes[ROWS]
+    if isinstance(cfg.model, ConsisRec):
+        edges = 2 * rows * rows
     steps = cfg.schedule.epochs * -(-sizes[TRAIN] // (cfg.schedule.batch_size or 2**62)) + 1
     own, drawn = list(cfg.model.weight_shapes.values()), cfg.schedule.neighbors.maps(cfg.model)
     hops = int(cfg.model.described().get("hops") or 1)

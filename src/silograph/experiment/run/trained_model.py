@@ -26,6 +26,7 @@ from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize, standardized
 from silograph.graph.silos.data import Silo
 from silograph.nn.any_model import AnyModel
+from silograph.nn.consisrec import ConsisRec
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
@@ -225,6 +226,8 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
         given = {name: value for name, value in told.items() if name != "task"}
         if "social" in told:
             return TypeAdapter(RatingFactors).validate_python(given)
+        if "sampled" in told:
+            return TypeAdapter(ConsisRec).validate_python(given)
         if "embedding" in told:
             return TypeAdapter(RatingModel).validate_python(given)
         if "folds" in told:

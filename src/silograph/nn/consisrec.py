@@ -1,0 +1,341 @@
+"""ConsisRec: embeddings of a user and an item from drawn neighbors that are consistent with both.
+
+Yang, Liu, Dou, Ma and Yu, "ConsisRec: Enhancing GNN for social recommendation via consistent
+neighbor aggregation", SIGIR 2021. For a user u and an item t with embeddings x:
+
+    q   = relu((x_u, x_t) W_q + b_q)                          query
+    p_i = exp(-|q - x_i|^2) / sum over neighbors              chance of a neighbor in each draw
+    a_i = exp((x_i, e_i) w) / sum over drawn neighbors        attention, e_i: vector of the relation
+    h_v = relu((x_v, sum of a_i x_i) W + b)   for v = u and v = t
+    r   = mean + b_u + b_t + h_u . h_t + level                `terms=none`: the paper's h_u . h_t
+
+Neighbors of a user are the items that it rates in training, and users by trust, either way; those
+of an item are its users, and items of which more than half of all users that rate either rate both.
+Relations are the levels of a rating, trust, and shared users. Of d neighbors max(1, sampled d) are
+drawn without replacement, by one draw a neighbor (Gumbel): top keys log p + noise are such a draw
+(Kool, van Hoof and Welling, "Stochastic beams and where to find them", ICML 2019).
+
+No gradient passes a draw, and the query does nothing else, so it stays as it began but for decay:
+so it is in the paper's equations, and in its authors' code. As there, one layer, b_q and b (without
+which a user or item that nobody knows has no embedding at all), a rating that is predicted in
+training is a relation, too, and scores are of drawn neighbors: here always the same for a rating.
+
+What we changed: mean, biases and level are added, without which it is far behind the mean at first;
+the loss is the squared error instead of its root. Where the paper and its authors' code differ, this
+is the paper: squared distances, one query for both ends, relu, w trained. Trust and shared users
+have a vector each, where the code has one for both. No embedding of a user or an item serves all
+ratings, so it ranks nothing.
+
+E: users and items of a client. D: width. R: ratings in a step. e: entries. d: neighbors of R pairs.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key, mix_words
+from silograph.core.payload import NO_STATE, Ragged, State, offsets, owners, ranges
+from silograph.core.work import report_each
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.csr import CSR
+from silograph.graph.graph import LabelForm
+from silograph.nn.conv import Params
+from silograph.nn.conv.base import glorot
+from silograph.nn.doors import dtype_of
+from silograph.nn.rating_graph import rating_graph
+from silograph.nn.rating_steps import alone, at_ratings, drawn_table, fit_pairs, values_of
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
+from silograph.nn.segment import edge_product
+from silograph.nn.shared_items import BIAS, EMBEDDING
+from silograph.nn.steps import LOSS_FLOPS
+
+FEATURES = 2  # what says whether a node is a user or an item
+ALIKE = 0.5  # share of users that two items must have more of in common
+AT_ONCE = 2**20  # neighbors that are scored together
+ITEMS_AT_ONCE = 4096  # that are compared with all others together
+PER_NEIGHBOR = 8  # operations besides those on its vector: draw, or softmax
+
+
+@dataclass(frozen=True, eq=False)
+class Neighborhood:
+    """Who is near whom at one client, along what.
+
+    Attributes:
+        adj: (E, E) training ratings and trust, both ways, and pairs of items with shared users.
+        relation: (e,) int64 of each entry: level of a rating, trust, or shared users, in turn.
+        word: (E,) int64 word of the public key of each.
+        train: mean number of neighbors of both ends of a training rating,
+        all: and of any rating of the client.
+    """
+
+    adj: CSR
+    relation: Tensor
+    word: Tensor
+    train: float
+    all: float
+
+
+@dataclass(frozen=True)
+class ConsisRec:
+    """The shape of the model.
+
+    Attributes:
+        embedding: D.
+        terms: what is added to h_u . h_t: `biases`, the `mean` alone, or `none`.
+        sampled: share of the neighbors that are drawn.
+        levels: number of vectors for ratings, from the lowest to the highest that trains.
+    """
+
+    embedding: int
+    terms: Literal["biases", "mean", "none"] = "biases"
+    sampled: float = 0.3
+    levels: int = 5
+
+    features = FEATURES
+    outputs = 1
+    task: LabelForm = dataclasses.field(default="rating", init=False)
+    noun = "model consisrec"
+    staged = None
+    one_by_one = True  # clients are few and large
+    first_maps = ()
+    source = None
+
+    @property
+    def table_widths(self) -> Mapping[str, int]:
+        """Columns of the tables that a client keeps."""
+        return {EMBEDDING: self.embedding, BIAS: 1}
+
+    @cached_property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every weight, shared form."""
+        d = self.embedding
+        maps = {"query.weight": (2 * d, d), "layer.weight": (2 * d, d)}
+        biases = {"query.bias": (d,), "layer.bias": (d,), "level": (1,)}
+        own = {"attention": (2 * d, 1), "relation": (self.levels + 2, d)}
+        return MappingProxyType({**maps, **biases, **own})
+
+    def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
+        """Return Glorot weights and zero biases; drawn in float64."""
+        return {
+            name: (glorot(key.fold(name), *shape) if len(shape) == 2 else torch.zeros(shape)).to(
+                dtype
+            )
+            for name, shape in self.weight_shapes.items()
+        }
+
+    def first_tables(self, block: ClientBlock, key: Key) -> dict[str, Ragged]:
+        """Return embeddings drawn from +-1/sqrt(D), and biases of 0; rows of the unseen are 0."""
+        table = drawn_table(block, key, self.embedding)
+        return {EMBEDDING: table, BIAS: Ragged(table.t.new_zeros(len(table.t), 1), table.off)}
+
+    def forward(
+        self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
+    ) -> Tensor:
+        """Return predictions (n, 1) of one client, 0 at users and items.
+
+        Raises:
+            ProtocolError: several clients, or not the tables of this one.
+        """
+        graph = rating_graph(alone(block), dtype_of(block))
+        values = values_of(self, weights, block, tables)
+        report_each(self.flops(block, len(graph.row), passes=1))
+        degree = neighborhood(block, self.levels).adj.degree
+        before = (degree[graph.user] + degree[graph.item]).cumsum(0)
+        parts = torch.bincount(before // AT_ONCE).tolist()
+        pairs = torch.arange(len(graph.row), device=graph.row.device).split(parts)
+        key = Key.of(0).fold("neighbors")
+        said = [self.said(values, block, pair, key) for pair in pairs]
+        found = torch.cat(said) if said else values["level"].new_zeros(0, 1)
+        return at_ratings(block, graph.row, found)
+
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        """Train one client; the neighbors of all ratings of a step are in memory at once."""
+        return fit_pairs(self, training, inputs)
+
+    def said(
+        self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
+    ) -> Tensor:
+        """Return what is predicted of ratings in a step; see `PairModel`."""
+        assert key is not None  # a step has one, and `forward` its own
+        graph, near = rating_graph(block, dtype_of(block)), neighborhood(block, self.levels)
+        user, item = graph.user[pair], graph.item[pair]
+        x = p[EMBEDDING].index_select(0, graph.slot)
+        own = [x.index_select(0, end) for end in (user, item)]
+        query = (torch.cat(own, dim=1) @ p["query.weight"] + p["query.bias"]).relu()
+        counter = block.row_key[graph.row[pair]]
+        h = []
+        for end, mine in zip((user, item), own, strict=True):
+            with torch.no_grad():
+                drawn = drawn_neighbors(near, x, query, end, counter, self.sampled, key)
+            around = attended(p, x, drawn, near.relation)
+            both = torch.cat([mine, around], dim=1)
+            h.append((both @ p["layer.weight"] + p["layer.bias"]).relu())
+        found = (h[0] * h[1]).sum(dim=1, keepdim=True)
+        if self.terms == "none":
+            return found
+        if self.terms == "biases":
+            bias = p[BIAS].index_select(0, graph.slot)
+            found = found + bias.index_select(0, user) + bias.index_select(0, item)
+        return graph.mean + found + p["level"]
+
+    def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
+        """Return the operations of a pass; see `PairModel`.
+
+        Neighbors are those of a mean rating, so that the sum over an epoch is exact; the query and
+        the draws have no way back.
+        """
+        near, d = neighborhood(block, self.levels), self.embedding
+        neighbors = ratings * (near.train if passes > 1 else near.all)
+        each = 2 * d + PER_NEIGHBOR
+        drawn = passes * self.sampled * neighbors * each
+        own = ratings * (4 * d * d + passes * (8 * d * d + 2 * d + 4))
+        nodes = passes * near.adj.num_rows * 2 * d
+        return float(neighbors * each + drawn + own + nodes + (passes > 1) * LOSS_FLOPS * ratings)
+
+    def described(self) -> dict[str, Any]:
+        """Return the shape as plain values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnNeighbors:
+    """DrawnNeighbors neighbors of some users or items.
+
+    Attributes:
+        adj: (R, E) whom each has drawn.
+        entry: (s,) int64 where they stand in the neighborhood.
+    """
+
+    adj: CSR
+    entry: Tensor
+
+
+def drawn_neighbors(
+    near: Neighborhood,
+    x: Tensor,
+    query: Tensor,
+    end: Tensor,
+    counter: Tensor,
+    sampled: float,
+    key: Key,
+) -> DrawnNeighbors:
+    """Return drawn neighbors of users or items.
+
+    Args:
+        near: all neighbors.
+        x: (E, D) embeddings.
+        query: (R, D) of each pair.
+        end: (R,) int64 its user, or its item.
+        counter: (R,) int64 counter of the draws for it.
+        sampled: share of the neighbors that are drawn, one at least.
+        key: of the draws.
+    """
+    degree = near.adj.degree[end]
+    off = offsets(degree)
+    entry, owner = ranges(near.adj.indptr[end].long(), degree), owners(off)
+    other = near.adj.indices[entry].long()
+    # |q|^2 is that of all neighbors of a pair, so it changes no chance.
+    score = 2 * (query.index_select(0, owner) * x.index_select(0, other)).sum(dim=1)
+    score = score.double() - x.square().sum(dim=1)[other]
+    rows = mix_words(counter ^ near.word[end])[owner] ^ near.word[other]
+    top = score - (-key.uniform(rows)[:, 0].log()).log()
+    order = top.argsort(descending=True, stable=True)
+    order = order[owner[order].argsort(stable=True)]  # by pair, then the largest first
+    number = (sampled * degree.double()).long().clamp(min=1)
+    keep = torch.zeros_like(owner, dtype=torch.bool)
+    place = torch.arange(len(owner), device=owner.device) - off[owner]
+    keep[order] = place < number[owner]
+    indptr = offsets(torch.bincount(owner[keep], minlength=len(end)))
+    indices = near.adj.indices[entry[keep]]
+    return DrawnNeighbors(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry[keep])
+
+
+def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation: Tensor) -> Tensor:
+    """Return the attentive means of drawn neighbors' embeddings, (R, D); 0 without any.
+
+    Args:
+        p: `attention` (2 D, 1) and `relation`, a vector (D,) for each.
+        x: (E, D) embeddings.
+        drawn: of R users or items.
+        relation: (e,) int64 of each entry of the neighborhood.
+    """
+    sender, along = p["attention"].split(x.shape[1])
+    told = (x @ sender).index_select(0, drawn.adj.indices.long())
+    told = told + (p["relation"] @ along).index_select(0, relation[drawn.entry])
+    rows = drawn.adj.row
+    top = told.detach().new_full((drawn.adj.num_rows, 1), -torch.inf)
+    top.scatter_reduce_(0, rows[:, None], told.detach(), "amax")  # it cancels
+    weight = (told - top.index_select(0, rows)).exp()
+    total = weight.new_zeros(drawn.adj.num_rows, 1).index_add(0, rows, weight)
+    share = weight / total.index_select(0, rows)
+    return edge_product(drawn.adj, share, x[:, None]).squeeze(1)
+
+
+def neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
+    """Return the neighbors in a block of one client, worked out once."""
+    name = ("neighborhood", levels)
+    if name not in block.memo:
+        block.memo[name] = _made(block, levels)
+    found = block.memo[name]
+    assert isinstance(found, Neighborhood)
+    return found
+
+
+def _made(block: ClientBlock, levels: int) -> Neighborhood:
+    graph = rating_graph(block, dtype_of(block))
+    train, count = block.split.train[graph.row], len(graph.slot)
+    user, item, value = graph.user[train], graph.item[train], block.y[graph.row[train]].double()
+    kind = _levels(value, levels)
+    first, second = similar_items(user, item, count)
+    rows = torch.cat([user, item, graph.trust[0], first])
+    columns = torch.cat([item, user, graph.trust[1], second])
+    others = torch.tensor([levels, levels + 1], device=kind.device)
+    of_others = others.repeat_interleave(torch.tensor([graph.trust.shape[1], len(first)]))
+    order = torch.argsort(rows * count + columns)
+    adj = CSR.from_pairs(rows[order].cpu(), columns[order].cpu(), (count, count))
+    relation = torch.cat([kind, kind, of_others.to(kind)])[order]
+    both = (adj.degree[graph.user] + adj.degree[graph.item]).double()
+    means = (float(t.mean()) if len(t) else 0.0 for t in (both[train.cpu()], both))
+    return Neighborhood(adj.to(rows.device, dtype_of(block)), relation, graph.word, *means)
+
+
+def _levels(value: Tensor, levels: int) -> Tensor:
+    """Return the nearest of equally distant levels, (R,) int64, from the lowest to the highest."""
+    if not len(value):
+        return torch.zeros(0, dtype=torch.int64, device=value.device)
+    low, high = value.min(), value.max()
+    width = torch.where(high > low, high - low, torch.ones_like(low))
+    return ((value - low) / width * (levels - 1)).round().long()
+
+
+def similar_items(user: Tensor, item: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return pairs of items, each in both directions, (s,) int64 twice.
+
+    Of all users that have rated either item, more than half have rated both.
+
+    Args:
+        user: (R,) int64 user of each rating, below `count`.
+        item: (R,) int64 its item, likewise; pairs are distinct.
+        count: number of users and items.
+    """
+    import numpy as np
+    import scipy.sparse as sp
+
+    places = item.cpu().numpy(), user.cpu().numpy()
+    rated = sp.csr_matrix((np.ones(len(user), np.int32), places), shape=(count, count))
+    number, by_user = np.diff(rated.indptr), rated.T.tocsr()
+    found = [np.zeros((2, 0), np.int64)]
+    for start in range(0, count, ITEMS_AT_ONCE):
+        shared = (rated[start : start + ITEMS_AT_ONCE] @ by_user).tocoo()
+        one, other = shared.row + start, shared.col
+        either = number[one] + number[other] - shared.data
+        some = (shared.data > ALIKE * either) & (one != other)
+        found.append(np.stack([one[some], other[some]]).astype(np.int64))
+    first, second = torch.from_numpy(np.concatenate(found, axis=1)).to(user.device)
+    return first, second
