@@ -27,11 +27,11 @@ from silograph.methods.fedpub import (
     FedPubOptions,
     Near,
     corrections,
-    functional_embedding,
+    embedding_of,
     mean_of,
-    shared_graph,
     shares,
 )
+from silograph.methods.functional_embedding import shared_graph
 from silograph.nn.backends import TORCH
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import forward_pass, whole_pass
@@ -116,7 +116,7 @@ def test_clients_of_one_community_take_more_of_each_other(
     for t in range(1, 6):
         state, report = FEDPUB.round(fed, cfg, state, t, KEY)
     kept = under("weights", fed.states()[0])
-    share = shares(functional_embedding(cfg, block, kept), torch.ones(6).bool(), 5.0)
+    share = shares(embedding_of(cfg, block, kept), torch.ones(6).bool(), 5.0)
     within = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()
     within &= ~torch.eye(6).bool()
     across = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)) == 0
@@ -212,7 +212,7 @@ def test_embeddings_are_those_of_each_model_on_the_shared_graph(
         name: torch.stack([Key.of(c).fold(name).matrix(1, math.prod(s)).view(s) for c in range(4)])
         for name, s in model.weight_shapes.items()
     }
-    found = functional_embedding(cfg, block, weights)
+    found = embedding_of(cfg, block, weights)
     common = shared_graph(block, 1)
     assert common.x.shape == (100, graph.num_features)
     assert abs(float(common.x.mean())) < 0.1

@@ -50,7 +50,6 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, under
 from silograph.core.ranges import lin, log
-from silograph.core.work import work_of
 from silograph.evaluation.on_receipt import received_specs
 from silograph.evaluation.scoring import personal
 from silograph.exchange.passes import weight_specs
@@ -58,8 +57,8 @@ from silograph.federation.base import Federation, Gather
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.csr import CSR
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     local_steps,
@@ -74,15 +73,11 @@ from silograph.methods.local_training import (
     zero_weights,
 )
 from silograph.nn.backends import TORCH
-from silograph.nn.conv import Messages, Params, convolve
+from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.forward import Stage, Staged, last_layer, leave
 from silograph.nn.masked import Masked, SparseMasks, is_mask
 from silograph.nn.model import Model
 
-COMMUNITY, INSIDE = 100, 0.1  # nodes of a community of the shared graph, and their edges
-SHARED_GRAPH = Key.of(0).fold("fedpub")
-MOST = 1 << 22  # features of copies of the shared graph that are in memory at once
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -197,7 +192,7 @@ def train_masked(
     plain = {name: w for name, w in weights.items() if not is_mask(name)}
     mine = own.model.effective(weights) if isinstance(own.model, Masked) else plain
     reply = stacked("weights", plain) | {
-        "embedding": Stacked(functional_embedding(cfg, block, mine)),
+        "embedding": Stacked(embedding_of(cfg, block, mine)),
         "sparsity": Stacked(sparsity(kept, cfg.options.l1, fitted.loss)),
         **told(fitted, block),
     }
@@ -212,74 +207,12 @@ def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
     return below.to(like.dtype).mean(1)
 
 
-def body(model: Staged) -> tuple[Stage, ...]:
-    """Return the stages before the classifier, the last one without its ReLU."""
-    stages = model.stages[: max(last_layer(model), 1)]
-    return (*stages[:-1], replace(stages[-1], relu=False))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _SharedGraph:
-    """A random graph that all clients have.
-
-    Attributes:
-        x: (n, F) normal features.
-        adj: (n, n) edges inside communities, values 1.
-    """
-
-    x: Tensor
-    adj: CSR
-
-
-def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
-    """Return the graph, drawn once for a block: the same for all clients and in all runs."""
-    root = block if block.source is None else block.source[0]
-    name = ("fedpub", communities)
-    if name not in root.memo:
-        assert block.adj.values is not None  # blocks carry values of the run's dtype
-        dtype, device = block.adj.values.dtype, block.off.device
-        n, each = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
-        u = torch.stack([each.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
-        part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
-        rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
-        adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
-        noise = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
-        x = torch.special.ndtri(noise.clamp(min=2.0**-53)).to(device, dtype)
-        root.memo[name] = _SharedGraph(x, adj.to(device, dtype))
-    found = root.memo[name]
-    assert isinstance(found, _SharedGraph)
-    return found
-
-
-def functional_embedding(
+def embedding_of(
     cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params
 ) -> Tensor:
     """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
-    graph = shared_graph(block, cfg.options.communities)
-    many = max(1, MOST // graph.x.numel())
-    parts = []
-    with torch.no_grad():
-        for positions in torch.arange(block.num_clients).split(many):
-            mine = {name: w[positions[0] : positions[-1] + 1] for name, w in weights.items()}
-            with work_of(positions):
-                assert cfg.model.staged is not None  # see `masked`
-                parts.append(_outputs(cfg.model.staged, graph, mine, len(positions)))
-    return torch.cat(parts)
-
-
-def _outputs(model: Staged, graph: _SharedGraph, weights: Params, clients: int) -> Tensor:
-    """Return the mean output of models (C, ...) on copies of a graph, (C, D)."""
-    n = len(graph.x)
-    adj = CSR.block_diagonal([graph.adj] * clients)
-    degree = adj.degree.to(graph.x.dtype)[:, None]
-    off = torch.arange(clients + 1, device=graph.x.device) * n
-    messages = Messages(adj, True, degree, degree, None, off, off)
-    x = graph.x.repeat(clients, 1)
-    for number, stage in enumerate(body(model)):
-        prefix = f"{number}."
-        p = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        x = leave(stage, convolve(stage.conv, p, x, messages), x, None, messages)
-    return x.view(clients, n, -1).mean(1)
+    assert cfg.model.staged is not None  # see `masked`
+    return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)
 
 
 def init(
