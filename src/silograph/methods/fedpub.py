@@ -140,7 +140,8 @@ class Near:
         length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
         if not bool(length.any()):  # the first step of a round
             return grad
-        return grad.add(torch.where(length > 0, apart / length, 0.0), alpha=self.weight)
+        scale = torch.where(length > 0, self.weight / length, 0.0)
+        return apart.mul_(scale).add_(grad)
 
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
@@ -203,8 +204,8 @@ def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
     """Return which share of each client's masks does not reach the least value, (C,)."""
     if not masks:
         return torch.zeros_like(like)
-    below = torch.cat([mask.flatten(1).abs() < least for mask in masks.values()], dim=1)
-    return below.to(like.dtype).mean(1)
+    below = torch.stack([(mask.abs() < least).flatten(1).sum(1) for mask in masks.values()])
+    return below.sum(0).to(like.dtype) / sum(mask[0].numel() for mask in masks.values())
 
 
 def embedding_of(
@@ -234,10 +235,13 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients; give each of them a mean weighted by likeness."""
     chosen = selected(fed, cfg, t, key)
-    called = torch.tensor([fed.ids.index(name) for name in chosen])
+    starts = state.memory
+    if chosen != fed.ids:
+        called = torch.tensor([fed.ids.index(name) for name in chosen])
+        starts = {name: w[called] for name, w in starts.items()}
     reply = fed.call(
         train_masked,
-        stacked("weights", {name: w[called] for name, w in state.memory.items()}),
+        stacked("weights", starts),
         what=Kind.WEIGHTS,
         key=key.fold("train", t),
         to=chosen,
