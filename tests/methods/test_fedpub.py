@@ -25,7 +25,6 @@ from silograph.graph.graph import Graph
 from silograph.methods import FEDPUB, LOCAL, MethodConfig, NoOptions, Params, ServerState
 from silograph.methods.fedpub import (
     FedPubOptions,
-    Near,
     corrections,
     embedding_of,
     mean_of,
@@ -35,7 +34,7 @@ from silograph.methods.functional_embedding import shared_graph
 from silograph.nn.backends import TORCH
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import forward_pass, whole_pass
-from silograph.nn.masked import Masked, SparseMasks
+from silograph.nn.masked import Masked, Near, SparseMasks
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 

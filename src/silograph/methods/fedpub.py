@@ -33,10 +33,9 @@ State of the server: a model (C, ...) for each client. State of a client: `masks
 C: clients. n: rows. D: width of the embedding.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -72,10 +71,9 @@ from silograph.methods.local_training import (
     train_from,
     zero_weights,
 )
-from silograph.nn.backends import TORCH
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.masked import Masked, SparseMasks, is_mask
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask
 from silograph.nn.model import Model
 
 NotNegative = Annotated[float, Field(ge=0)]
@@ -112,41 +110,10 @@ class FedPubOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Near:
-    """The gradient of the distance |W - V| of each tensor from where training started; 0 at V."""
-
-    weight: float
-    alike: ClassVar[bool] = False
-    flops: ClassVar[int] = 6  # difference, norm 2, quotient, product, sum
-    copies: ClassVar[int] = 1  # the start
-
-    def of(self, clients: Tensor) -> "Near":
-        """Return itself."""
-        del clients
-        return self
-
-    def __call__(
-        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
-    ) -> Params:
-        """Return the corrected gradients."""
-        return {
-            name: g if is_mask(name) else self._pulled(g, weights[name] - start[name])
-            for name, g in grads.items()
-        }
-
-    def _pulled(self, grad: Tensor, apart: Tensor) -> Tensor:
-        """Return a gradient (C, ...) with the direction of what weights are apart by."""
-        length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
-        if not bool(length.any()):  # the first step of a round
-            return grad
-        scale = torch.where(length > 0, self.weight / length, 0.0)
-        return apart.mul_(scale).add_(grad)
-
-
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
     """Return what is added to the gradient of every local step."""
-    return (SparseMasks(options.l1), Near(options.proximal))
+    near = Near(options.proximal)
+    return (SparseMasks(options.l1), near) if options.masks else (near,)
 
 
 def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
@@ -161,8 +128,8 @@ def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
             f"{cfg.model.noun}: use one of silograph's models"
         )
     if not cfg.options.masks:
-        return replace(cfg, backend=TORCH)
-    return replace(cfg, model=Masked(cfg.model, cfg.options.l1), backend=TORCH)
+        return cfg
+    return replace(cfg, model=Masked(cfg.model, cfg.options.l1))
 
 
 def begin_masks(
@@ -208,9 +175,7 @@ def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
     return below.sum(0).to(like.dtype) / sum(mask[0].numel() for mask in masks.values())
 
 
-def embedding_of(
-    cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params
-) -> Tensor:
+def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:
     """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
     assert cfg.model.staged is not None  # see `masked`
     return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)

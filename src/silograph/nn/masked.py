@@ -58,6 +58,38 @@ class SparseMasks:
 
 
 @dataclass(frozen=True)
+class Near:
+    """The gradient of the distance |W - V| of each tensor from where training started; 0 at V."""
+
+    weight: float
+    alike: ClassVar[bool] = False
+    flops: ClassVar[int] = 6  # difference, norm 2, quotient, product, sum
+    copies: ClassVar[int] = 1  # the start
+
+    def of(self, clients: Tensor) -> "Near":
+        """Return itself."""
+        del clients
+        return self
+
+    def __call__(
+        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    ) -> Params:
+        """Return the corrected gradients."""
+        return {
+            name: g if is_mask(name) else self._pulled(g, weights[name] - start[name])
+            for name, g in grads.items()
+        }
+
+    def _pulled(self, grad: Tensor, apart: Tensor) -> Tensor:
+        """Return a gradient (C, ...) with the direction of what weights are apart by."""
+        length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
+        if not bool(length.any()):  # the first step of a round
+            return grad
+        scale = torch.where(length > 0, self.weight / length, 0.0)
+        return apart.mul_(scale).add_(grad)
+
+
+@dataclass(frozen=True)
 class MaskedConv:
     """A convolution whose matrices have masks.
 
