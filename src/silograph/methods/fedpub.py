@@ -73,7 +73,7 @@ from silograph.methods.local_training import (
 )
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.masked import Masked, Near, SparseMasks, is_mask
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned
 from silograph.nn.model import Model
 
 NotNegative = Annotated[float, Field(ge=0)]
@@ -169,10 +169,13 @@ def train_masked(
 
 def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
     """Return which share of each client's masks does not reach the least value, (C,)."""
-    if not masks:
+    if not masks or least == 0:  # all reach 0
         return torch.zeros_like(like)
-    below = torch.stack([(mask.abs() < least).flatten(1).sum(1) for mask in masks.values()])
-    return below.sum(0).to(like.dtype) / sum(mask[0].numel() for mask in masks.values())
+    reach = torch.zeros_like(like)
+    for mask in masks.values():
+        # One by one, as counts along a dimension are several times as slow.
+        reach += torch.stack([m.count_nonzero() for m in pruned(mask, least)]).to(like.dtype)
+    return 1 - reach / sum(mask[0].numel() for mask in masks.values())
 
 
 def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:

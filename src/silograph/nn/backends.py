@@ -138,9 +138,12 @@ class CompiledBackend:
         return None
 
     def copies(self, training: Training) -> int:
-        """Weights only: gradients and the start are one client's at a time."""
-        del training
-        return 1
+        """Weights only: gradients and the start are one client's at a time.
+
+        Masks and kept moments of both are copied, as are the products that clients keep: with
+        fewer clients at once the copies stay in the cache (decision 060).
+        """
+        return 8 if _pulls_under_masks(training) else 1
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client after the other; samplers that are compiled remember nothing."""

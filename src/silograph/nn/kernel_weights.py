@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Patched, Stacked
+from silograph.core.payload import Patched, Stacked, dense
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.fit import patched
@@ -47,7 +47,7 @@ def params_of(
     elif compact:
         rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
-        rows = _matrices(model, {name: whole(fields[name]) for name in maps})
+        rows = _matrices(model, {name: dense(fields[name]) for name in maps})
     moments = [none3, none3, none2, none2]
     steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
