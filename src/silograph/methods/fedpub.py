@@ -158,23 +158,31 @@ def train_masked(
     weights = fitted.tensors
     kept = {name: w for name, w in weights.items() if is_mask(name)}
     plain = {name: w for name, w in weights.items() if not is_mask(name)}
-    mine = own.model.effective(weights) if isinstance(own.model, Masked) else plain
+    cut = {name: pruned(mask, cfg.options.l1) for name, mask in kept.items()}
+    sparse = sparsity(cut, cfg.options.l1, fitted.loss)
+    mine = own.model.products_(plain, cut) if isinstance(own.model, Masked) else plain
     reply = stacked("weights", plain) | {
         "embedding": Stacked(embedding_of(cfg, block, mine)),
-        "sparsity": Stacked(sparsity(kept, cfg.options.l1, fitted.loss)),
+        "sparsity": Stacked(sparse),
         **told(fitted, block),
     }
     return {**new, **stacked("masks", kept), **stacked("weights", mine)}, reply
 
 
 def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
-    """Return which share of each client's masks does not reach the least value, (C,)."""
+    """Return which share of each client's masks does not reach the least value, (C,).
+
+    Args:
+        masks: (C, ...) each, pruned.
+        least: that value.
+        like: of the dtype that is wanted, (C,).
+    """
     if not masks or least == 0:  # all reach 0
         return torch.zeros_like(like)
     reach = torch.zeros_like(like)
     for mask in masks.values():
         # One by one, as counts along a dimension are several times as slow.
-        reach += torch.stack([m.count_nonzero() for m in pruned(mask, least)]).to(like.dtype)
+        reach += torch.stack([m.count_nonzero() for m in mask]).to(like.dtype)
     return 1 - reach / sum(mask[0].numel() for mask in masks.values())
 
 

@@ -256,10 +256,13 @@ class Masked:
 
     def effective(self, weights: Mapping[str, Tensor]) -> Params:
         """Return weights with which the model without masks predicts the same."""
+        masks = self.masks.values()
+        return self.products_(weights, {m: pruned(weights[m], self.least) for m in masks})
+
+    def products_(self, weights: Mapping[str, Tensor], cut: Mapping[str, Tensor]) -> Params:
+        """Return the same from pruned masks, which become the products."""
         return {
-            name: pruned(weights[self.masks[name]], self.least).mul_(weights[name])
-            if name in self.masks
-            else weights[name]
+            name: cut[self.masks[name]].mul_(weights[name]) if name in self.masks else weights[name]
             for name in self.inner.weight_shapes
         }
 
