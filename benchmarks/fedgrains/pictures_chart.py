@@ -10,6 +10,7 @@ Row = Mapping[str, Any]
 Matrix = Sequence[Sequence[float]]
 CELL, GAP, TOP, LEFT = 20, 60, 76, 40
 ROUNDS, BAR, WIDE = 100, 18, 5.0  # of the cluster tree: its end, height of a client, px a round
+SHADES = (*COLORS, "#7f7f7f", "#8c564b", "#666600")  # one for each of ten clusters
 NAMES = {"metis": "10 disjoint parts", "metis_overlapping": "2 parts, five random halves of each"}
 
 
@@ -110,7 +111,7 @@ def tree(row: Row, name: str) -> str:
             lines.append(
                 f'<rect x="{80 + WIDE * (start - 1):.0f}" y="{y}" '
                 f'width="{WIDE * (end - start):.1f}" height="{BAR}" '
-                f'fill="{COLORS[cluster % len(COLORS)]}"/>'
+                f'fill="{SHADES[cluster % len(SHADES)]}"/>'
             )
             lines.append(
                 _text(83 + WIDE * (start - 1), y + 13, str(cluster), fill="#fff")
@@ -146,16 +147,16 @@ def sweep(found: Mapping[str, Row], name: str, label: str) -> Curves:
 
 
 def chosen(found: Mapping[str, Row]) -> Curves:
-    """Return which share of edges to candidates joins nodes of one class, all and chosen."""
-    lines = {}
+    """Return by how much more chosen edges to candidates join nodes of one class than all do."""
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for policy in ("trained", "untrained"):
         rows = [found[n] for n in found if n.startswith(f"chosen {policy} ")]
-        if rows and "all candidates" not in lines:
-            lines["all candidates"] = _shares(rows, "same", "edges")
         if rows:
-            lines[f"chosen, {policy}"] = _shares(rows, "kept_same", "kept")
-    title = "Cora: edges from a batch to candidates that join nodes of one class"
-    return Curves(title, "client", "%", lines, markers=True)
+            clients, kept = _shares(rows, "kept_same", "kept")
+            every = _shares(rows, "same", "edges")[1]
+            lines[policy] = (clients, [a - b for a, b in zip(kept, every, strict=True)])
+    title = "Cora: edges to neighbors of one class, chosen less all candidates"
+    return Curves(title, "client", "percentage points", lines, markers=True)
 
 
 def _shares(rows: Sequence[Row], part: str, of: str) -> tuple[list[float], list[float]]:
