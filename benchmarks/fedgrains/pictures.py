@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from side import Ours
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "pictures.jsonl", HERE / "pictures.md"
 CLIENTS, ROUNDS, SEEDS, DRAWS = 10, 100, (0, 1, 2), 20
+SWEPT = (0, 1)  # seeds of the sweeps
 SWEEPS: dict[str, tuple[float, ...]] = {
     "k": (8, 16, 32, 64, 128),
     "alpha": (1e2, 1e3, 1e4, 1e5, 1e6),
@@ -168,11 +170,11 @@ def cells(graph: Graph) -> Iterator[tuple[str, Any]]:
     for seed in SEEDS:
         for policy in ("trained", "untrained"):
             yield f"chosen {policy} {seed}", partial(chosen, graph, policy, seed)
-        for name, values in SWEEPS.items():
-            for value in values:
-                for policy in ("trained", "uniform") if name == "k" else ("trained",):
-                    cell = partial(swept, graph, name, value, policy, seed)
-                    yield f"sweep {name} {value:g} {policy} {seed}", cell
+    for seed, (name, values) in product(SWEPT, SWEEPS.items()):
+        for value, policy in product(values, ("trained", "uniform")):
+            if name == "k" or policy == "trained":
+                cell = partial(swept, graph, name, value, policy, seed)
+                yield f"sweep {name} {value:g} {policy} {seed}", cell
 
 
 def main() -> None:

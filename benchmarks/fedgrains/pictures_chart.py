@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from silograph.study.reproduce.plots import COLORS, Curves, svg_of
 
@@ -128,7 +128,7 @@ def tree(row: Row, name: str) -> str:
 
 
 def sweep(found: Mapping[str, Row], name: str, label: str) -> Curves:
-    """Return accuracy over one option of FedGrAINS, with FedAvg."""
+    """Return accuracy over an option of FedGrAINS with FedAvg, where two seeds or more have run."""
     by_line: dict[str, dict[float, list[float]]] = {}
     for row in found.values():
         kind, *rest = row["cell"].split()
@@ -143,7 +143,8 @@ def sweep(found: Mapping[str, Row], name: str, label: str) -> Curves:
         lines[line] = (list(whole), [statistics.mean(y) for y in whole.values()])
         errors[line] = [statistics.stdev(y) for y in whole.values()]
     title = "Cora, 10 clients by METIS, FedAvg + FedGrAINS: test accuracy"
-    return Curves(title, label, "%", lines, errors, markers=True, scale="log")
+    scale: Literal["linear", "log"] = "log" if name == "alpha" else "linear"
+    return Curves(title, label, "%", lines, errors, markers=True, scale=scale)
 
 
 def chosen(found: Mapping[str, Row]) -> Curves:
