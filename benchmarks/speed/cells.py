@@ -70,6 +70,11 @@ def _races() -> dict[str, Shape]:
 RACES = _races()
 # A federated round over as many centralized epochs, and the most that it should be.
 EPOCHS = {"epoch-cora": (Shape("cora", 100), 2.5), "epoch-pubmed": (Shape("pubmed", 100), 1.5)}
+# Methods over FedAvg with the same epochs, the best kernels of both, and the most it should be.
+METHODS = {
+    "fedpub-10": ("fedpub", Shape("cora", 10), 2.0),
+    "fedpub-100": ("fedpub", Shape("cora", 100), 5.0),
+}
 THREADS = {
     f"threads-{name}": RACES[name] for name in ("cora-100", "coauthor_cs-100", "pubmed-1000")
 }

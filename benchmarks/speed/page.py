@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from cells import EPOCHS, PROCESSES, RACES, THREADS, Row
+from cells import EPOCHS, METHODS, PROCESSES, RACES, THREADS, Row
 
-OTHERS = (*EPOCHS, *THREADS, *PROCESSES, "help", "first-round", "memory")
+OTHERS = (*EPOCHS, *METHODS, *THREADS, *PROCESSES, "help", "first-round", "memory")
 NOT_YET = "{} | not measured"
 
 
@@ -43,6 +43,14 @@ def other_lines(name: str, row: Row) -> list[str]:
         return [
             f"{what}, {label} | CPU {spread(part['ratio']['cpu'])}, "
             f"wall clock {spread(part['ratio']['wall'])} | at most {most:g}"
+            for label, part in row["epochs"].items()
+        ]
+    if name in METHODS:
+        method, shape, most = METHODS[name]
+        return [
+            f"{method} over fedavg, {shape.dataset}, {shape.clients} clients, {label} | CPU "
+            f"{spread(part['ratio']['cpu'])}, wall clock {spread(part['ratio']['wall'])} | "
+            f"at most {most:g}"
             for label, part in row["epochs"].items()
         ]
     if name in THREADS:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import silograph as sg
-from runs import FAST, go, rows_of, run_until, same_bits
+from runs import FAST, assert_close, go, rows_of, run_until, same_bits
 from sessions import session
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
@@ -25,17 +25,17 @@ from silograph.graph.graph import Graph
 from silograph.methods import FEDPUB, LOCAL, MethodConfig, NoOptions, Params, ServerState
 from silograph.methods.fedpub import (
     FedPubOptions,
-    Near,
     corrections,
-    functional_embedding,
+    embedding_of,
     mean_of,
-    shared_graph,
     shares,
 )
+from silograph.methods.functional_embedding import body, functional_embedding, shared_graph
 from silograph.nn.backends import TORCH
+from silograph.nn.conv import convolve
 from silograph.nn.fit import Schedule
-from silograph.nn.forward import forward_pass, whole_pass
-from silograph.nn.masked import Masked, SparseMasks
+from silograph.nn.forward import forward_pass, leave, whole_pass
+from silograph.nn.masked import Masked, Near, SparseMasks
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 
@@ -116,7 +116,7 @@ def test_clients_of_one_community_take_more_of_each_other(
     for t in range(1, 6):
         state, report = FEDPUB.round(fed, cfg, state, t, KEY)
     kept = under("weights", fed.states()[0])
-    share = shares(functional_embedding(cfg, block, kept), torch.ones(6).bool(), 5.0)
+    share = shares(embedding_of(cfg, block, kept), torch.ones(6).bool(), 5.0)
     within = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()
     within &= ~torch.eye(6).bool()
     across = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)) == 0
@@ -198,7 +198,10 @@ def test_what_is_added_to_gradients() -> None:
     assert torch.equal(still["0.weight"], torch.zeros_like(w))
 
 
-@pytest.mark.parametrize(("conv", "layers", "head"), [("gcn", 3, "linear"), ("sage", 2, "conv")])
+@pytest.mark.parametrize(
+    ("conv", "layers", "head"),
+    [("gcn", 3, "linear"), ("gcn", 2, "conv"), ("sage", 2, "conv"), ("sage", 3, "conv")],
+)
 def test_embeddings_are_those_of_each_model_on_the_shared_graph(
     make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: int, head: Any
 ) -> None:
@@ -212,7 +215,7 @@ def test_embeddings_are_those_of_each_model_on_the_shared_graph(
         name: torch.stack([Key.of(c).fold(name).matrix(1, math.prod(s)).view(s) for c in range(4)])
         for name, s in model.weight_shapes.items()
     }
-    found = functional_embedding(cfg, block, weights)
+    found = embedding_of(cfg, block, weights)
     common = shared_graph(block, 1)
     assert common.x.shape == (100, graph.num_features)
     assert abs(float(common.x.mean())) < 0.1
@@ -235,6 +238,30 @@ def test_embeddings_are_those_of_each_model_on_the_shared_graph(
             x = x + w[f"{number}.bias"]
             x = x if number == layers - 2 else x.relu()
         torch.testing.assert_close(found[c], x.mean(0), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("conv", ["gcn", "sage", "gat", "gin", "mlp", "appnp"])
+def test_means_before_the_last_product_are_those_after_it(
+    make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: int
+) -> None:
+    """For every model: pass whole copies of the shared graph through each client's, then mean."""
+    graph = make_graph(40, features=5)
+    block, _ = cut_block(graph, 3)
+    model = Model(conv, graph.num_features, 4, 3, layers, 0.0, graph.task, residual=conv == "gcn")
+    weights = {
+        n: torch.stack([w + c for c in range(3)])
+        for n, w in model.init_weights(FIRST, torch.float64).items()
+    }
+    found = functional_embedding(model, block, weights, 1)
+    common, stages = shared_graph(block, 1), body(model)
+    for c in range(3):
+        x, messages = common.x, common.messages(1)
+        for number, stage in enumerate(stages):
+            start = f"{number}."
+            p = {k.removeprefix(start): w[c] for k, w in weights.items() if k.startswith(start)}
+            x = leave(stage, convolve(stage.conv, p, x, messages), x, None, messages)
+        torch.testing.assert_close(found[c], x.mean(0), rtol=1e-10, atol=1e-10)
 
 
 def test_who_is_away_keeps_its_start(make_graph: MakeGraph, cut_block: CutBlock) -> None:
@@ -289,6 +316,43 @@ def test_a_run_goes_on_and_leaves_the_scored_models(
     for name, model in straight.client_models.items():
         assert same_bits(model.weights, again.client_models[name].weights)
     assert {"fact_own_share", "fact_sparsity"} <= rows_of(straight)[0].keys()
+
+
+SGD_STEPS = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}
+OF_TIERS: list[dict[str, Any]] = [
+    {"model": "gcn", "layers": 3, "head": "linear", "local_epochs": 3},
+    {"model": "sage", "batch_size": 3, "fanout": "2,2", "keep_optimizer": False},
+    {"model": "sage", "decay_layers": "first", "participation": 0.6, **SGD_STEPS},
+    {"model": "mlp", "dtype": "float64", "keep_optimizer": False, **SGD_STEPS},
+]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("shape", OF_TIERS)
+def test_masks_are_compiled_to_the_same_model_and_costs(
+    make_graph: MakeGraph, shape: dict[str, Any], sparse: bool
+) -> None:
+    """Entries are pruned, weights are pulled, and masks of unused features move, too."""
+    pytest.importorskip("numba")
+    graph = make_graph(60, features=12, sparse=sparse)
+    options = {"method": "fedpub", "clients": 5, "rounds": 3, "dropout": 0.3, **shape}
+    options["options"] = {"l1": 0.8, "proximal": 0.5, "communities": 1}
+    ours, theirs = (go(graph, kernels=kernels, **options) for kernels in ("compiled", "torch"))
+    assert_close(ours, theirs, 1e-10)
+    assert list(ours.ledger.records) == list(theirs.ledger.records)
+    assert any(row["fact_sparsity"] > 0 for row in rows_of(ours))
+    for name, model in ours.client_models.items():
+        for weight, w in theirs.client_models[name].weights.items():
+            torch.testing.assert_close(model.weights[weight], w, rtol=0, atol=1e-10)
+
+
+def test_without_masks_torch_trains(make_graph: MakeGraph) -> None:
+    """The pull alone has no compiled form: the run says so, and `auto` takes torch."""
+    own = {"masks": False, "communities": 1}
+    found = go(make_graph(60), method="fedpub", rounds=1, options=own)
+    assert found.config.kernels == "torch"
+    with pytest.raises(ConfigError, match="correction Near is not compiled"):
+        go(make_graph(60), method="fedpub", rounds=1, options=own, kernels="compiled")
 
 
 def test_masks_need_layers(make_graph: MakeGraph) -> None:

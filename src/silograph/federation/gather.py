@@ -34,8 +34,8 @@ class Reduction:
         self._fold = None if inner is None else Fold(inner, compiled=compiled)
         self._names = reduce.fields if isinstance(reduce, Gather) else ()
         self._clients = clients
-        self._parts: dict[str, list[Tensor]] = {name: [] for name in self._names}
-        self._positions: list[Tensor] = []
+        self._found: dict[str, Tensor] = {}
+        self._answered = torch.zeros(clients, dtype=torch.bool)
         self._without = inner.without if isinstance(inner, WeightedMean) else ()
         self._decoder = decoder_of(reduce)
         self._decoder.check(clients)
@@ -51,19 +51,16 @@ class Reduction:
         if self._fold is not None:
             self._fold.add({n: f for n, f in reply.items() if n not in self._without})
         for name in self._names:
-            self._parts[name].append(slices(name, reply))
-        self._positions.append(positions)
+            part = slices(name, reply)
+            if name not in self._found:
+                self._found[name] = part.new_zeros(self._clients, *part.shape[1:])
+            self._found[name].index_copy_(0, positions.to(part.device), part)
+        self._answered[positions] = True
 
     def result(self) -> dict[str, Field]:
         """Return the folded fields, and `by_client/NAME` (C, ...) of what is kept."""
         found: dict[str, Field] = {} if self._fold is None else dict(self._fold.result())
         if not self._names:
             return found
-        positions = torch.cat(self._positions)
-        for name in self._names:
-            t = torch.cat(self._parts[name])
-            whole = t.new_zeros(self._clients, *t.shape[1:])
-            found[BY_CLIENT + name] = Stacked(whole.index_copy_(0, positions.to(t.device), t))
-        answered = torch.zeros(self._clients, dtype=torch.bool)
-        answered[positions] = True
-        return {**found, ANSWERED: Stacked(answered)}
+        kept = {BY_CLIENT + name: Stacked(t) for name, t in self._found.items()}
+        return {**found, **kept, ANSWERED: Stacked(self._answered)}

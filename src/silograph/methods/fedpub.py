@@ -33,10 +33,9 @@ State of the server: a model (C, ...) for each client. State of a client: `masks
 C: clients. n: rows. D: width of the embedding.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -50,7 +49,6 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, under
 from silograph.core.ranges import lin, log
-from silograph.core.work import work_of
 from silograph.evaluation.on_receipt import received_specs
 from silograph.evaluation.scoring import personal
 from silograph.exchange.passes import weight_specs
@@ -58,8 +56,8 @@ from silograph.federation.base import Federation, Gather
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.csr import CSR
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     local_steps,
@@ -73,16 +71,11 @@ from silograph.methods.local_training import (
     train_from,
     zero_weights,
 )
-from silograph.nn.backends import TORCH
-from silograph.nn.conv import Messages, Params, convolve
+from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
-from silograph.nn.forward import Stage, Staged, last_layer, leave
-from silograph.nn.masked import Masked, SparseMasks, is_mask
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned
 from silograph.nn.model import Model
 
-COMMUNITY, INSIDE = 100, 0.1  # nodes of a community of the shared graph, and their edges
-SHARED_GRAPH = Key.of(0).fold("fedpub")
-MOST = 1 << 22  # features of copies of the shared graph that are in memory at once
 NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -117,40 +110,10 @@ class FedPubOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Near:
-    """The gradient of the distance |W - V| of each tensor from where training started; 0 at V."""
-
-    weight: float
-    alike: ClassVar[bool] = False
-    flops: ClassVar[int] = 6  # difference, norm 2, quotient, product, sum
-    copies: ClassVar[int] = 1  # the start
-
-    def of(self, clients: Tensor) -> "Near":
-        """Return itself."""
-        del clients
-        return self
-
-    def __call__(
-        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
-    ) -> Params:
-        """Return the corrected gradients."""
-        return {
-            name: g if is_mask(name) else self._pulled(g, weights[name] - start[name])
-            for name, g in grads.items()
-        }
-
-    def _pulled(self, grad: Tensor, apart: Tensor) -> Tensor:
-        """Return a gradient (C, ...) with the direction of what weights are apart by."""
-        length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
-        if not bool(length.any()):  # the first step of a round
-            return grad
-        return grad.add(torch.where(length > 0, apart / length, 0.0), alpha=self.weight)
-
-
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
     """Return what is added to the gradient of every local step."""
-    return (SparseMasks(options.l1), Near(options.proximal))
+    near = Near(options.proximal)
+    return (SparseMasks(options.l1), near) if options.masks else (near,)
 
 
 def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
@@ -165,8 +128,8 @@ def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
             f"{cfg.model.noun}: use one of silograph's models"
         )
     if not cfg.options.masks:
-        return replace(cfg, backend=TORCH)
-    return replace(cfg, model=Masked(cfg.model, cfg.options.l1), backend=TORCH)
+        return cfg
+    return replace(cfg, model=Masked(cfg.model, cfg.options.l1))
 
 
 def begin_masks(
@@ -195,91 +158,38 @@ def train_masked(
     weights = fitted.tensors
     kept = {name: w for name, w in weights.items() if is_mask(name)}
     plain = {name: w for name, w in weights.items() if not is_mask(name)}
-    mine = own.model.effective(weights) if isinstance(own.model, Masked) else plain
+    cut = {name: pruned(mask, cfg.options.l1) for name, mask in kept.items()}
+    sparse = sparsity(cut, cfg.options.l1, fitted.loss)
+    mine = own.model.products_(plain, cut) if isinstance(own.model, Masked) else plain
     reply = stacked("weights", plain) | {
-        "embedding": Stacked(functional_embedding(cfg, block, mine)),
-        "sparsity": Stacked(sparsity(kept, cfg.options.l1, fitted.loss)),
+        "embedding": Stacked(embedding_of(cfg, block, mine)),
+        "sparsity": Stacked(sparse),
         **told(fitted, block),
     }
     return {**new, **stacked("masks", kept), **stacked("weights", mine)}, reply
 
 
 def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
-    """Return which share of each client's masks does not reach the least value, (C,)."""
-    if not masks:
-        return torch.zeros_like(like)
-    below = torch.cat([mask.flatten(1).abs() < least for mask in masks.values()], dim=1)
-    return below.to(like.dtype).mean(1)
+    """Return which share of each client's masks does not reach the least value, (C,).
 
-
-def body(model: Staged) -> tuple[Stage, ...]:
-    """Return the stages before the classifier, the last one without its ReLU."""
-    stages = model.stages[: max(last_layer(model), 1)]
-    return (*stages[:-1], replace(stages[-1], relu=False))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _SharedGraph:
-    """A random graph that all clients have.
-
-    Attributes:
-        x: (n, F) normal features.
-        adj: (n, n) edges inside communities, values 1.
+    Args:
+        masks: (C, ...) each, pruned.
+        least: that value.
+        like: of the dtype that is wanted, (C,).
     """
-
-    x: Tensor
-    adj: CSR
-
-
-def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
-    """Return the graph, drawn once for a block: the same for all clients and in all runs."""
-    root = block if block.source is None else block.source[0]
-    name = ("fedpub", communities)
-    if name not in root.memo:
-        assert block.adj.values is not None  # blocks carry values of the run's dtype
-        dtype, device = block.adj.values.dtype, block.off.device
-        n, each = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
-        u = torch.stack([each.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
-        part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
-        rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
-        adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
-        noise = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
-        x = torch.special.ndtri(noise.clamp(min=2.0**-53)).to(device, dtype)
-        root.memo[name] = _SharedGraph(x, adj.to(device, dtype))
-    found = root.memo[name]
-    assert isinstance(found, _SharedGraph)
-    return found
+    if not masks or least == 0:  # all reach 0
+        return torch.zeros_like(like)
+    reach = torch.zeros_like(like)
+    for mask in masks.values():
+        # One by one, as counts along a dimension are several times as slow.
+        reach += torch.stack([m.count_nonzero() for m in mask]).to(like.dtype)
+    return 1 - reach / sum(mask[0].numel() for mask in masks.values())
 
 
-def functional_embedding(
-    cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params
-) -> Tensor:
+def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:
     """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
-    graph = shared_graph(block, cfg.options.communities)
-    many = max(1, MOST // graph.x.numel())
-    parts = []
-    with torch.no_grad():
-        for positions in torch.arange(block.num_clients).split(many):
-            mine = {name: w[positions[0] : positions[-1] + 1] for name, w in weights.items()}
-            with work_of(positions):
-                assert cfg.model.staged is not None  # see `masked`
-                parts.append(_outputs(cfg.model.staged, graph, mine, len(positions)))
-    return torch.cat(parts)
-
-
-def _outputs(model: Staged, graph: _SharedGraph, weights: Params, clients: int) -> Tensor:
-    """Return the mean output of models (C, ...) on copies of a graph, (C, D)."""
-    n = len(graph.x)
-    adj = CSR.block_diagonal([graph.adj] * clients)
-    degree = adj.degree.to(graph.x.dtype)[:, None]
-    off = torch.arange(clients + 1, device=graph.x.device) * n
-    messages = Messages(adj, True, degree, degree, None, off, off)
-    x = graph.x.repeat(clients, 1)
-    for number, stage in enumerate(body(model)):
-        prefix = f"{number}."
-        p = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        x = leave(stage, convolve(stage.conv, p, x, messages), x, None, messages)
-    return x.view(clients, n, -1).mean(1)
+    assert cfg.model.staged is not None  # see `masked`
+    return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)
 
 
 def init(
@@ -301,10 +211,13 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients; give each of them a mean weighted by likeness."""
     chosen = selected(fed, cfg, t, key)
-    called = torch.tensor([fed.ids.index(name) for name in chosen])
+    starts = state.memory
+    if chosen != fed.ids:
+        called = torch.tensor([fed.ids.index(name) for name in chosen])
+        starts = {name: w[called] for name, w in starts.items()}
     reply = fed.call(
         train_masked,
-        stacked("weights", {name: w[called] for name, w in state.memory.items()}),
+        stacked("weights", starts),
         what=Kind.WEIGHTS,
         key=key.fold("train", t),
         to=chosen,

@@ -22,6 +22,7 @@ from silograph.nn.doors import check_fit, check_weights
 from silograph.nn.fit import rest as rest_torch
 from silograph.nn.forward import Staged
 from silograph.nn.loss_term import why_no_embeddings
+from silograph.nn.masked import Masked, Near, SparseMasks
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.task.registry import task_of
@@ -137,9 +138,12 @@ class CompiledBackend:
         return None
 
     def copies(self, training: Training) -> int:
-        """Weights only: gradients and the start are one client's at a time."""
-        del training
-        return 1
+        """Weights only: gradients and the start are one client's at a time.
+
+        Masks and kept moments of both are copied, as are the products that clients keep: with
+        fewer clients at once the copies stay in the cache (decision 060).
+        """
+        return 8 if _pulls_under_masks(training) else 1
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client after the other; samplers that are compiled remember nothing."""
@@ -209,16 +213,25 @@ def _why_not_compiled(training: Training) -> str | None:
         return f"optimizer {type(optimizer).__name__} is not compiled"
     for term in training.losses:
         return f"loss term {type(term).__name__} is not compiled"
+    known = (SparseMasks, Near) if _pulls_under_masks(training) else (Proximal,)
     for correction in training.corrections:
-        if not isinstance(correction, Proximal):
+        if not isinstance(correction, known):
             return f"correction {type(correction).__name__} is not compiled"
     if training.schedule.neighbors.fanout(0) is None:
         return f"{type(training.schedule.neighbors).__name__} as neighbor sampler is not compiled"
     return None
 
 
+def _pulls_under_masks(training: Training) -> bool:
+    """Whether weights have masks; a method that is to wrap its model says so by the corrections."""
+    wrapped = any(isinstance(correction, SparseMasks) for correction in training.corrections)
+    return wrapped or isinstance(training.model, Masked)
+
+
 def _model_not_compiled(model: AnyModel) -> str | None:
     """Return why a model has no compiled form, or None."""
+    if isinstance(model, Masked):
+        return _model_not_compiled(model.inner)
     if model.staged is None:
         return f"{model.noun} is not compiled"
     stages = model.staged.stages

@@ -14,30 +14,81 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.payload import Patched, Stacked
 from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.nn.conv import Params
+from silograph.nn.doors import dtype_of
 from silograph.nn.forward import Staged
-from silograph.nn.kernel_block import prepared
+from silograph.nn.kernel_block import BlockArrays, prepared
 from silograph.nn.kernel_model import flattened, model_shape, step_rule
 from silograph.nn.kernel_threads import share_out
-from silograph.nn.kernel_weights import memory_of, params_of, weights_of
+from silograph.nn.kernel_weights import (
+    masked_memory_of,
+    masked_params_of,
+    masked_weights_of,
+    memory_of,
+    params_of,
+    weights_of,
+)
 from silograph.nn.kernel_weights import rest as rest
-from silograph.nn.kernel_work import report_pass, report_training
+from silograph.nn.kernel_work import report_masks, report_pass, report_training
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import training as kernels
+from silograph.nn.masked import Masked
 from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.start import start_fields, starts_compact
 
 
 def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
+    if isinstance(training.model, Masked):
+        return _fit_masked(training.model, training, inputs)
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
-    compact = memory is None and starts_compact(model, fields, block.x)
+    compact = memory is None and training.alike and starts_compact(model, fields, block.x)
     data = prepared(model, block, compact=compact)
     params = params_of(
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
     )
-    before, filled = params.steps.copy(), _unfilled(model, block, params)
+    before = params.steps.copy()
+    filled = _train(model, training, inputs, data, params)
+    report_training(model, training, block, filled.work)
+    weights = weights_of(model, training, block, fields, params, before if compact else None)
+    kept = {} if memory is None else memory_of(model, training, block, params)
+    return _fitted(weights, kept, filled, params.steps - before)
+
+
+def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fitted:
+    """Train weights with masks; no row of them is left out, as all of them may move."""
+    block, memory = inputs.block, inputs.memory
+    fields = start_fields(model, inputs.start, block.num_clients)
+    if memory is None:
+        clients, dtype = block.num_clients, dtype_of(block)
+        shapes = model.weight_shapes.items()
+        like = {name: torch.empty(clients, *shape, dtype=dtype) for name, shape in shapes}
+        memory = training.optimizer.init(like)
+    data = prepared(model.inner, block, compact=False)
+    params = masked_params_of(model, training, block, fields, memory)
+    before = params.steps.copy()
+    filled = _train(model.inner, training, inputs, data, params)
+    report_training(model.inner, training, block, filled.work)
+    report_masks(model, block, filled.work)
+    weights = masked_weights_of(model, training, block, params)
+    kept = {}
+    if inputs.memory is not None:
+        kept = masked_memory_of(model, training, block, params)
+    return _fitted(weights, kept, filled, params.steps - before)
+
+
+def _train(
+    model: Staged,
+    training: Training,
+    inputs: TrainingInputs,
+    data: BlockArrays,
+    params: arrays.ParamArrays,
+) -> arrays.Filled:
+    """Train the weights in `params` in place; return what comes of it besides."""
+    block, filled = inputs.block, _unfilled(model, inputs.block, params)
     degree, seed = block.adj.degree, np.uint64(inputs.key.value)
     shape = model_shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
     rule = step_rule(training)
@@ -48,12 +99,16 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
         )
 
     share_out(block, train)
-    report_training(model, training, block, filled.work)
-    weights = weights_of(model, training, block, fields, params, before if compact else None)
-    kept = {} if memory is None else memory_of(model, training, block, params)
-    logits, steps = torch.from_numpy(filled.logits), torch.from_numpy(params.steps - before)
+    return filled
+
+
+def _fitted(
+    weights: dict[str, Stacked | Patched], kept: Params, filled: arrays.Filled, steps: np.ndarray
+) -> Fitted:
+    """Return what training leaves."""
+    logits = torch.from_numpy(filled.logits)
     loss = torch.from_numpy(filled.loss).to(logits.dtype)
-    return Fitted(weights, kept, loss, logits, steps)
+    return Fitted(weights, kept, loss, logits, torch.from_numpy(steps))
 
 
 def _unfilled(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:

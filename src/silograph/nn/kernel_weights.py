@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Patched, Stacked
+from silograph.core.payload import Patched, Stacked, dense
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.fit import patched
@@ -19,6 +19,7 @@ from silograph.nn.kernel_block import contiguous
 from silograph.nn.kernel_model import flattened, step_rule, unflattened
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.schedule import Training
 from silograph.nn.start import StartFields, joined_bases, used_rows, whole
@@ -46,7 +47,7 @@ def params_of(
     elif compact:
         rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
-        rows = _matrices(model, {name: whole(fields[name]) for name in maps})
+        rows = _matrices(model, {name: dense(fields[name]) for name in maps})
     moments = [none3, none3, none2, none2]
     steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
@@ -57,7 +58,61 @@ def params_of(
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
     weights = given.numpy(), contiguous(which), rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
-    return arrays.ParamArrays(*weights, first_rows, second_rows, first_flat, second_flat, steps)
+    moved = first_rows, second_rows, first_flat, second_flat
+    return arrays.ParamArrays(*weights, *moved, steps, _no_masks(rows, flat))
+
+
+def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
+    """Return what stands for masks where there are none."""
+    none3, none2 = rows[:, :0], flat[:, :0]
+    return arrays.MaskArrays(none3, none2, none3, none3, none2, none2, 0.0, 0.0, 0.0)
+
+
+def masked_params_of(
+    model: Masked,
+    training: Training,
+    block: ClientBlock,
+    fields: StartFields,
+    memory: Mapping[str, Tensor],
+) -> arrays.ParamArrays:
+    """Return weights, masks and moments; first matrices have all of their rows."""
+    inner, used = model.inner, block.num_clients * model.features
+    own = {name: fields[name] for name in inner.weight_shapes}
+    params = params_of(inner, block, own, _of_weights(memory), used=used, compact=False)
+    one = torch.ones((), dtype=torch.from_numpy(params.flat).dtype)
+    filled = {
+        name: fields[model.masks[name]]
+        if name in model.masks
+        else Stacked(one.expand(block.num_clients, *shape))
+        for name, shape in inner.weight_shapes.items()
+    }
+    masks = params_of(
+        inner, block, filled, _of_masks(model, memory, params), used=used, compact=False
+    )
+    near = sum(c.weight for c in training.corrections if isinstance(c, Near))
+    l1 = sum(c.l1 for c in training.corrections if isinstance(c, SparseMasks))
+    moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
+    numbers = float(near), float(l1), float(model.least)
+    return params._replace(masks=arrays.MaskArrays(masks.rows, masks.flat, *moments, *numbers))
+
+
+def _of_weights(memory: Mapping[str, Tensor]) -> Params:
+    """Return the optimizer's state of the weights alone."""
+    return {name: m for name, m in memory.items() if not is_mask(name.rpartition("/")[2])}
+
+
+def _of_masks(model: Masked, memory: Mapping[str, Tensor], params: arrays.ParamArrays) -> Params:
+    """Return the optimizer's state of the masks by the names of their weights; biases have 0."""
+    found, zero = {}, torch.zeros((), dtype=torch.from_numpy(params.flat).dtype)
+    for name, m in memory.items():
+        kind, slash, weight = name.rpartition("/")
+        if not slash:
+            found[name] = m
+        elif weight in model.masks:
+            found[name] = memory[f"{kind}/{model.masks[weight]}"]
+        elif not is_mask(weight):
+            found[name] = zero.expand(m.shape)
+    return found
 
 
 def _moments(
@@ -103,6 +158,39 @@ def weights_of(
             path, flops = partial(rest, training), training.flops_of(name)
             found[name] = patched(path, fields[name], t, block.x, steps, flops)
     return {name: found[name] for name in model.weight_shapes}
+
+
+def masked_weights_of(
+    model: Masked, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> dict[str, Stacked | Patched]:
+    """Return trained weights and masks."""
+    own, masks = (
+        weights_of(model.inner, training, block, {}, part, None)
+        for part in (params, _as_params(params))
+    )
+    return {**own, **{mask: masks[name] for name, mask in model.masks.items()}}
+
+
+def masked_memory_of(
+    model: Masked, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> Params:
+    """Return the optimizer's state of weights and masks after training."""
+    own, masks = (
+        memory_of(model.inner, training, block, part) for part in (params, _as_params(params))
+    )
+    for name, m in masks.items():
+        kind, _, weight = name.rpartition("/")
+        if weight in model.masks:
+            own[f"{kind}/{model.masks[weight]}"] = m
+    return own
+
+
+def _as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
+    """Return masks as if they were weights."""
+    of = params.masks
+    moments = of.first_rows, of.second_rows, of.first_flat, of.second_flat
+    none = params.start[:0], params.which
+    return arrays.ParamArrays(*none, of.rows, of.flat, *moments, params.steps, of)
 
 
 def memory_of(

@@ -11,6 +11,7 @@ from silograph.core.kinds import Kind
 from silograph.core.work import report_clients, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.forward import Staged
+from silograph.nn.masked import Masked
 from silograph.nn.schedule import Training
 from silograph.nn.steps import LOSS_FLOPS
 
@@ -85,6 +86,17 @@ def report_pass(model: Staged, block: ClientBlock) -> None:
     found = block.memo[name]
     assert isinstance(found, Tensor)
     report_clients(found)
+
+
+def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
+    """Report the products of weights and masks, in training and in what models say of rows."""
+    flops = 0.0
+    for stage in model.inner.stages:
+        # Rooted layers take them for the neighbors' map and for the own one.
+        flops += len(stage.conv.maps) * stage.inputs * stage.outputs * (1 + stage.conv.rooted)
+    report_clients(torch.from_numpy(3 * flops * work[:, -1]))  # 2 on the way back
+    with work_for(Kind.EVALUATION):
+        report_clients(torch.full((block.num_clients,), flops, dtype=torch.float64))
 
 
 def report_training(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
@@ -55,6 +56,38 @@ class SparseMasks:
             name: g.add(weights[name].sign(), alpha=self.l1) if is_mask(name) else g
             for name, g in grads.items()
         }
+
+
+@dataclass(frozen=True)
+class Near:
+    """The gradient of the distance |W - V| of each tensor from where training started; 0 at V."""
+
+    weight: float
+    alike: ClassVar[bool] = False
+    flops: ClassVar[int] = 6  # difference, norm 2, quotient, product, sum
+    copies: ClassVar[int] = 1  # the start
+
+    def of(self, clients: Tensor) -> "Near":
+        """Return itself."""
+        del clients
+        return self
+
+    def __call__(
+        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    ) -> Params:
+        """Return the corrected gradients."""
+        return {
+            name: g if is_mask(name) else self._pulled(g, weights[name] - start[name])
+            for name, g in grads.items()
+        }
+
+    def _pulled(self, grad: Tensor, apart: Tensor) -> Tensor:
+        """Return a gradient (C, ...) with the direction of what weights are apart by."""
+        length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
+        if not bool(length.any()):  # the first step of a round
+            return grad
+        scale = torch.where(length > 0, self.weight / length, 0.0)
+        return apart.mul_(scale).add_(grad)
 
 
 @dataclass(frozen=True)
@@ -135,8 +168,9 @@ class MaskedConv:
 
 
 def pruned(mask: Tensor, least: float) -> Tensor:
-    """Return a mask with 0 where it does not reach the least value."""
-    return torch.where(mask.abs() < least, 0.0, mask)
+    """Return a mask with 0 where it does not reach the least value, in one pass."""
+    edge = torch.tensor(least, dtype=mask.dtype)  # `hardshrink` cuts off what is on the edge, too
+    return hardshrink(mask, float(edge.nextafter(edge.new_tensor(-torch.inf))))
 
 
 @dataclass(frozen=True)
@@ -222,10 +256,13 @@ class Masked:
 
     def effective(self, weights: Mapping[str, Tensor]) -> Params:
         """Return weights with which the model without masks predicts the same."""
+        masks = self.masks.values()
+        return self.products_(weights, {m: pruned(weights[m], self.least) for m in masks})
+
+    def products_(self, weights: Mapping[str, Tensor], cut: Mapping[str, Tensor]) -> Params:
+        """Return the same from pruned masks, which become the products."""
         return {
-            name: weights[name] * pruned(weights[self.masks[name]], self.least)
-            if name in self.masks
-            else weights[name]
+            name: cut[self.masks[name]].mul_(weights[name]) if name in self.masks else weights[name]
             for name in self.inner.weight_shapes
         }
 

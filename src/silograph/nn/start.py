@@ -65,7 +65,7 @@ def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
         bases.append(field.base)
         which.append(field.which + count)
         count += len(field.base)
-    return torch.cat(bases), torch.stack(which)
+    return bases[0] if len(bases) == 1 else torch.cat(bases), torch.stack(which)
 
 
 def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:

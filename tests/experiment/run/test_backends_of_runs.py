@@ -33,8 +33,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "full": {"local_epochs": 2},
     "drawn": {"local_epochs": 2, "batch_size": 3, "fanout": "2,1"},
 }
-# Global training, corrected steps and masks are torch's alone.
-IN_TORCH = ("scaffold", "fedpub")
+IN_TORCH = ("scaffold",)  # global training and corrected steps are torch's alone
 COMPILED = [n for n, m in METHODS.items() if not m.evaluate.crosses and n not in IN_TORCH]
 METHOD = pytest.mark.parametrize("method", COMPILED)
 SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)

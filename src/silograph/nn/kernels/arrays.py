@@ -160,6 +160,23 @@ class StepRule(NamedTuple):
     mu: float  # of the proximal term, 0 for none
 
 
+class MaskArrays(NamedTuple):
+    """Masks and moments of all clients, in the shapes of the weights, changed in place.
+
+    All are empty where weights have no masks.
+    """
+
+    rows: Array  # (M, U, D)
+    flat: Array  # (C, P); biases have 1
+    first_rows: Array
+    second_rows: Array
+    first_flat: Array
+    second_flat: Array
+    near: float  # how hard the start pulls: the gradient's length in each tensor
+    l1: float  # weight of the masks' L1 norm
+    least: float  # what a mask's entry must reach in evaluation
+
+
 class ParamArrays(NamedTuple):
     """Weights and moments of all clients, changed in place."""
 
@@ -172,6 +189,7 @@ class ParamArrays(NamedTuple):
     first_flat: Array
     second_flat: Array
     steps: Array  # (C,) steps taken so far
+    masks: MaskArrays
 
 
 class Weights(NamedTuple):
@@ -182,22 +200,46 @@ class Weights(NamedTuple):
     flat: Array  # (P,)
 
 
+class Masking(NamedTuple):
+    """What one client's weights are products of; all is empty where they have no masks."""
+
+    raw: Weights
+    mask: Weights
+    first: Weights  # moments of the masks
+    second: Weights
+    other: Array  # memory for the gradient of a mask
+    near: float  # see `MaskArrays`
+    l1: float
+    least: float
+
+
 class TrainedWeights(NamedTuple):
     """One client's weights, and what their steps read and change."""
 
-    weights: Weights
+    weights: Weights  # under masks: the products
     start: Weights  # read where there is a pull to it only
     first: Weights  # moments
     second: Weights
+    under: Masking
 
 
 class TrainedMatrix(NamedTuple):
-    """The same of one matrix, (u, D) each."""
+    """The same of one matrix, (u, D) each; and what is under its masks, (u D,) each."""
 
     weights: Array
     start: Array
     first: Array
     second: Array
+    raw: Array
+    begun: Array
+    raw_first: Array
+    raw_second: Array
+    mask: Array
+    mask_first: Array
+    mask_second: Array
+    other: Array
+    near: float
+    l1: float
 
 
 class Spare(NamedTuple):
@@ -207,6 +249,9 @@ class Spare(NamedTuple):
     start_flat: Array  # (P,)
     moments: Array  # (2, M, u, D), empty if moments are kept
     moments_flat: Array  # (2, P)
+    product: Array  # (M, u, D) products of weights and masks, empty without masks
+    product_flat: Array  # (P,)
+    other: Array  # see `Masking`
 
 
 class Filled(NamedTuple):

@@ -11,6 +11,7 @@ from silograph.nn.kernels.arrays import (
     SUM,
     Array,
     InputArrays,
+    Masking,
     ModelShape,
     RowArrays,
     Scratch,
@@ -21,6 +22,7 @@ from silograph.nn.kernels.arrays import (
     compiled,
 )
 from silograph.nn.kernels.draws import drop, fold
+from silograph.nn.kernels.masks import pull_of, step_flat_under, step_under
 from silograph.nn.kernels.optim import step
 
 _DROPOUT = np.uint64(hash_text("dropout"))
@@ -272,6 +274,7 @@ def step_first(
     chunk = CHUNK if sparse and not drawn else used
     p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start.reshape(-1)
     p1, p2 = own.first.reshape(-1), own.second.reshape(-1)
+    masked, pull = own.mask.shape[0] > 0, pull_of(own.raw, own.begun, own.near)
     for i in range(0, used, max(chunk, 1)):
         lo, hi = i * width, min(i + chunk, used) * width
         if sparse and not drawn:
@@ -279,16 +282,70 @@ def step_first(
             s.rows[:count] = 0
             ends = x.t_ptr[first : first + count + 1]
             add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
-        step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
+        if masked:
+            step_under(p[lo:hi], g[: hi - lo], own, lo, pull, steps, t)
+        else:
+            step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
 
 
 @compiled
 def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
     """Return a client's first or second matrix."""
-    w, start, m1, m2 = own.weights, own.start, own.first, own.second
+    under = own.under
     if second:
-        return TrainedMatrix(w.second, start.second, m1.second, m2.second)
-    return TrainedMatrix(w.first, start.first, m1.first, m2.first)
+        return matrix_of(
+            own.weights.second,
+            own.start.second,
+            own.first.second,
+            own.second.second,
+            under.raw.second,
+            under.mask.second,
+            under.first.second,
+            under.second.second,
+            under,
+        )
+    return matrix_of(
+        own.weights.first,
+        own.start.first,
+        own.first.first,
+        own.second.first,
+        under.raw.first,
+        under.mask.first,
+        under.first.first,
+        under.second.first,
+        under,
+    )
+
+
+@compiled
+def matrix_of(
+    w: Array,
+    start: Array,
+    first: Array,
+    second: Array,
+    raw: Array,
+    mask: Array,
+    mask_first: Array,
+    mask_second: Array,
+    under: Masking,
+) -> TrainedMatrix:
+    """Return a matrix with what is under its masks side by side."""
+    return TrainedMatrix(
+        w,
+        start,
+        first,
+        second,
+        raw.reshape(-1),
+        start.reshape(-1),
+        first.reshape(-1),
+        second.reshape(-1),
+        mask.reshape(-1),
+        mask_first.reshape(-1),
+        mask_second.reshape(-1),
+        under.other,
+        under.near,
+        under.l1,
+    )
 
 
 @compiled
@@ -315,15 +372,25 @@ def back_through_sum(
 
 
 @compiled
-def step_later(own: TrainedWeights, g: Array, steps: StepRule, t: int) -> None:
+def step_later(shape: ModelShape, own: TrainedWeights, g: Array, steps: StepRule, t: int) -> None:
     """Step the weights after the first matrices along their gradient g (P,)."""
     p, start, m, v = own.weights.flat, own.start.flat, own.first.flat, own.second.flat
+    if own.under.mask.flat.shape[0] > 0:
+        step_flat_under(shape, own, g, steps, later_rule(steps), t)
+        return
     if steps.later_decay == steps.decay:
         step(p, g, start, m, v, steps, t)
         return
-    at, decay = steps.later, steps.later_decay
+    at = steps.later
     step(p[:at], g[:at], start[:at], m[:at], v[:at], steps, t)
-    later = StepRule(
+    step(p[at:], g[at:], start[at:], m[at:], v[at:], later_rule(steps), t)
+
+
+@compiled
+def later_rule(steps: StepRule) -> StepRule:
+    """Return the optimizer of the layers after the first."""
+    decay = steps.later_decay
+    return StepRule(
         steps.adam,
         steps.lr,
         decay,
@@ -334,7 +401,6 @@ def step_later(own: TrainedWeights, g: Array, steps: StepRule, t: int) -> None:
         steps.eps,
         steps.mu,
     )
-    step(p[at:], g[at:], start[at:], m[at:], v[at:], later, t)
 
 
 @compiled
@@ -377,4 +443,4 @@ def backward_step(
         for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
             flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
         side = 1 - side
-    step_later(own, s.flat, steps, t)
+    step_later(shape, own, s.flat, steps, t)

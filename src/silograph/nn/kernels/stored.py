@@ -31,6 +31,7 @@ from silograph.nn.kernels.arrays import (
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.layers import add_back, add_columns, add_sum, rectify, step_later, table
 from silograph.nn.kernels.loss import bits_gradient, softmax_gradient
+from silograph.nn.kernels.masks import no_masks
 from silograph.nn.kernels.optim import step
 
 _DROPOUT = np.uint64(hash_text("dropout"))
@@ -341,7 +342,7 @@ def backward_step(
             for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it
                 below[j, c] = below[j, c] * factor if h[j, c] > 0 else zero
         turn = 1 - turn
-    step_later(TrainedWeights(w, w, m1, m2), s.flat, steps, t)
+    step_later(shape, TrainedWeights(w, w, m1, m2, no_masks(w)), s.flat, steps, t)
 
 
 @compiled

@@ -11,6 +11,7 @@ from silograph.nn.kernels.arrays import (
     CalledArrays,
     Filled,
     InputArrays,
+    Masking,
     ModelShape,
     ParamArrays,
     RowArrays,
@@ -32,6 +33,7 @@ from silograph.nn.kernels.draws import (
 )
 from silograph.nn.kernels.layers import backward_step, forward
 from silograph.nn.kernels.loss import loss_gradient
+from silograph.nn.kernels.masks import apply_masks, no_masks
 
 _EPOCH, _BATCH = np.uint64(hash_text("epoch")), np.uint64(hash_text("batch"))
 
@@ -158,12 +160,16 @@ def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
     """Return memory for clients of at most `used` used rows."""
     matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
     kept = params.first_flat.shape[0] > 0
-    pulled, dtype = steps.mu > 0, params.rows.dtype
+    masked, dtype = params.masks.flat.shape[1] > 0, params.rows.dtype
+    pulled, most = steps.mu > 0 or masked, max(used * first, flat)
     return Spare(
         start=np.empty((matrices, used if pulled else 0, first), dtype),
         start_flat=np.empty(flat if pulled else 0, dtype),
         moments=np.empty((2, matrices, 0 if kept else used, first), dtype),
         moments_flat=np.empty((2, flat), dtype),
+        product=np.empty((matrices, used if masked else 0, first), dtype),
+        product_flat=np.empty(flat if masked else 0, dtype),
+        other=np.empty(most if masked else 0, dtype),
     )
 
 
@@ -177,7 +183,7 @@ def start_matrix(w: Array, base: Array, used: Array) -> None:
 
 @compiled
 def weights_of(
-    params: ParamArrays, k: int, lo: int, hi: int, used: Array, steps: StepRule, memory: Spare
+    params: ParamArrays, k: int, lo: int, hi: int, used: Array, memory: Spare
 ) -> TrainedWeights:
     """Return the weights of client k, which has used rows lo to hi, as they start; and moments."""
     last, count = params.rows.shape[0] - 1, hi - lo
@@ -187,7 +193,7 @@ def weights_of(
         if last > 0:
             start_matrix(w.second, params.start[params.which[last, k]], used)
     begun = Weights(memory.start[0, :count], memory.start[last, :count], memory.start_flat)
-    if steps.mu > 0:
+    if begun.flat.shape[0] > 0:  # something pulls
         begun.first[:] = w.first
         begun.second[:] = w.second
         begun.flat[:] = w.flat
@@ -199,7 +205,24 @@ def weights_of(
         one, two, flat = memory.moments[0], memory.moments[1], memory.moments_flat
         m1 = Weights(one[0, :count], one[last, :count], flat[0])
         m2 = Weights(two[0, :count], two[last, :count], flat[1])
-    return TrainedWeights(w, begun, m1, m2)
+    if params.masks.flat.shape[1] == 0:
+        return TrainedWeights(w, begun, m1, m2, no_masks(w))
+    product = memory.product[0, :count], memory.product[last, :count]
+    under = masking(params, k, lo, hi, w, memory)
+    own = TrainedWeights(Weights(product[0], product[1], memory.product_flat), begun, m1, m2, under)
+    apply_masks(own, last + 1, 0.0)
+    return own
+
+
+@compiled
+def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory: Spare) -> Masking:
+    """Return what the weights of client k are products of."""
+    of, last = params.masks, params.rows.shape[0] - 1
+    mask = Weights(of.rows[0, lo:hi], of.rows[last, lo:hi], of.flat[k])
+    one, two = of.first_rows, of.second_rows
+    m1 = Weights(one[0, lo:hi], one[last, lo:hi], of.first_flat[k])
+    m2 = Weights(two[0, lo:hi], two[last, lo:hi], of.second_flat[k])
+    return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
 @kernel
@@ -237,11 +260,13 @@ def train(
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
         used = x.used[x.used_off[g] : x.used_off[g] + hi - lo]
-        own = weights_of(params, k, lo, hi, used, steps, memory)
+        own = weights_of(params, k, lo, hi, used, memory)
         if rows.train_off[g + 1] > rows.train_off[g]:
             filled.loss[k], params.steps[k] = train_client(
                 rows, x, shape, g, own, params.steps[k], steps, key, s, filled.work[k]
             )
+        if own.under.mask.flat.shape[0] > 0:
+            apply_masks(own, params.rows.shape[0], own.under.least)
         whole(rows, g, s)
         forward(rows, x, shape, g, False, x.col, own.weights, key, False, s)
         lo, hi = called.off[k], called.off[k + 1]

@@ -1,0 +1,151 @@
+"""Steps of weights that have masks, along the gradient of their products.
+
+What `silograph.nn.masked` does with torch: with a gradient g of the product W * M, that of W is
+g * M and a pull to the start, that of M is g * W + l1 sign(M). Biases have no mask: theirs is 1.
+"""
+
+import numpy as np
+
+from silograph.nn.kernels.arrays import (
+    ROOTED,
+    Array,
+    Masking,
+    ModelShape,
+    StepRule,
+    TrainedMatrix,
+    TrainedWeights,
+    Weights,
+    compiled,
+)
+from silograph.nn.kernels.optim import TOGETHER, step
+
+
+@compiled
+def no_masks(w: Weights) -> Masking:
+    """Return what stands for masks where there are none."""
+    none = Weights(w.first[:0], w.second[:0], w.flat[:0])
+    return Masking(none, none, none, none, w.flat[:0], 0.0, 0.0, 0.0)
+
+
+@compiled
+def multiply(w: Array, mask: Array, least: float, out: Array) -> None:
+    """Fill out with w * mask, where a mask's entry below `least` counts as 0; of one shape."""
+    flat, by, product = w.reshape(-1), mask.reshape(-1), out.reshape(-1)
+    zero, low = w.dtype.type(0), w.dtype.type(least)
+    for i in range(flat.shape[0]):
+        product[i] = flat[i] * (zero if abs(by[i]) < low else by[i])
+
+
+@compiled
+def apply_masks(own: TrainedWeights, matrices: int, least: float) -> None:
+    """Fill a client's weights with the products of what is under its masks, and these.
+
+    It has one or two first matrices.
+    """
+    w, raw, mask = own.weights, own.under.raw, own.under.mask
+    multiply(raw.first, mask.first, least, w.first)
+    if matrices > 1:
+        multiply(raw.second, mask.second, least, w.second)
+    multiply(raw.flat, mask.flat, least, w.flat)
+
+
+@compiled
+def pull_of(raw: Array, start: Array, near: float) -> float:
+    """Return `near` over the distance of a tensor from its start; 0 where it has not moved."""
+    if near == 0:
+        return 0.0
+    square = 0.0
+    for begin in range(0, raw.shape[0], TOGETHER):
+        w, v = raw[begin : begin + TOGETHER], start[begin : begin + TOGETHER]
+        part = w.dtype.type(0)
+        for i in range(w.shape[0]):
+            part += (w[i] - v[i]) * (w[i] - v[i])
+        square += part
+    return near / np.sqrt(square) if square > 0 else 0.0
+
+
+@compiled
+def step_under(
+    p: Array, g: Array, own: TrainedMatrix, lo: int, pull: float, steps: StepRule, t: int
+) -> None:
+    """Step weights and masks from `lo` on along the gradient g (n,) of their products p (n,).
+
+    Changes g. `own` is a matrix.
+    """
+    hi = lo + p.shape[0]
+    raw, mask, other = own.raw[lo:hi], own.mask[lo:hi], own.other[: hi - lo]
+    l1, one, zero = p.dtype.type(own.l1), p.dtype.type(1), p.dtype.type(0)
+    for i in range(p.shape[0]):
+        m = mask[i]
+        other[i] = g[i] * raw[i] + l1 * (one if m > 0 else (-one if m < 0 else zero))
+        g[i] = g[i] * m
+    step(mask, other, mask[:0], own.mask_first[lo:hi], own.mask_second[lo:hi], steps, t)
+    lean(raw, g, own.begun[lo:hi], pull)
+    step(raw, g, raw[:0], own.raw_first[lo:hi], own.raw_second[lo:hi], steps, t)
+    for i in range(p.shape[0]):
+        p[i] = raw[i] * mask[i]
+
+
+@compiled
+def lean(raw: Array, g: Array, start: Array, pull: float) -> None:
+    """Add to g what pulls to the start."""
+    by = g.dtype.type(pull)
+    for i in range(g.shape[0]):
+        g[i] += by * (raw[i] - start[i])
+
+
+@compiled
+def flat_matrix(own: TrainedWeights) -> TrainedMatrix:
+    """Return the weights after the first matrices as if they were one."""
+    w, under = own.weights, own.under
+    empty = w.first[:0]
+    return TrainedMatrix(
+        empty,
+        empty,
+        empty,
+        empty,
+        under.raw.flat,
+        own.start.flat,
+        own.first.flat,
+        own.second.flat,
+        under.mask.flat,
+        under.first.flat,
+        under.second.flat,
+        under.other,
+        under.near,
+        under.l1,
+    )
+
+
+@compiled
+def step_matrix(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
+    """Step `size` weights after the first matrices from `lo` on, which are a matrix."""
+    w, hi = flat_matrix(own), lo + size
+    pull = pull_of(w.raw[lo:hi], w.begun[lo:hi], w.near)
+    step_under(own.weights.flat[lo:hi], g[lo:hi], w, lo, pull, steps, t)
+
+
+@compiled
+def step_bias(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
+    """Step `size` weights after the first matrices from `lo` on, which are a bias."""
+    w, hi = flat_matrix(own), lo + size
+    raw, start = w.raw[lo:hi], w.begun[lo:hi]
+    lean(raw, g[lo:hi], start, pull_of(raw, start, w.near))
+    step(raw, g[lo:hi], raw[:0], w.raw_first[lo:hi], w.raw_second[lo:hi], steps, t)
+    own.weights.flat[lo:hi] = raw
+
+
+@compiled
+def step_flat_under(
+    shape: ModelShape, own: TrainedWeights, g: Array, steps: StepRule, later: StepRule, t: int
+) -> None:
+    """Step the weights after the first matrices, tensor by tensor, along the gradient g (P,)."""
+    for layer in range(shape.layers):
+        rule = later if layer > 0 else steps
+        width = shape.width[layer + 1]
+        if layer > 0:
+            size = shape.width[layer] * width
+            step_matrix(own, g, shape.place[layer, 0], size, rule, t)
+            if shape.form[layer] == ROOTED:
+                step_matrix(own, g, shape.place[layer, 1], size, rule, t)
+        step_bias(own, g, shape.place[layer, 2], width, rule, t)
