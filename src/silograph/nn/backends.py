@@ -141,7 +141,7 @@ class CompiledBackend:
         """Weights only: gradients and the start are one client's at a time.
 
         Masks and kept moments of both are copied, as are the products that clients keep: with
-        fewer clients at once the copies stay in the cache (decision 060).
+        fewer clients at once the copies stay in the cache (decision 062).
         """
         return 8 if _pulls_under_masks(training) else 1
 
