@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from silograph.control.knob_messages import PREFIX
 from silograph.core.key import Key
 from silograph.core.payload import (
     Payload,
@@ -38,7 +39,7 @@ from silograph.exchange.passes import divisible
 from silograph.exchange.sent_weights import arrived
 from silograph.federation.base import overwrites, reads
 from silograph.graph.block.block import ClientBlock, Rows
-from silograph.methods.fedais_options import Config, plan_of
+from silograph.methods.fedais_options import RATIO, Config, plan_of
 from silograph.methods.fedais_state import (
     BASE,
     DONE,
@@ -101,7 +102,10 @@ def begin_stored(
 def open_round(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Take the weights, work out losses and rows with them, draw nodes. In: `weights/*`."""
+    """Take the weights, work out losses and rows with them, draw nodes.
+
+    In: `weights/*`, and `knobs/ratio` (C,) float64 where it is set. Out: nothing.
+    """
     came = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
     weights, model = under("weights", came), divisible(cfg.model)
     memory = under("optimizer", state) if cfg.keep_optimizer else None
@@ -111,7 +115,9 @@ def open_round(
     logits, entered = whole_pass(cfg, block, state, weights, block.x)
     losses = train_losses(cfg, block, logits)
     passes = state[PASSES].t
-    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"))
+    told = inbox.get(f"{PREFIX}{RATIO}")
+    ratio = cfg.options.ratio if told is None else told.t
+    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
     new = with_own(state, block, None, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
     new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
@@ -144,7 +150,12 @@ def train_losses(cfg: Config, block: ClientBlock, logits: Tensor) -> Tensor:
 
 
 def draw_nodes(
-    cfg: Config, block: ClientBlock, change: Tensor, passes: Tensor, key: Key
+    cfg: Config,
+    block: ClientBlock,
+    change: Tensor,
+    passes: Tensor,
+    key: Key,
+    ratio: float | Tensor,
 ) -> dict[str, Ragged]:
     """Return the rows that a round trains on, (m,) int32 as clients count, and their weights.
 
@@ -154,6 +165,7 @@ def draw_nodes(
         change: (n,) of rows' losses since the client last took part.
         passes: (C,) int32 how often it did.
         key: of the draw.
+        ratio: share of its training nodes that each client draws, one or (C,) float64.
     """
     options, off = cfg.options, offsets(block.num_train)
     train = block.split.train.nonzero()[:, 0]
@@ -161,7 +173,7 @@ def draw_nodes(
         return {ROWS: Ragged(train.int(), off)}
     keys, count = block.row_key[train], block.num_train
     if options.nodes != "all":
-        count = torch.floor(options.ratio * count.double() + 0.5).long().clamp(min=1)
+        count = torch.floor(ratio * count.double() + 0.5).long().clamp(min=1)
         count = torch.minimum(count, block.num_train)
     warm = passes < max(options.warmup, 1)
     even = warm | torch.tensor(options.nodes != "importance", device=warm.device)

@@ -30,7 +30,7 @@ C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Literal
 
 import torch
@@ -38,15 +38,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from silograph.control import (
-    DDPG,
-    DRAWN,
-    FIXED,
-    AgentOptions,
-    Controller,
-    knob_fields,
-    knob_specs,
-)
+from silograph.control import FIXED, Controller, by_policy, knob_fields, knob_specs
+from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
@@ -145,36 +138,16 @@ class FedGraphOptions:
             "chance)"
         },
     )
-    target: Share = field(
-        default=0.9, metadata={"help": "ddpg: score that the reward is measured from"}
-    )
-    time: Literal["virtual", "measured"] = field(
-        default="virtual", metadata={"help": "ddpg: seconds of a round in the reward"}
-    )
-    explore: bool = field(
-        default=True, metadata={"help": "ddpg: learn, and add noise to what the agent does"}
-    )
-    agent: str | None = field(
-        default=None,
-        metadata={"help": "ddpg: file of an agent to go on from", "server_only": True},
-    )
-    agent_seed: int = field(
-        default=0, metadata={"help": "ddpg: seed of a new agent's networks and of its replay"}
-    )
+    target: Share = field(default=0.9, metadata=TARGET)
+    time: Literal["virtual", "measured"] = field(default="virtual", metadata=TIME)
+    explore: bool = field(default=True, metadata=EXPLORE)
+    agent: str | None = field(default=None, metadata=AGENT)
+    agent_seed: int = field(default=0, metadata=AGENT_SEED)
 
 
 def controller_of(options: FedGraphOptions) -> Controller:
     """Return what sets the rates."""
-    if options.policy == "ddpg":
-        own = AgentOptions(
-            target=options.target,
-            time=options.time,
-            explore=options.explore,
-            agent=options.agent,
-            seed=options.agent_seed,
-        )
-        return replace(DDPG, options=own)
-    return DRAWN if options.policy == "drawn" else FIXED
+    return by_policy(options, FIXED)
 
 
 def evaluation_of(options: FedGraphOptions) -> Evaluation:
