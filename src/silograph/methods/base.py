@@ -6,9 +6,10 @@ that nobody has to know the methods to ask them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Protocol
+from typing import Annotated, Any, Generic, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -35,6 +36,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.schedule import TrainableModel
 
 Options = TypeVar("Options", default=Any)
+Share = Annotated[float, Field(gt=0, le=1)]  # an option
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,10 @@ from silograph.control import (
 from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.ranges import lin
-from silograph.methods.base import MethodConfig
+from silograph.methods.base import MethodConfig, Share
 
 MOST = 100  # batches between two exchanges
 TAU, RATIO = "tau", "ratio"  # knobs
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, config=STRICT)

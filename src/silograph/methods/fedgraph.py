@@ -57,7 +57,7 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Share
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -86,7 +86,6 @@ from silograph.sampling.sampled_passes import (
 )
 
 KEEPS = ("keep_1", "keep_2", "keep_3")
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 def _knob(text: str) -> dict[str, object]:
