@@ -26,10 +26,12 @@ from silograph.core.work import report_rows
 from silograph.exchange.history import (
     ASKED,
     HALO,
+    OWN,
     PASSES,
     SEEN,
     answer,
     blank_history,
+    put_own_,
     wanted_rows,
     with_arrived,
     with_own,
@@ -98,7 +100,7 @@ def begin_stored(
     return {**new, **history, LOSSES: Ragged(losses, block.off)}, reply
 
 
-@overwrites(TRAINED)
+@overwrites(TRAINED, OWN)
 def open_round(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -118,7 +120,7 @@ def open_round(
     told = inbox.get(f"{PREFIX}{RATIO}")
     ratio = cfg.options.ratio if told is None else told.t
     drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
-    new = with_own(state, block, None, entered)
+    new = with_own(state, block, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
     new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
     changes = tells_moves(cfg) or not cfg.sent.plain
@@ -239,6 +241,7 @@ def ask(
 
 
 @reads("history/", SENT, f"{TRAINED}weights/")
+@overwrites(OWN)
 def serve(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -256,7 +259,7 @@ def serve(
         x, own = features_for(block, is_compact(held)), weights_of(held)
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)
-        state = with_own(state, block, rows, entered)
+        put_own_(state, rows, entered)
     reply, bound = answer(model, block, state, row, small=sends_bytes(cfg)), cfg.options.moved
     if bound is None:
         return state, reply
@@ -264,6 +267,7 @@ def serve(
 
 
 @reads(ASKED, HALO, SEEN, VERSION)
+@overwrites(HALO, SEEN)
 def store(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
