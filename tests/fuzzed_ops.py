@@ -62,7 +62,7 @@ RUNS: list[dict[str, Any]] = [
         "method": "fedais",
         "sparse": True,
         "weights_as": "float16",
-        "options": {"batches": 2, "moved": 0.1, "sent": "int8"},
+        "options": {"batches": 2, "moved": 0.1, "sent": "int8", "policy": "drawn"},
     },
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from silograph.control import knobs_of
 from silograph.core.key import Key
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -73,9 +72,9 @@ def held_of(block: ClientBlock) -> ClientBlock:
     return block.take(torch.tensor([block.ids.index(min(block.ids))]))
 
 
-def with_first_knobs(cfg: MethodConfig, clients: int) -> MethodConfig:
+def with_first_knobs(method: Method, cfg: MethodConfig, clients: int) -> MethodConfig:
     """Return a config whose knobs are what its options say."""
-    knobs = {knob.name: knob.constant(knob.start, clients) for knob in knobs_of(cfg.options)}
+    knobs = {k.name: k.constant(k.start, clients) for k in method.needs.knobs(cfg.options)}
     return replace(cfg, knobs=knobs)
 
 
@@ -89,7 +88,7 @@ def whole_round(
     key: Key,
 ) -> tuple[ServerState, RoundReport]:
     """Do a round as runs do it: the method's, then the server's own steps, if it has any."""
-    cfg = with_first_knobs(cfg, len(fed.ids))
+    cfg = with_first_knobs(method, cfg, len(fed.ids))
     state, report = method.round(fed, cfg, state, t, key)
     on_held = method.setting.on_held
     return state if on_held is None else on_held(cfg, held, state, t, key), report

@@ -355,7 +355,7 @@ def test_ops_leave_their_input_untouched(
     state = method.init(fed, cfg, weights, key)
     before = dict(fed.states()[0])
     saved = {k: f.t.clone() for k, f in before.items()}
-    cfg = with_first_knobs(cfg, 5)
+    cfg = with_first_knobs(method, cfg, 5)
     after, _ = method.round(fed, cfg, state, 1, key)
     kept = {k: w.clone() for k, w in (after.weights or {}).items()}
     if method.setting.on_held is not None:

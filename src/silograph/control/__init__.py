@@ -7,6 +7,7 @@ from silograph.control.drawn import DRAWN
 from silograph.control.fixed import FIXED
 from silograph.control.knob_messages import knob_fields, knob_specs
 from silograph.control.loss_interval import LOSS_INTERVAL
+from silograph.control.policy import by_policy
 
 CONTROLLERS: dict[str, Controller] = {
     c.name: c for c in (FIXED, DRAWN, DDPG, LOSS_INTERVAL, BOUND_INTERVAL)
@@ -24,6 +25,7 @@ __all__ = [
     "ControllerState",
     "Knob",
     "RunStanding",
+    "by_policy",
     "knob_fields",
     "knob_specs",
     "knobs_of",

@@ -8,7 +8,7 @@ C: clients of the federation.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,8 +142,12 @@ class Controller:
     options: Any = None
 
 
-def knobs_of(options: Any) -> tuple[Knob, ...]:
+def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, ...]:
     """Return the knobs that the options of a method declare; an option that is None is none.
+
+    Args:
+        options: of the method.
+        names: of the options that are knobs in this run; all that are declared by default.
 
     Raises:
         ConfigError: a range of choices, or a value outside its range.
@@ -151,7 +155,9 @@ def knobs_of(options: Any) -> tuple[Knob, ...]:
     return tuple(
         _knob(f, getattr(options, f.name))
         for f in dataclasses.fields(options)
-        if KNOB in f.metadata and getattr(options, f.name) is not None
+        if KNOB in f.metadata
+        and getattr(options, f.name) is not None
+        and (names is None or f.name in names)
     )
 
 

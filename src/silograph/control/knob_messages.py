@@ -3,7 +3,7 @@
 C: clients of the federation. k: clients of a call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,12 +30,15 @@ def knob_fields(
     return {PREFIX + n: Stacked(t[at]) if t.dim() else Shared(t) for n, t in knobs.items()}
 
 
-def knob_specs(options: Any, *, moved: bool = True) -> FieldSpecs:
+def knob_specs(
+    options: Any, *, moved: bool = True, names: Collection[str] | None = None
+) -> FieldSpecs:
     """Return the specs of these fields, with the ranges that the options declare.
 
     Args:
         options: of the method.
         moved: whether anything moves the knobs; if not, clients take the options' values alone.
+        names: of the knobs that are sent; all by default.
     """
     return {
         PREFIX + knob.name: FieldSpec(
@@ -45,5 +48,5 @@ def knob_specs(options: Any, *, moved: bool = True) -> FieldSpecs:
             low=knob.low if moved else knob.start,
             high=knob.high if moved else knob.start,
         )
-        for knob in knobs_of(options)
+        for knob in knobs_of(options, names)
     }

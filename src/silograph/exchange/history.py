@@ -83,15 +83,16 @@ def stored_in(state: State, *, halo: bool = True) -> StoredRows:
 
 
 def with_own(
-    state: State, block: ClientBlock, rows: Tensor | None, entered: Mapping[int, Tensor]
+    state: State, block: ClientBlock, entered: Mapping[int, Tensor]
 ) -> dict[str, Stacked | Ragged]:
-    """Return a state whose own rows (k,), None: all, are what has entered each stage, (k, D)."""
-    new = dict(state)
+    """Return a state whose own rows are what has entered each stage, (n, D)."""
+    return {**state, **{f"{OWN}{number}": Ragged(x, block.off) for number, x in entered.items()}}
+
+
+def put_own_(state: State, rows: Tensor, entered: Mapping[int, Tensor]) -> None:
+    """Write what has entered each stage, (k, D), to own rows (k,) of a state, in place."""
     for number, x in entered.items():
-        name = f"{OWN}{number}"
-        t = x if rows is None else state[name].t.index_copy(0, rows, x)
-        new[name] = Ragged(t, block.off)
-    return new
+        state[f"{OWN}{number}"].t.index_copy_(0, rows, x)
 
 
 def rows_form(model: Staged, *, small: bool = False, since: bool = False) -> PullForm:
@@ -142,11 +143,14 @@ def answer(
 def with_arrived(
     model: Staged, block: ClientBlock, state: State, inbox: Payload, now: int, *, small: bool
 ) -> dict[str, Stacked | Ragged]:
-    """Return a state with the rows that came for the slots in `ASKED`, seen `now`."""
+    """Return a state with the rows that came for the slots in `ASKED`, seen `now`.
+
+    Rows of slots, and when they were seen, are written in place.
+    """
     asked = state[ASKED]
     assert isinstance(asked, Ragged)  # as the client left it
     place = check_places(asked, block.halo.off, "halo slots")[inbox["answered"].t]
-    seen = state[SEEN].t.index_fill(0, place, now)
+    state[SEEN].t.index_fill_(0, place, now)
     new = dict(state)
     if "changed" in inbox:  # what did not come is as its owner would send it
         new, place = with_versions(block, state, inbox, place)
@@ -155,9 +159,8 @@ def with_arrived(
         rows = inbox[f"rows/{number}"].t
         if small:
             rows = from_small(rows, inbox[f"scale/{number}"].t, state[name].t.dtype)
-        t = state[name].t.index_copy(0, place, rows)
-        new[name] = Ragged(t, block.halo.off)
-    return new | {SEEN: Ragged(seen, block.halo.off)}
+        state[name].t.index_copy_(0, place, rows)
+    return new
 
 
 def share_features(fed: Federation, key: Key) -> None:

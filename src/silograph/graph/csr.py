@@ -160,7 +160,10 @@ class CSR:
         )
 
     def select_rows(self, rows: Tensor) -> "CSR":
-        """Return the matrix of these rows (k,) int64, columns unchanged."""
+        """Return the matrix of these rows (k,) int64, columns unchanged; all rows are itself."""
+        all_rows = torch.arange(self.num_rows, dtype=rows.dtype, device=rows.device)
+        if torch.equal(rows, all_rows):
+            return self
         lengths = self.degree[rows]
         entries = ranges(self.indptr[:-1].long()[rows], lengths)
         return CSR(

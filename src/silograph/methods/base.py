@@ -6,14 +6,15 @@ that nobody has to know the methods to ask them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Protocol
+from typing import Annotated, Any, Generic, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.aggregation.aggregators import MEAN, Aggregator
-from silograph.control import FIXED, Controller
+from silograph.control import FIXED, Controller, Knob, knobs_of
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.payload import State
@@ -35,6 +36,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.schedule import TrainableModel
 
 Options = TypeVar("Options", default=Any)
+Share = Annotated[float, Field(gt=0, le=1)]  # an option
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,8 @@ class Needs:
         losses: what the options add to the loss of every local step, likewise.
         score_first: whether the first weights are scored before round 1, and the last scores kept
             for whatever decides by them.
-        controller: what sets the knobs that the options declare, by those options.
+        knobs: which of the options' knobs a run has, by those options.
+        controller: what sets them, likewise.
         selector: default of the run's `selector`.
     """
 
@@ -294,6 +297,7 @@ class Needs:
     corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
     losses: Callable[[Any], tuple[LossTerm, ...]] = no_losses
     score_first: bool = False
+    knobs: Callable[[Any], tuple[Knob, ...]] = knobs_of
     controller: Callable[[Any], Controller] = fixed_knobs
     selector: str = "uniform"
 

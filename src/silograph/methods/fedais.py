@@ -7,7 +7,8 @@ Every client keeps, for each hidden layer, the last embeddings of its own nodes 
 (eq. 6). A round is `batches` steps on drawn training nodes; a batch needs one hop of neighbors,
 whose embeddings are stored. Before every tau-th batch a client fetches the embeddings of those halo
 nodes that the batch has drawn. Nodes are drawn by how much their loss has changed since the client
-last took part (eq. 8), and tau shrinks as the validation loss falls (eq. 11).
+last took part (eq. 8), and tau shrinks as the validation loss falls (eq. 11); with `policy=ddpg`
+an agent sets tau, and the share of its nodes that each client draws.
 
 `nodes`, `interval` and `halo` are options, and the paper's baselines are presets of this program:
 
@@ -34,7 +35,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, Controller, knob_specs
+from silograph.control import knob_fields, knob_specs
 from silograph.control.bound_interval import MOVED, RATE
 from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES
 from silograph.core.errors import ConfigError
@@ -65,7 +66,17 @@ from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Ste
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
 from silograph.methods.fedais_batches import advance, close_round
 from silograph.methods.fedais_clients import ask, begin_stored, open_round, serve, store
-from silograph.methods.fedais_options import Config, FedAISOptions, Plan, plan_of
+from silograph.methods.fedais_options import (
+    RATIO,
+    TAU,
+    Config,
+    FedAISOptions,
+    Plan,
+    controller_of,
+    knobs_in,
+    moved_in,
+    plan_of,
+)
 from silograph.methods.fedais_state import LOSSES, form_of, tells_moves, untouched
 from silograph.methods.local_training import state_specs
 from silograph.methods.preset import preset
@@ -97,6 +108,11 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
             "expected weights_as=exact and weight_rows=all with share_features, whose clients "
             "train on features of others, too: leave one out"
         )
+    if not knobs_in(cfg.options):
+        raise ConfigError(
+            f"expected an option that policy={cfg.options.policy} can set, got none: leave out "
+            "nodes=all, for the ratio, or halo=none, for tau"
+        )
     fed.call(begin_stored, {}, what=Kind.CONTROL, key=key)
     memory = learn_form(fed, cfg, key)
     if cfg.options.share_features:
@@ -113,6 +129,7 @@ def fit_round(
     if chosen is None:
         chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
     inbox = outgoing(cfg, state.weights, state.memory, positions_of(fed.ids, chosen))
+    inbox |= knob_fields({n: t for n, t in cfg.knobs.items() if n == RATIO}, fed.ids, chosen)
     fed.call(open_round, inbox, what=Kind.WEIGHTS, key=own, to=chosen, lacking=True)
     row_bytes = 0
     for start in plan.starts:
@@ -158,7 +175,7 @@ def exchange(
 
 def told_of(cfg: Config, t: int, start: int) -> dict[str, Shared]:
     """Return what clients are told of an exchange, and of the batches that follow."""
-    tau = cfg.knobs.get("tau", torch.tensor(cfg.options.tau))
+    tau = cfg.knobs.get(TAU, torch.tensor(cfg.options.tau))
     numbers = {"round": t, "start": start}
     fields = {k: Shared(torch.tensor(n, dtype=torch.int32)) for k, n in numbers.items()}
     return {"knobs/tau": Shared(tau), **fields}
@@ -191,8 +208,8 @@ def rate_of(optimizer: Optimizer) -> float:
 def told_specs(cfg: Config, t: int) -> FieldSpecs:
     """Return the specs of what clients are told of an exchange."""
     start = FieldSpec(Shared, (), torch.int32, low=0, high=plan_of(cfg).batches - 1)
-    moves = controller_of(cfg.options) is not FIXED
-    return {**knob_specs(cfg.options, moved=moves), "round": exactly(t), "start": start}
+    tau = knob_specs(cfg.options, moved=TAU in moved_in(cfg.options), names=(TAU,))
+    return {**tau, "round": exactly(t), "start": start}
 
 
 def setup_steps(cfg: Config, key: Key) -> Steps:
@@ -211,7 +228,8 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     gives |= {MOVED: FieldSpec(Stacked, low=0)} if tells_moves(cfg) else {}
     if cfg.sent.rows == "used":
         gives["steps"] = FieldSpec(Stacked, (), torch.int64, low=0, high=plan_of(cfg).batches)
-    opens = Call(open_round, Kind.WEIGHTS, own, weights_down(cfg))
+    ratio = knob_specs(cfg.options, names=moved_in(cfg.options) - {TAU})
+    opens = Call(open_round, Kind.WEIGHTS, own, {**weights_down(cfg), **ratio})
     steps = Call(advance, Kind.CONTROL, own, told)
     closes = Call(close_round, Kind.WEIGHTS, own, {}, gives)
     if cfg.options.halo == "none":
@@ -234,12 +252,6 @@ def kept_specs(cfg: Config) -> FieldSpecs:
     return {**state_specs(cfg), **kept(cfg), **history, **losses, **moved}
 
 
-def controller_of(options: FedAISOptions) -> Controller:
-    """Return what sets tau."""
-    rules = {"adaptive": LOSS_INTERVAL, "bound": BOUND_INTERVAL}
-    return FIXED if options.halo == "none" else rules.get(options.interval, FIXED)
-
-
 FEDAIS: Method[FedAISOptions] = Method(
     name="fedais",
     title="stored embeddings, important nodes, and exchanges as the loss falls (FedAIS)",
@@ -249,7 +261,7 @@ FEDAIS: Method[FedAISOptions] = Method(
     init=init,
     round=fit_round,
     evaluate=HaloSums(),
-    needs=Needs(weight_decay=0.0, score_first=True, controller=controller_of),
+    needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_in, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
     rows="single",
     small_weights=True,

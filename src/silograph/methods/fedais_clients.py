@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from silograph.control.knob_messages import PREFIX
 from silograph.core.key import Key
 from silograph.core.payload import (
     Payload,
@@ -25,10 +26,12 @@ from silograph.core.work import report_rows
 from silograph.exchange.history import (
     ASKED,
     HALO,
+    OWN,
     PASSES,
     SEEN,
     answer,
     blank_history,
+    put_own_,
     wanted_rows,
     with_arrived,
     with_own,
@@ -38,7 +41,7 @@ from silograph.exchange.passes import divisible
 from silograph.exchange.sent_weights import arrived
 from silograph.federation.base import overwrites, reads
 from silograph.graph.block.block import ClientBlock, Rows
-from silograph.methods.fedais_options import Config, plan_of
+from silograph.methods.fedais_options import RATIO, Config, plan_of
 from silograph.methods.fedais_state import (
     BASE,
     DONE,
@@ -97,11 +100,14 @@ def begin_stored(
     return {**new, **history, LOSSES: Ragged(losses, block.off)}, reply
 
 
-@overwrites(TRAINED)
+@overwrites(TRAINED, OWN)
 def open_round(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Take the weights, work out losses and rows with them, draw nodes. In: `weights/*`."""
+    """Take the weights, work out losses and rows with them, draw nodes.
+
+    In: `weights/*`, and `knobs/ratio` (C,) float64 where it is set. Out: nothing.
+    """
     came = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
     weights, model = under("weights", came), divisible(cfg.model)
     memory = under("optimizer", state) if cfg.keep_optimizer else None
@@ -111,8 +117,10 @@ def open_round(
     logits, entered = whole_pass(cfg, block, state, weights, block.x)
     losses = train_losses(cfg, block, logits)
     passes = state[PASSES].t
-    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"))
-    new = with_own(state, block, None, entered)
+    told = inbox.get(f"{PREFIX}{RATIO}")
+    ratio = cfg.options.ratio if told is None else told.t
+    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
+    new = with_own(state, block, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
     new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
     changes = tells_moves(cfg) or not cfg.sent.plain
@@ -144,7 +152,12 @@ def train_losses(cfg: Config, block: ClientBlock, logits: Tensor) -> Tensor:
 
 
 def draw_nodes(
-    cfg: Config, block: ClientBlock, change: Tensor, passes: Tensor, key: Key
+    cfg: Config,
+    block: ClientBlock,
+    change: Tensor,
+    passes: Tensor,
+    key: Key,
+    ratio: float | Tensor,
 ) -> dict[str, Ragged]:
     """Return the rows that a round trains on, (m,) int32 as clients count, and their weights.
 
@@ -154,6 +167,7 @@ def draw_nodes(
         change: (n,) of rows' losses since the client last took part.
         passes: (C,) int32 how often it did.
         key: of the draw.
+        ratio: share of its training nodes that each client draws, one or (C,) float64.
     """
     options, off = cfg.options, offsets(block.num_train)
     train = block.split.train.nonzero()[:, 0]
@@ -161,7 +175,7 @@ def draw_nodes(
         return {ROWS: Ragged(train.int(), off)}
     keys, count = block.row_key[train], block.num_train
     if options.nodes != "all":
-        count = torch.floor(options.ratio * count.double() + 0.5).long().clamp(min=1)
+        count = torch.floor(ratio * count.double() + 0.5).long().clamp(min=1)
         count = torch.minimum(count, block.num_train)
     warm = passes < max(options.warmup, 1)
     even = warm | torch.tensor(options.nodes != "importance", device=warm.device)
@@ -227,6 +241,7 @@ def ask(
 
 
 @reads("history/", SENT, f"{TRAINED}weights/")
+@overwrites(OWN)
 def serve(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -244,7 +259,7 @@ def serve(
         x, own = features_for(block, is_compact(held)), weights_of(held)
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)
-        state = with_own(state, block, rows, entered)
+        put_own_(state, rows, entered)
     reply, bound = answer(model, block, state, row, small=sends_bytes(cfg)), cfg.options.moved
     if bound is None:
         return state, reply
@@ -252,6 +267,7 @@ def serve(
 
 
 @reads(ASKED, HALO, SEEN, VERSION)
+@overwrites(HALO, SEEN)
 def store(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:

@@ -7,11 +7,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from silograph.control import (
+    BOUND_INTERVAL,
+    FIXED,
+    LOSS_INTERVAL,
+    Controller,
+    Knob,
+    by_policy,
+    knobs_of,
+)
+from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.ranges import lin
-from silograph.methods.base import MethodConfig
+from silograph.methods.base import MethodConfig, Share
 
 MOST = 100  # batches between two exchanges
+TAU, RATIO = "tau", "ratio"  # knobs
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -40,8 +51,13 @@ class FedAISOptions:
         default=2,
         metadata={"help": "batches between two exchanges at first", "knob": lin(1, MOST)},
     )
-    ratio: Annotated[float, Field(gt=0, le=1)] = field(
-        default=0.7, metadata={"help": "share of its training nodes that a client draws"}
+    ratio: Share = field(
+        default=0.7,
+        metadata={
+            "help": "share of its training nodes that a client draws",
+            "knob": lin(0.05, 1.0),
+            "by_client": True,
+        },
     )
     batches: Annotated[int, Field(ge=1, le=1000)] = field(
         default=10, metadata={"help": "batches of a round, in each of its local epochs"}
@@ -82,6 +98,18 @@ class FedAISOptions:
         default="clients",
         metadata={"help": "mean of the models: plain, or weighted by training nodes"},
     )
+    policy: Literal["rule", "ddpg", "drawn"] = field(
+        default="rule",
+        metadata={
+            "help": "what sets tau, and the ratio of each client: rule (tau by interval; ratio "
+            "stays), ddpg (an agent) or drawn (by chance)"
+        },
+    )
+    target: Share = field(default=0.9, metadata=TARGET)
+    time: Literal["virtual", "measured"] = field(default="virtual", metadata=TIME)
+    explore: bool = field(default=True, metadata=EXPLORE)
+    agent: str | None = field(default=None, metadata=AGENT)
+    agent_seed: int = field(default=0, metadata=AGENT_SEED)
 
 
 Config = MethodConfig[FedAISOptions]
@@ -110,4 +138,26 @@ def plan_of(cfg: Config) -> Plan:
     total = cfg.options.batches * cfg.schedule.epochs
     if cfg.options.halo == "none":
         return Plan(total, total)
-    return Plan(total, int(cfg.knobs["tau"]) if "tau" in cfg.knobs else cfg.options.tau)
+    return Plan(total, int(cfg.knobs[TAU]) if TAU in cfg.knobs else cfg.options.tau)
+
+
+def knobs_in(options: FedAISOptions) -> tuple[Knob, ...]:
+    """Return the knobs of a run: by the rules tau alone, else those that change anything."""
+    if options.policy == "rule":
+        return knobs_of(options, (TAU,))
+    moved = {TAU: options.halo != "none", RATIO: options.nodes != "all"}
+    return knobs_of(options, [name for name, changes in moved.items() if changes])
+
+
+def controller_of(options: FedAISOptions) -> Controller:
+    """Return what sets them."""
+    rules = {"adaptive": LOSS_INTERVAL, "bound": BOUND_INTERVAL}
+    rule = FIXED if options.halo == "none" else rules.get(options.interval, FIXED)
+    return by_policy(options, rule)
+
+
+def moved_in(options: FedAISOptions) -> frozenset[str]:
+    """Return the names of the knobs that may change during a run."""
+    if controller_of(options) is FIXED:
+        return frozenset()
+    return frozenset(knob.name for knob in knobs_in(options))

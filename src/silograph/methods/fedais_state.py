@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from silograph.control import BOUND_INTERVAL
 from silograph.core.payload import (
     Ragged,
     State,
@@ -21,7 +22,7 @@ from silograph.exchange.history import (
 from silograph.exchange.passes import divisible
 from silograph.exchange.pull import PullForm
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.methods.fedais_options import Config
+from silograph.methods.fedais_options import Config, controller_of
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import FULL, Fanout, Neighbors
 from silograph.nn.segment import segment_sum
@@ -106,7 +107,7 @@ def form_of(cfg: Config) -> PullForm:
 
 def tells_moves(cfg: Config) -> bool:
     """Return whether clients tell how far their models have moved, which sets the interval."""
-    return cfg.options.interval == "bound" and cfg.options.halo != "none"
+    return controller_of(cfg.options) is BOUND_INTERVAL
 
 
 def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) -> Tensor:

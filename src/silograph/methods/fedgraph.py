@@ -30,7 +30,7 @@ C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Literal
 
 import torch
@@ -38,15 +38,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from silograph.control import (
-    DDPG,
-    DRAWN,
-    FIXED,
-    AgentOptions,
-    Controller,
-    knob_fields,
-    knob_specs,
-)
+from silograph.control import FIXED, Controller, by_policy, knob_fields, knob_specs
+from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
@@ -64,7 +57,7 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Share
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -93,7 +86,6 @@ from silograph.sampling.sampled_passes import (
 )
 
 KEEPS = ("keep_1", "keep_2", "keep_3")
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 def _knob(text: str) -> dict[str, object]:
@@ -145,36 +137,16 @@ class FedGraphOptions:
             "chance)"
         },
     )
-    target: Share = field(
-        default=0.9, metadata={"help": "ddpg: score that the reward is measured from"}
-    )
-    time: Literal["virtual", "measured"] = field(
-        default="virtual", metadata={"help": "ddpg: seconds of a round in the reward"}
-    )
-    explore: bool = field(
-        default=True, metadata={"help": "ddpg: learn, and add noise to what the agent does"}
-    )
-    agent: str | None = field(
-        default=None,
-        metadata={"help": "ddpg: file of an agent to go on from", "server_only": True},
-    )
-    agent_seed: int = field(
-        default=0, metadata={"help": "ddpg: seed of a new agent's networks and of its replay"}
-    )
+    target: Share = field(default=0.9, metadata=TARGET)
+    time: Literal["virtual", "measured"] = field(default="virtual", metadata=TIME)
+    explore: bool = field(default=True, metadata=EXPLORE)
+    agent: str | None = field(default=None, metadata=AGENT)
+    agent_seed: int = field(default=0, metadata=AGENT_SEED)
 
 
 def controller_of(options: FedGraphOptions) -> Controller:
     """Return what sets the rates."""
-    if options.policy == "ddpg":
-        own = AgentOptions(
-            target=options.target,
-            time=options.time,
-            explore=options.explore,
-            agent=options.agent,
-            seed=options.agent_seed,
-        )
-        return replace(DDPG, options=own)
-    return DRAWN if options.policy == "drawn" else FIXED
+    return by_policy(options, FIXED)
 
 
 def evaluation_of(options: FedGraphOptions) -> Evaluation:

@@ -47,9 +47,19 @@ def _surroundings(block: ClientBlock, *, halo: bool) -> Surroundings:
 
 
 def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
-    """Return all rows of a block with all edges."""
-    rows = torch.arange(len(block.row_key), device=block.off.device)
-    return batch_of_edges(block, around, stored, rows, block.off)
+    """Return all rows of a block with all edges.
+
+    The last one is kept with the block: which slots are known changes in the first rounds only.
+    """
+    name = ("whole batch", around.graph is block, 0 in stored.halo)
+    kept = block.memo.get(name)
+    if not isinstance(kept, tuple) or not torch.equal(kept[0], stored.known):
+        rows = torch.arange(len(block.row_key), device=block.off.device)
+        kept = stored.known, batch_of_edges(block, around, stored, rows, block.off)
+        block.memo[name] = kept
+    found = kept[1]
+    assert isinstance(found, Batch)
+    return found
 
 
 def batch_of_edges(

@@ -186,7 +186,6 @@ def _arranged(
     starts = dict(zip(wanted, offsets(torch.tensor([*_widths(model), 0])).tolist(), strict=False))
     later = model.stages[-1 if not wanted else wanted[0]].conv
     halo = [stored.halo[number] for number in wanted if number in stored.halo]
-    none = own.new_empty(len(block.halo.key), 0)
     pairs = [(c.batch, c.batch.first) for c in batches], [(c.batch, c.batch.later) for c in batches]
     return kernels.BatchArrays(
         key=np.array([key.value for key in keys], np.uint64),
@@ -194,8 +193,8 @@ def _arranged(
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
         off=_joined_off([chosen.batch.off for chosen in batches]),
         share=contiguous(torch.cat([share_of(chosen, own.dtype) for chosen in batches])),
-        first=_senders(model.stages[0].conv, block, pairs[0], none),
-        later=_senders(later, block, pairs[1], torch.cat([none, *halo], dim=1)),
+        first=_senders(model.stages[0].conv, block, pairs[0], []),
+        later=_senders(later, block, pairs[1], halo),
         own=own.numpy(),
         place=np.array([starts.get(number, -1) for number in range(len(model.stages))], np.int64),
         loss=np.zeros(len(rows)),
@@ -208,17 +207,18 @@ def _joined_off(offs: Sequence[Tensor]) -> np.ndarray:
 
 
 def _senders(
-    conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Tensor
+    conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Sequence[Tensor]
 ) -> kernels.SenderArrays:
-    """Return who sends in a stage of each batch; `halo` (S, W) is what is stored of slots."""
+    """Return who sends in a stage of each batch; `halo` (S, D) are slots' rows, a stage."""
     rows = torch.cat([senders.rows for _, senders in pairs])
     slots = torch.cat([senders.slots for _, senders in pairs])
     edges = [_edges(conv, batch, senders) for batch, senders in pairs]
     own = [_own_weight(conv, senders) for _, senders in pairs]
+    none = own[0].new_empty(len(slots), 0)
     return kernels.SenderArrays(
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
         off=_joined_off([senders.off for _, senders in pairs]),
-        slot=contiguous(halo[slots]),
+        slot=contiguous(torch.cat([none, *(rows[slots] for rows in halo)], dim=1)),
         slot_key=contiguous(block.halo.key[slots], np.int64).view(np.uint64),
         slot_off=_joined_off([senders.slot_off for _, senders in pairs]),
         ptr=contiguous(offsets(torch.cat([s.adj.indptr.diff() for _, s in pairs])), np.int64),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from silograph.control import Controller, Knob, RunStanding, knobs_of
+from silograph.control import Controller, Knob, RunStanding
 from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
 from silograph.experiment.run.round_scores import Judged, run_metric
@@ -21,7 +21,7 @@ class Controlling:
 
     Attributes:
         controller: the controller.
-        knobs: what the method's options declare.
+        knobs: of the run, see `Needs.knobs`.
         setup: the run.
     """
 
@@ -127,9 +127,9 @@ class Controlling:
 
 def controlling(setup: Setup) -> Controlling | None:
     """Return what sets the knobs of a run, None where its method has none."""
-    options = setup.method_config.options
-    knobs = knobs_of(options)
-    return Controlling(setup.method.needs.controller(options), knobs, setup) if knobs else None
+    options, needs = setup.method_config.options, setup.method.needs
+    knobs = needs.knobs(options)
+    return Controlling(needs.controller(options), knobs, setup) if knobs else None
 
 
 def with_knobs(report: RoundReport, values: Mapping[str, Tensor]) -> RoundReport:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
-from silograph.control import knobs_of
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Shared, State
 from silograph.core.resolved_config import training_key
@@ -95,7 +94,7 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
     """Train some rounds of a run and score the last, and return what its server saw."""
     fed, key = Overheard(setup.federation), training_key(setup.config)
     method, cfg = setup.method, setup.method_config
-    knobs = {k.name: k.constant(k.start, len(fed.ids)) for k in knobs_of(cfg.options)}
+    knobs = {k.name: k.constant(k.start, len(fed.ids)) for k in method.needs.knobs(cfg.options)}
     cfg = replace(cfg, knobs=knobs)
     fed.start_round(0)
     if setup.config.collect:

@@ -1,0 +1,32 @@
+"""What options say of an agent, alike for every method whose knobs one may set."""
+
+from dataclasses import replace
+from typing import Any
+
+from silograph.control.base import Controller
+from silograph.control.ddpg import DDPG, AgentOptions
+from silograph.control.drawn import DRAWN
+
+TARGET = {"help": "ddpg: score that the reward is measured from"}
+TIME = {"help": "ddpg: seconds of a round in the reward"}
+EXPLORE = {"help": "ddpg: learn, and add noise to what the agent does"}
+AGENT: dict[str, Any] = {"help": "ddpg: file of an agent to go on from", "server_only": True}
+AGENT_SEED = {"help": "ddpg: seed of a new agent's networks and of its replay"}
+
+
+def by_policy(options: Any, otherwise: Controller) -> Controller:
+    """Return an agent as options say (`policy=ddpg`), values by chance (`drawn`), or another one.
+
+    The options have the fields that texts stand for here: `target`, `time`, `explore`, `agent` and
+    `agent_seed`; see `AgentOptions`.
+    """
+    if options.policy == "ddpg":
+        own = AgentOptions(
+            target=options.target,
+            time=options.time,
+            explore=options.explore,
+            agent=options.agent,
+            seed=options.agent_seed,
+        )
+        return replace(DDPG, options=own)
+    return DRAWN if options.policy == "drawn" else otherwise
