@@ -141,8 +141,9 @@ def serve_again(
         known = read_known(target)
         figures = Figures()
         watched = watched_by(config, (figures, *trackers))
-        venue = replace(venue, silos=tuple(known.keys))
-        with _met(config, venue, known, progress, figures, report) as (meeting, watch):
+        # Who takes part is known, whatever number was asked for.
+        venue, asked = replace(venue, silos=tuple(known.keys)), replace(config, clients=None)
+        with _met(asked, venue, known, progress, figures, report) as (meeting, watch):
             meeting.folder = folder
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)

@@ -82,8 +82,8 @@ def cut_already(config: RunConfig) -> RunConfig:
     """
     if config.partition not in (RunConfig().partition, CUT):
         raise ConfigError(
-            f"expected no partition with silos, got {config.partition}: they are cut already; "
-            "leave it out"
+            f"partition: expected none with silos, got {config.partition}: they are cut already; "
+            "leave partition out"
         )
     return replace(config, partition=CUT)
 
@@ -169,6 +169,6 @@ def check_uncut(config: RunConfig, silos: Silos) -> None:
             )
     if config.clients not in (None, len(silos.ids)):
         raise ConfigError(
-            f"expected {len(silos.ids)} clients, one for each silo, got {config.clients}: leave it "
-            "out"
+            f"clients: expected {len(silos.ids)}, one for each silo, got {config.clients}: leave "
+            "clients out"
         )

@@ -5,6 +5,7 @@ range that tuning tries. A user gives one as NAME, if one chosen part alone has 
 """
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -256,20 +257,36 @@ def place_of(
 
 
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
-    """Return the error for an option that the chosen parts do not have."""
-    chosen = ", ".join(f"{kind} {part.name}" for kind, part in parts.items())
+    """Return the error for an option that none of some parts has; names the nearest."""
+    said = shown if shown in FLAT else f"option {shown}"
     if owners := owners_of(own, parts):
-        several = len(owners) > 1
+        kinds = {owner.partition(" ")[0] for owner in owners}
+        one = len(owners) == 1
         return ConfigError(
-            f"expected an option of the chosen parts ({chosen}), got {shown}: "
-            f"{listed(owners)} {'have' if several else 'has'} it; leave it out, or choose "
-            f"{'one of them' if several else 'that part'}"
+            f"{said}: {_lacking({kind: parts[kind] for kind in parts if kind in kinds})}, but "
+            f"{listed(owners)} {'has' if one else 'have'} it: leave it out, or choose "
+            f"{'that one' if one else 'one of them'}"
         )
+    line = f"{said}: {_lacking(parts)}"
     known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
     if not known:
-        return ConfigError(f"expected no options of {chosen}, got {shown!r}")
-    short = [name.partition(".")[2] for name in known]
-    return unknown(f"option of the chosen parts ({chosen})", shown, [*short])
+        return ConfigError(f"{line}: leave it out")
+    choices = f"hoices: {', '.join(known)}"
+    names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
+    names |= {name.partition(".")[2] for name in known}
+    near = difflib.get_close_matches(own.lower(), sorted(names), n=1, cutoff=0.6)
+    if not near:
+        return ConfigError(f"{line}; c{choices}")
+    full = [name for name in known if name.partition(".")[2] == near[0]]
+    hint = repr(full[0]) if full else f"{near[0]!r} of {listed(owners_of(near[0], parts))}"
+    return ConfigError(f"{line}: did you mean {hint}? C{choices}")
+
+
+def _lacking(parts: Mapping[str, NamedPart]) -> str:
+    """Return in words that parts have not an option; those that have none at all go unsaid."""
+    having = {kind: part for kind, part in parts.items() if options_of(part)} or parts
+    names = [f"{kind} {part.name}" for kind, part in having.items()]
+    return f"{listed(names)} {'has' if len(names) == 1 else 'have'} no such option"
 
 
 def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:

@@ -267,7 +267,7 @@ def make_partition(
         )
     elif not 1 <= clients <= graph.num_nodes:
         raise PartitionError(
-            f"expected 1 to {graph.num_nodes} clients (one node each at least), got {clients}"
+            f"clients: expected 1 to {graph.num_nodes} (one node each at least), got {clients}"
         )
     else:
         ids = client_ids(clients)
