@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "expected --methods as a list like a,b, got 'local,,",
     ),
     "nothing": (["--methods", ""], "expected --methods as a list like a,b, got ''"),
-    "seeds": (["--seeds", "0"], "expected at least one seed, got 0"),
+    "seeds": (["--seeds", "0"], "--seeds: expected at least one, got 0"),
     "seeds as words": (
         ["--seeds", "all"],
         "expected --seeds as a number or a list like 0,1,2, got",

@@ -184,7 +184,7 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0"],
-            "error: expected the silos' names or their number, got neither: --silos",
+            "error: --silos: expected their names, or their number as --clients N, got neither: give one",
         ),
         (
             ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],
@@ -208,11 +208,11 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0", "--clients", "2", "--insecure", "--metrics", "x"],
-            "error: expected PORT or HOST:PORT for metrics, got 'x'",
+            "error: --metrics: expected PORT or HOST:PORT, got 'x'",
         ),
         (
             ["server", "--listen", "localhost:0", "--clients", "2", "--log-level", "loud"],
-            "error: unknown level 'loud'; choices: debug, info, warning",
+            "error: --log-level: unknown level 'loud'; choices: debug, info, warning",
         ),
         (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--log-file", "."],

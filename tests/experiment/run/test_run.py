@@ -277,17 +277,24 @@ def test_a_config_and_what_replaces_it(make_graph: MakeGraph) -> None:
         ({"model": "gcnn"}, "unknown model 'gcnn': did you mean 'gcn'"),
         (
             {"method": "fedopt", "options": {"server_lrr": 1}},
-            r"unknown option of the chosen parts \(method fedopt, .*\) 'server_lrr': did you mean "
-            "'server_lr'",
+            "option server_lrr: method fedopt, model gcn and .*: did you mean 'method.server_lr'",
         ),
         (
             {"options": {"mu": 1}},
-            r"expected an option of the chosen parts \(method fedavg, .*\), got mu: method fedprox "
-            "has it",
+            "option mu: method fedavg has no such option, but method fedprox has it",
         ),
-        ({"momentum": 0.9}, "expected momentum 0 with optimizer adam, got 0.9"),
-        ({"device": "gpu"}, "expected a torch device of this machine, got 'gpu'"),
-        ({"device": "meta"}, "expected a torch device of this machine, got 'meta'"),
+        (
+            {"momentum": 0.9},
+            "expected no momentum with optimizer=adam, got momentum=0.9: use optimizer=sgd",
+        ),
+        (
+            {"device": "gpu"},
+            "device: expected a torch device of this machine, such as cpu or cuda:0, got 'gpu'",
+        ),
+        (
+            {"device": "meta"},
+            "device: expected a torch device of this machine, such as cpu or cuda:0, got 'meta'",
+        ),
         ({"progress": "loud"}, "expected progress live, plain or none, got 'loud'"),
     ],
 )

@@ -73,12 +73,12 @@ def test_wrong_targets(text: str) -> None:
 
 
 def test_unknown_metric_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown metric of the target 'acuracy': did you mean"):
+    with pytest.raises(ConfigError, match="target: unknown metric 'acuracy': did you mean"):
         parse_target("acuracy=0.5")
 
 
 def test_a_wrong_target_stops_the_run_before_it_starts(make_graph: Callable[..., Graph]) -> None:
-    with pytest.raises(ConfigError, match="expected a target METRIC=VALUE"):
+    with pytest.raises(ConfigError, match="target: expected METRIC=VALUE"):
         sg.run(make_graph(), **OPTIONS, target="accuracy:0.5")
 
 

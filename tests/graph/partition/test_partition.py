@@ -293,7 +293,7 @@ def test_an_empty_client_is_refused() -> None:
         ("dirichlet", 3, -1.0, "got -1.0"),
         ("dirichlet", 3, float("nan"), "got nan"),
         ("dirichlet", 3, float("inf"), "got inf"),
-        ("silo", 3, 0.5, "expected 2 clients, one for each silo, got 3"),
+        ("silo", 3, 0.5, "clients: expected 2, one for each silo, got 3"),
     ],
 )
 def test_refusals_say_what_was_expected(

@@ -267,7 +267,9 @@ def test_tables_that_may_lack_a_column(tmp_path: Path) -> None:
     assert silo.num_classes == 4
     bare["silo.toml"] += 'task = "multilabel"\n'
     assert read_silo(folder(tmp_path / "n", bare)).y.tolist() == [[-1] * 4] * 3
-    with pytest.raises(DataError, match=r"^expected a graph with a public split, got 'north' with"):
+    with pytest.raises(
+        DataError, match=r"^split: expected a graph with a public split, got 'north' with"
+    ):
         silo_split(silo, "public", Key.of(0))
 
 

@@ -442,7 +442,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no methods": ({"methods": []}, "expected at least one of methods, got none"),
     "methods as text": ({"methods": "local"}, "expected a list of methods, got 'local'"),
     "a method twice": ({"methods": ["local"] * 2}, "expected methods that differ, got 'local' tw"),
-    "no seeds": ({"seeds": 0}, "expected at least one seed, got 0"),
+    "no seeds": ({"seeds": 0}, "seeds: expected at least one, got 0"),
     "empty seeds": ({"seeds": []}, "expected at least one of seeds, got none"),
     "a seed below 0": ({"seeds": [0, -1]}, "expected seeds that are whole numbers from 0, got -1"),
     "half a seed": ({"seeds": 1.5}, "expected a list of seeds, got 1.5"),

@@ -189,8 +189,8 @@ def _check_number(config: RunConfig, clients: int) -> None:
     """Raise `ConfigError` for another number of clients than that of the user's partition."""
     if config.clients not in (None, clients):
         raise ConfigError(
-            f"clients: expected {clients}, as the partition has, got {config.clients}: leave clients "
-            "out"
+            f"clients: expected {clients}, as the partition has, got {config.clients}: leave "
+            "clients out"
         )
 
 

@@ -270,15 +270,17 @@ def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigE
     line = f"{said}: {_lacking(parts)}"
     known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
     if not known:
-        return ConfigError(f"{line}: leave it out")
+        return ConfigError(f"{line}, nor any other: leave it out")
     choices = f"hoices: {', '.join(known)}"
+    short = {name.partition(".")[2]: name for name in reversed(known)}
     names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
-    names |= {name.partition(".")[2] for name in known}
-    near = difflib.get_close_matches(own.lower(), sorted(names), n=1, cutoff=0.6)
+    # A part that was not chosen is worth a word only if it has very nearly that name.
+    near = difflib.get_close_matches(own.lower(), sorted(names | {*short}), n=1, cutoff=0.8)
+    near = near or difflib.get_close_matches(own.lower(), sorted(short), n=1, cutoff=0.6)
     if not near:
         return ConfigError(f"{line}; c{choices}")
-    full = [name for name in known if name.partition(".")[2] == near[0]]
-    hint = repr(full[0]) if full else f"{near[0]!r} of {listed(owners_of(near[0], parts))}"
+    owners = owners_of(near[0], parts)
+    hint = repr(short[near[0]]) if near[0] in short else f"{near[0]!r} of {listed(owners)}"
     return ConfigError(f"{line}: did you mean {hint}? C{choices}")
 
 

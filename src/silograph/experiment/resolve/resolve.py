@@ -277,7 +277,9 @@ def device_of(name: str) -> torch.device:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+        why = "" if reason.startswith("Expected one of") else f": {reason}"  # all kinds there are
         raise ConfigError(
-            f"device: expected a torch device of this machine, such as cpu, got {name!r}: {reason}"
+            f"device: expected a torch device of this machine, such as cpu or cuda:0, got {name!r}"
+            f"{why}"
         ) from None
     return device

@@ -203,7 +203,8 @@ class Hub:
             self.port = 0
         if not self.port:
             raise ConfigError(
-                f"listen: expected a free address, got {address}: it is in use, or not this machine's"
+                f"listen: expected a free address, got {address}: it is in use, or not of this "
+                "machine"
             )
         self.address = join_address(host, self.port)
         self._server.start()

@@ -85,8 +85,8 @@ def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) ->
     silos = len(graph.silo_names)
     if clients != silos:
         raise PartitionError(
-            f"clients: expected {silos}, one for each silo, got {clients}: leave clients out, or use "
-            "another partition"
+            f"clients: expected {silos}, one for each silo, got {clients}: leave clients out, or "
+            "use another partition"
         )
     outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
     if outside:
