@@ -184,7 +184,24 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0"],
-            "error: --silos: expected their names, or their number as --clients N, got neither: give one",
+            "error: --silos: expected their names, or their number as --clients N, got neither: ",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--silos", "a,b,c", "--clients", "2"],
+            "error: --silos: expected as many names as --clients 2, got 3: leave --clients out",
+        ),
+        *(
+            (
+                ["server", "--listen", "localhost:0", "--clients", "2", *words.split()],
+                f"error: {words.split()[0]}: expected {what}",
+            )
+            for words, what in (
+                ("--wait -1", "0 seconds or more, got -1"),
+                ("--rejoin-seconds nan", "0 seconds or more, got nan"),
+                ("--round-seconds 0", "more than 0 seconds, got 0"),
+                ("--max-update-norm 0", "more than 0, got 0"),
+                ("--least 3", "1 to 2 silos, got 3"),
+            )
         ),
         (
             ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],

@@ -59,6 +59,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
         "server_lr: input should be greater than 0, got -1 (options of fedopt)",
     ),
+    "an option twice": (
+        ["run", "g.npz", "--option", "server_lr=1", "--option", "server-lr=2"],
+        "error: expected --option server_lr once, got it twice: leave one of them out",
+    ),
+    "an option of a method twice": (
+        ["compare", "g.npz", *("--options", "fedopt.server_lr=1") * 2],
+        "error: expected --options fedopt.server_lr once, got it twice: leave one of them out",
+    ),
+    "selector without a server": (
+        ["run", "g.npz", "--method", "local", "--selector", "oort"],
+        "got local, whose clients train alone: leave --selector out",
+    ),
     "option's form": (["run", "g.npz", "--option", "mu"], "expected --option NAME=VALUE, got 'mu'"),
     "key": (["run", "g.npz", "--config", "key.toml"], "unknown key in key.toml 'rouns': did you"),
     "key under options": (

@@ -26,6 +26,7 @@ from silograph.deploy.session_file import SESSION, Known, read_known, write_know
 from silograph.deploy.silo import check_deployable, start_facts
 from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
@@ -84,6 +85,7 @@ def serve(
     need_packages()
     config = with_absolute_code(config)
     check_run(config)
+    check_selected(choose(config))
     if config.out is not None:
         check_free(config.out)
     figures = Figures()

@@ -452,8 +452,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),
     "an option": (
         {"options": {"fedopt": {"server_lrr": 1}}, "methods": ["fedopt"]},
-        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
-        "? Choices: ",
+        "option server_lrr: method fedopt, model gcn and selector uniform have no such option: "
+        "did you mean 'method.server_lr'? Choices: ",
     ),
     "another's option": ({"options": {"fedop": {}}}, "unknown method with options 'fedop'"),
     "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),

@@ -18,7 +18,7 @@ from silograph.experiment.resolve.cutting import (
     trainable,
 )
 from silograph.experiment.resolve.edge_weights import silo_as_used
-from silograph.experiment.resolve.own_partition import CutGraph, cut_by
+from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -81,8 +81,9 @@ def cut_already(config: RunConfig) -> RunConfig:
         ConfigError: it names another cut.
     """
     if config.partition not in (RunConfig().partition, CUT):
+        got = "one in memory" if config.partition.startswith(GIVEN) else config.partition
         raise ConfigError(
-            f"partition: expected none with silos, got {config.partition}: they are cut already; "
+            f"partition: expected none with silos, got {got}: they are cut already; "
             "leave partition out"
         )
     return replace(config, partition=CUT)
