@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.run_file import read_toml
+from silograph.core.text import counted
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -352,8 +353,8 @@ class Meeting:
             if joined is None:
                 there = ", ".join(sorted(found)) or "none"
                 raise ConfigError(
-                    f"expected {self._room} silos within {self._venue.patience:g} s, got "
-                    f"{len(found)} ({there}): start them with silograph silo"
+                    f"expected {counted(self._room, 'silo')} within {self._venue.patience:g} s, "
+                    f"got {len(found)} ({there}): start them with silograph silo"
                 )
             found[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)

@@ -113,7 +113,9 @@ def cut_by(
         PartitionError: it is none of this graph.
     """
     if isinstance(data, Silos):
-        raise ConfigError("partition: expected none with silos, got one in memory: they are cut already")
+        raise ConfigError(
+            "partition: expected none with silos, got one in memory: they are cut already"
+        )
     if callable(partition) and not isinstance(partition, Partition):
         partition = partition(data)
     if isinstance(partition, Partition):
