@@ -271,10 +271,21 @@ def test_a_server_that_is_interrupted_says_how_it_goes_on(
 
     monkeypatch.setattr("silograph.deploy.server.serve", interrupted)
     monkeypatch.setattr("silograph.deploy.server.serve_again", interrupted)
-    run = ["--resume", "my run"] if resumed else [*TRAINED, "--silos", "a,b", "--out", "my run"]
+    run = ["--resume", "my run"]
+    if not resumed:
+        run = [*TRAINED, "--silos", "a,b", "--out", "my run", "mine", "--strict"]
+        run += ["--no-residual", "--option", "server_lr=1", "--option", "server_tau=0.5"]
     how = ["--listen", "localhost:0", "--certs", "c", "--least", "1", "--quiet"]
     assert run_app(["server", *run, *how]) == 130
-    assert capsys.readouterr().err == "interrupted\n"  # there is nothing to go on with yet
+    why, *hints = capsys.readouterr().err.splitlines()
+    assert why == "interrupted"
+    assert len(hints) == (not resumed)  # before the first silo came there is no folder
+    for hint in hints:
+        program, *words = shlex.split(hint.removeprefix("to go on: "))
+        assert (program, words[0]) == ("silograph", "server")
+        assert sorted(words[1:]) == sorted([*run, *how])
+        assert run_app(words) == 130
+        assert capsys.readouterr().err.splitlines() == ["interrupted", hint]
     Path("my run").mkdir()
     assert run_app(["server", *run, *how]) == 130
     why, hint = capsys.readouterr().err.splitlines()

@@ -194,11 +194,7 @@ def test_silos_are_cut_already(work: Path, make_graph: MakeGraph) -> None:
     made = go(graph, rounds=1).cut
     assert made is not None
     sg.write_silos("silos", graph, made.partition, made.split)
-    with pytest.raises(
-        sg.ConfigError, match="expected none with silos, got one in memory: they"
-    ):
+    with pytest.raises(sg.ConfigError, match="expected none with silos, got one in memory: they"):
         sg.run("silos", partition=big(), **OWN)
-    with pytest.raises(
-        sg.ConfigError, match="expected none with silos, got one in memory: they"
-    ):
+    with pytest.raises(sg.ConfigError, match="expected none with silos, got one in memory: they"):
         sg.run(sg.read_silos("silos"), partition=np.asarray(big()), **OWN)
