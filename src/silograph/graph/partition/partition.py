@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.config import checked
+from silograph.core.config import MOST, checked
 from silograph.core.errors import ConfigError, PartitionError, lookup
 from silograph.core.key import Key, hash_texts
 from silograph.core.payload import offsets, owners
@@ -255,6 +255,10 @@ def make_partition(
         raise ConfigError(
             f"expected a whole number of clients and a seed or Key as key, got {shown(clients)} "
             f"and {shown(key)}"
+        )
+    if not isinstance(key, Key) and not 0 <= key < MOST:
+        raise ConfigError(
+            f"key: expected a seed from 0 to {MOST - 1}, as a run has, or a Key, got {shown(key)}"
         )
     if not 0 <= drop_edges <= 1:
         raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")

@@ -306,13 +306,16 @@ class Comparison:
         return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
 
     @property
+    def legend(self) -> str:
+        """What the tables of scores show."""
+        shown = " and ".join(metric_in_words(metric) for metric in self.metrics)
+        return f"mean ± sample standard deviation over seeds, {shown}; * best mean of its view"
+
+    @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         asked = self.asked
-        spread = "mean ± sample standard deviation over seeds"
-        shown = " and ".join(metric_in_words(metric) for metric in self.metrics)
-        notes = [f"{spread}, {shown}; * best mean of its view"]
-        notes += self._test_notes()
+        notes = [self.legend, *self._test_notes()]
         ways = self._ways()
         if len(ways) > 1:
             each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())
