@@ -59,6 +59,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
         "server_lr: input should be greater than 0, got -1 (options of fedopt)",
     ),
+    "a setting as an option": (
+        ["run", "g.npz", "--option", "local_epochs=2"],
+        "error: --option local_epochs: this is a setting of the run: give --local-epochs itself",
+    ),
+    "another setting as an option": (
+        ["run", "g.npz", "--option", "lr=0.1"],
+        "error: --option lr: this is a setting of the run: give --lr itself",
+    ),
+    "an option as a flag, too": (
+        ["run", "g.npz", *("--partition", "dirichlet", "--option", "alpha=1", "--alpha", "2")],
+        "error: expected alpha once, got option alpha, too: leave one of them out",
+    ),
     "an option twice": (
         ["run", "g.npz", "--option", "server_lr=1", "--option", "server-lr=2"],
         "error: expected --option server_lr once, got it twice: leave one of them out",
@@ -252,7 +264,7 @@ NAMED = {
 # A setting as Python spells it; run files, which messages name, spell it so, too.
 FIELDS = sorted(f.name for f in dataclasses.fields(RunConfig))
 PYTHON = re.compile(
-    rf"(?<![\w./-])(?:{'|'.join(n for n in FIELDS if '_' in n)})\b"
+    rf"(?<![\w./-])(?<!--option )(?:{'|'.join(n for n in FIELDS if '_' in n)})\b"
     rf"|(?<![\w./-])(?:{'|'.join(FIELDS)})=|error: (?:{'|'.join(FIELDS)}):"
 )
 

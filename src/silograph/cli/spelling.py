@@ -29,7 +29,8 @@ LONG = "|".join(sorted((n for n in SETTINGS if "_" in n), key=len, reverse=True)
 CHOSEN = "|".join(f"{n} (?:{'|'.join(map(re.escape, c))})" for n, c in CHOICES.items())
 SETTING = re.compile(
     rf"{BEFORE}(?:(?P<set>{NAMES})=(?P<value>[^\s,;:()]*[^\s,;:().])|(?P<chosen>{CHOSEN}){AFTER}"
-    rf"|(?P<name>(?:^(?:{NAMES})(?=: )|{LONG}|(?<=leave )(?:{NAMES})(?= out))){AFTER})"
+    rf"|(?P<name>(?:^(?:{NAMES})(?=: )|{LONG}|(?<=leave )(?:{NAMES})(?= out)"
+    rf"|(?<=give )(?:{NAMES})(?= itself))){AFTER})"
 )
 # What was quoted, Python that is called, and names to choose from are not the message's own.
 KEPT = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")

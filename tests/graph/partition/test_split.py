@@ -195,8 +195,8 @@ def test_malformed_ratios_are_refused(how: str) -> None:
         ("0.5/-0.1/0.5", "got 0.5/-0.1/0.5"),
         ("nan/0.5/0.5", "got nan/0.5/0.5"),
         ("0.5/0.5/nan", "got 0.5/0.5/nan"),
-        ("inf/0/0", "sum to at most 1, got inf/0/0"),
-        ("0.5/0.5/0.1", r"sum to at most 1, got 0.5/0.5/0.1 = 1.1"),
+        ("inf/0/0", "sum to at most 1, such as 0.2/0.4/0.4, got inf/0/0"),
+        ("0.5/0.5/0.1", r"at most 1, such as 0.2/0.4/0.4, got 0.5/0.5/0.1 = 1.1"),
     ],
 )
 def test_ratios_out_of_range_are_refused(how: str, message: str) -> None:

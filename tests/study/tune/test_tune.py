@@ -232,6 +232,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"ranges": {"alpha": "0.1:1.0"}},
         "alpha: partition random has no such option, but partition dirichlet",
     ),
+    "half a range": ({"ranges": {"lr": "0.1"}}, "range of lr: expected a range LOW:HIGH"),
     "minutes as text": ({"max_minutes": "1"}, "max_minutes: expected more than 0, got '1'"),
     "search seed": ({"search_seed": "a"}, "search_seed: expected a whole number, got 'a'"),
     "keys as a number": ({"keys": 3}, "expected a list of keys, got 3"),

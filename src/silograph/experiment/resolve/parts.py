@@ -61,6 +61,9 @@ TABLES: dict[str, Mapping[str, NamedPart]] = {
 FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "part" in f.metadata}
 
 
+SETTINGS = {f.name for f in dataclasses.fields(RunConfig)} - FLAT.keys()  # of the run itself
+
+
 @dataclass(frozen=True, eq=False)
 class Chosen(Generic[P]):
     """A part and its checked options."""
@@ -206,9 +209,8 @@ def placed(config: RunConfig, parts: Mapping[str, NamedPart]) -> dict[str, dict[
     for shown, name, value in _asked(config):
         place = place_of(name, parts, shown)
         if place in said:
-            raise ConfigError(
-                f"expected {place[1]} once, got {said[place]} and {shown}: leave one of them out"
-            )
+            both = f"{said[place]} and {shown}" if said[place] != shown else f"option {shown}, too"
+            raise ConfigError(f"expected {place[1]} once, got {both}: leave one of them out")
         said[place] = shown
         values[place[0]][place[1]] = value
     return values
@@ -259,6 +261,8 @@ def place_of(
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
     """Return the error for an option that none of some parts has; names the nearest."""
     said = shown if shown in FLAT else f"option {shown}"
+    if len(parts) > 1 and own in SETTINGS:
+        return ConfigError(f"{said}: this is a setting of the run: give {own} itself")
     if owners := owners_of(own, parts):
         kinds = {owner.partition(" ")[0] for owner in owners}
         one = len(owners) == 1

@@ -270,8 +270,8 @@ def _check_ratios(ratios: tuple[float, float, float]) -> None:
         )
     if math.fsum(ratios) > 1 + TOLERANCE:
         raise ConfigError(
-            f"split: expected ratios that sum to at most 1, got {_text(ratios)} = "
-            f"{math.fsum(ratios):g}"
+            f"split: expected ratios that sum to at most 1, such as 0.2/0.4/0.4, got "
+            f"{_text(ratios)} = {math.fsum(ratios):g}"
         )
 
 
