@@ -1,6 +1,7 @@
 """`silograph audit` and `silograph silo --init-policy`."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_why_a_silo_did_not_agree_is_told(tmp_path: Path, capsys: Capture) -> No
     for name, reason in (("1", "expected silos that fit together, got others"), ("2", None)):
         with open_audit(path, ABOUT) as (audit, _):
             audit.of_run(name * 32).shown(bytes(300))
-            assert audit.to_end(lambda reason=reason: reason) == reason
+            assert audit.to_end(partial(str, reason) if reason else lambda: None) == reason
     text = " ".join(printed(capsys, "audit", str(path)).split())
     assert "did not agree to this run: expected silos that fit together, got others" in text
     assert "run 22222222222222222222222222222222 sent calls bytes hello 300 B all of it" in text

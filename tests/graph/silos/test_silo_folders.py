@@ -417,5 +417,7 @@ def test_features_are_written_with_as_few_digits_as_tell_them_apart(
     _, cells, *_ = file.read_text().splitlines()
     assert cells.split(",")[1:] == ["0.1", "1", "-0", "1e-05", "3.4e+38", "0.6666667"][: len(row)]
     (silo,) = read_silos(tmp_path / "silos").members
-    assert isinstance(silo.graph.x, torch.Tensor)
-    assert torch.equal(silo.graph.x, graph.x)
+    again = silo.graph.x
+    assert isinstance(again, torch.Tensor)
+    assert isinstance(graph.x, torch.Tensor)
+    assert torch.equal(again, graph.x)
