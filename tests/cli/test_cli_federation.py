@@ -232,6 +232,10 @@ def test_three_commands_make_a_federation(
             "error: --log-level: unknown level 'loud'; choices: debug, info, warning",
         ),
         (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--wait", "-1"],
+            "error: --wait: expected 0 seconds or more, got -1",
+        ),
+        (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--log-file", "."],
             "error: expected a log to write at ., got: Is a directory",
         ),
