@@ -1,6 +1,7 @@
 """`silograph audit` and `silograph silo --init-policy`."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,28 @@ def test_what_people_read(file: Path, capsys: Capture) -> None:
     assert all(len(line) <= 80 for line in lines if str(file) not in line)
     noted = printed(capsys, "audit", str(file), "--head", head)
     assert f"line 25 has the noted hash {head}" in noted
+
+
+def test_why_a_silo_did_not_agree_is_told(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "audit.jsonl"
+    for name, reason in (("1", "expected silos that fit together, got others"), ("2", None)):
+        with open_audit(path, ABOUT) as (audit, _):
+            audit.of_run(name * 32).shown(bytes(300))
+            assert audit.to_end(partial(str, reason) if reason else lambda: None) == reason
+    text = " ".join(printed(capsys, "audit", str(path)).split())
+    assert "did not agree to this run: expected silos that fit together, got others" in text
+    assert "run 22222222222222222222222222222222 sent calls bytes hello 300 B all of it" in text
+    assert text.count("did not agree to this run") == 2
+    assert f"{path}: 4 lines, each" in text
+
+
+def test_one_line_and_one_round_are_no_more(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("1" * 32).agreed({"method": "fedavg", "rounds": 1, "config": "c" * 64})
+    text = printed(capsys, "audit", str(path))
+    assert "fedavg, 1 round\n" in text
+    assert f"{path}: 1 line, each as it was written" in text
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "expected --methods as a list like a,b, got 'local,,",
     ),
     "nothing": (["--methods", ""], "expected --methods as a list like a,b, got ''"),
-    "seeds": (["--seeds", "0"], "expected at least one seed, got 0"),
+    "seeds": (["--seeds", "0"], "--seeds: expected at least one, got 0"),
     "seeds as words": (
         ["--seeds", "all"],
         "expected --seeds as a number or a list like 0,1,2, got",
@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "options": (["--options", "mu=1"], "expected --options METHOD.NAME=VALUE, got 'mu=1'"),
     "option": (
         ["--options", "fedavg.mu=1"],
-        "got mu: method fedprox has it; leave it out, or choo",
+        "error: --option mu: method fedavg has no such option, but method fedprox has it: leave it",
     ),
     "option's method": (["--options", "fedopt.mu=1"], "unknown method with options 'fedopt'"),
     "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),

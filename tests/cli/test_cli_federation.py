@@ -184,7 +184,24 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0"],
-            "error: expected the silos' names or their number, got neither: --silos",
+            "error: --silos: expected their names, or their number as --clients N, got neither: ",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--silos", "a,b,c", "--clients", "2"],
+            "error: --silos: expected as many names as --clients 2, got 3: leave --clients out",
+        ),
+        *(
+            (
+                ["server", "--listen", "localhost:0", "--clients", "2", *words.split()],
+                f"error: {words.split()[0]}: expected {what}",
+            )
+            for words, what in (
+                ("--wait -1", "0 seconds or more, got -1"),
+                ("--rejoin-seconds nan", "0 seconds or more, got nan"),
+                ("--round-seconds 0", "more than 0 seconds, got 0"),
+                ("--max-update-norm 0", "more than 0, got 0"),
+                ("--least 3", "1 to 2 silos, got 3"),
+            )
         ),
         (
             ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],
@@ -208,11 +225,15 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0", "--clients", "2", "--insecure", "--metrics", "x"],
-            "error: expected PORT or HOST:PORT for metrics, got 'x'",
+            "error: --metrics: expected PORT or HOST:PORT, got 'x'",
         ),
         (
             ["server", "--listen", "localhost:0", "--clients", "2", "--log-level", "loud"],
-            "error: unknown level 'loud'; choices: debug, info, warning",
+            "error: --log-level: unknown level 'loud'; choices: debug, info, warning",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--wait", "-1"],
+            "error: --wait: expected 0 seconds or more, got -1",
         ),
         (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--log-file", "."],
@@ -254,10 +275,21 @@ def test_a_server_that_is_interrupted_says_how_it_goes_on(
 
     monkeypatch.setattr("silograph.deploy.server.serve", interrupted)
     monkeypatch.setattr("silograph.deploy.server.serve_again", interrupted)
-    run = ["--resume", "my run"] if resumed else [*TRAINED, "--silos", "a,b", "--out", "my run"]
+    run = ["--resume", "my run"]
+    if not resumed:
+        run = [*TRAINED, "--silos", "a,b", "--out", "my run", "mine", "--strict"]
+        run += ["--no-residual", "--option", "server_lr=1", "--option", "server_tau=0.5"]
     how = ["--listen", "localhost:0", "--certs", "c", "--least", "1", "--quiet"]
     assert run_app(["server", *run, *how]) == 130
-    assert capsys.readouterr().err == "interrupted\n"  # there is nothing to go on with yet
+    why, *hints = capsys.readouterr().err.splitlines()
+    assert why == "interrupted"
+    assert len(hints) == (not resumed)  # before the first silo came there is no folder
+    for hint in hints:
+        program, *words = shlex.split(hint.removeprefix("to go on: "))
+        assert (program, words[0]) == ("silograph", "server")
+        assert sorted(words[1:]) == sorted([*run, *how])
+        assert run_app(words) == 130
+        assert capsys.readouterr().err.splitlines() == ["interrupted", hint]
     Path("my run").mkdir()
     assert run_app(["server", *run, *how]) == 130
     why, hint = capsys.readouterr().err.splitlines()

@@ -98,7 +98,7 @@ def test_python_takes_the_same_words(home: Path) -> None:
 
 
 def test_a_graph_in_memory_has_no_scale(make_graph: MakeGraph) -> None:
-    match = r"expected scale 1 with a graph in memory, got 0\.5: only generated graphs have another"
+    match = r"^scale: expected 1 with a graph in memory, got 0\.5: only generated graphs have"
     with pytest.raises(ConfigError, match=match):
         silograph.run(make_graph(), scale=0.5)
 
@@ -106,9 +106,12 @@ def test_a_graph_in_memory_has_no_scale(make_graph: MakeGraph) -> None:
 WRONG: dict[str, tuple[list[str], str]] = {
     "scale of a file": (
         ["run", "g.npz", "--scale", "0.5"],
-        "expected scale 1 with g.npz, got 0.5: only generated graphs have another, such as gener",
+        "--scale: expected 1 with g.npz, got 0.5: only generated graphs have another, such as",
     ),
-    "scale of a dataset": (["run", "digits", "--scale", "2"], "expected scale 1 with digits, got"),
+    "scale of a dataset": (
+        ["run", "digits", "--scale", "2"],
+        "--scale: expected 1 with digits, got",
+    ),
     "no scale": (["run", "generated:yelp", "--scale", "0"], "scale: input should be greater than"),
     "no finite scale": (
         ["run", "generated:yelp", "--scale", "inf"],

@@ -42,29 +42,53 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),
     "option": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
-        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
-        "? Choices: ",
+        "error: --option server_lrr: method fedopt, model gcn and selector uniform have no such "
+        "option: did you mean 'method.server_lr'? Choices: ",
     ),
     "option of none": (
         ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
-        "selector uniform, aggregator mean), got mu: method fedprox has it; leave it out, or "
-        "choose that part",
+        "error: --option mu: method fedavg has no such option, but method fedprox has it: leave it "
+        "out, or choose that one",
     ),
     "option of the default method": (
         ["run", "g.npz", "--option", "server_lrr=1"],
-        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
-        "? Choices: ",
+        "error: --option server_lrr: method fedopt, model gcn and selector uniform have no such "
+        "option: did you mean 'method.server_lr'? Choices: ",
     ),
     "option's value": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
         "server_lr: input should be greater than 0, got -1 (options of fedopt)",
     ),
+    "a setting as an option": (
+        ["run", "g.npz", "--option", "local_epochs=2"],
+        "error: --option local_epochs: this is a setting of the run: give --local-epochs itself",
+    ),
+    "another setting as an option": (
+        ["run", "g.npz", "--option", "lr=0.1"],
+        "error: --option lr: this is a setting of the run: give --lr itself",
+    ),
+    "an option as a flag, too": (
+        ["run", "g.npz", *("--partition", "dirichlet", "--option", "alpha=1", "--alpha", "2")],
+        "error: expected alpha once, got option alpha, too: leave one of them out",
+    ),
+    "an option twice": (
+        ["run", "g.npz", "--option", "server_lr=1", "--option", "server-lr=2"],
+        "error: expected --option server_lr once, got it twice: leave one of them out",
+    ),
+    "an option of a method twice": (
+        ["compare", "g.npz", *("--options", "fedopt.server_lr=1") * 2],
+        "error: expected --options fedopt.server_lr once, got it twice: leave one of them out",
+    ),
+    "selector without a server": (
+        ["run", "g.npz", "--method", "local", "--selector", "oort"],
+        "got local, whose clients train alone: leave --selector out",
+    ),
     "option's form": (["run", "g.npz", "--option", "mu"], "expected --option NAME=VALUE, got 'mu'"),
     "key": (["run", "g.npz", "--config", "key.toml"], "unknown key in key.toml 'rouns': did you"),
     "key under options": (
         ["run", "g.npz", "--config", "deep.toml", "--method", "fedopt"],
-        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
-        "? Choices: ",
+        "error: --option server_lrr: method fedopt, model gcn and selector uniform have no such "
+        "option: did you mean 'method.server_lr'? Choices: ",
     ),
     "file of a model": (
         ["run", "g.npz", "--model", "mine.py"],
@@ -77,7 +101,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "value over a file": (
         ["run", "g.npz", "--config", "good.toml", "--rounds", "0"],
-        "rounds: input should be greater than or equal to 1, got 0 (options)",
+        "rounds: input should be greater than or equal to 1, got 0",
     ),
     "options as a number": (
         ["run", "g.npz", "--config", "number.toml", "--option", "mu=1"],
@@ -95,14 +119,17 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "dropout": (["run", "g.npz", "--dropout", "nan"], "dropout: input should be a finite number"),
     "seed": (["run", "g.npz", "--seed", "-1"], "seed: input should be greater than or equal to 0"),
     "dtype": (["run", "g.npz", "--dtype", "half"], "input should be 'float32' or 'float64', got"),
-    "device": (["run", "g.npz", "--device", "nosuch"], "expected a torch device of this machine,"),
+    "device": (
+        ["run", "g.npz", "--device", "nosuch"],
+        "--device: expected a torch device of this machine,",
+    ),
     "momentum": (
         ["run", "g.npz", "--optimizer", "adam", "--momentum", "0.9"],
-        "expected momentum 0 with optimizer adam, got 0.9",
+        "expected no momentum with --optimizer adam, got --momentum 0.9: use --optimizer sgd",
     ),
     "momentum of a method": (
         ["run", "g.npz", "--method", "fedavg", "--momentum", "0.9"],
-        "expected momentum 0 with optimizer adam, got 0.9",
+        "expected no momentum with --optimizer adam, got --momentum 0.9: use --optimizer sgd",
     ),
     "alpha": (
         ["run", "g.npz", "--partition", "dirichlet", "--alpha", "1e9"],
@@ -114,15 +141,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "alpha of another cut": (
         ["run", "g.npz", "--alpha", "0.5"],
-        "expected an option of the chosen parts (partition metis), got alpha: partition dirichlet",
+        "error: --alpha: partition metis has no such option, but partition dirichlet has it: leave",
     ),
     "share of another cut": (
         ["partition", "g.npz", "--partition", "silo", "--part-share", "0.1"],
-        "expected an option of the chosen parts (partition silo), got --part-share: partition met",
+        "error: --part-share: partition silo has no such option, but partition metis_overlapping",
     ),
     "alpha of no cut that is compared": (
         ["compare", "g.npz", "--over", "partition=metis,random", "--over", "alpha=0.1,1"],
-        "expected an option of the chosen parts (partition metis), got alpha: partition dirichlet",
+        "error: --alpha: partition metis has no such option, but partition dirichlet has it: leave",
     ),
     "one folder twice": (["report", "x", "../work/x"], "expected result folders that differ, got"),
     "favored classes": (
@@ -135,11 +162,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "fanout": (
         ["run", "g.npz", "--fanout", "10,x"],
-        "expected a fanout of numbers like 10,5, got '10,x'",
+        "--fanout: expected numbers of neighbors like 10,5, got '10,x'",
     ),
     "fanout of another depth": (
         ["run", "g.npz", "--fanout", "3,2,1"],
-        "expected a fanout of one number or 2 (one for each layer), got '3,2,1'",
+        "--fanout: expected one number or 2 (one for each layer), got '3,2,1'",
     ),
     "empty batch": (["run", "g.npz", "--batch-size", "0"], "--batch-size: input should be greater"),
     "kernels": (
@@ -148,7 +175,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "split": (
         ["run", "g.npz", "--split", "1/2"],
-        "expected a split of 'public', 'full' or train/val",
+        "--split: expected 'public', 'full' or train/val",
     ),
     "split above 1": (["run", "g.npz", "--split", ".9/.9/.9"], "expected ratios that sum to at mo"),
     "split of NaN": (["run", "g.npz", "--split", "nan/0/0"], "expected a training ratio above 0"),
@@ -156,15 +183,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no silos": (["run", "g.npz", "--partition", "silo"], "expected a graph that names its silos "),
     "more clients than nodes": (
         ["run", "g.npz", "--clients", "61"],
-        "expected 1 to 60 clients (one node each at least), got 61",
+        "--clients: expected 1 to 60 (one node each at least), got 61",
     ),
     "more clients than nodes, cut": (
         ["partition", "g.npz", "--clients", "61"],
-        "expected 1 to 60 clients (one node each at least), got 61",
+        "--clients: expected 1 to 60 (one node each at least), got 61",
     ),
     "silos and clients": (
         ["run", "silos.npz", "--partition", "silo", "--clients", "3"],
-        "expected 2 clients, one for each silo, got 3",
+        "--clients: expected 2, one for each silo, got 3",
     ),
     "empty client": (
         ["run", "empty-silo.npz", "--partition", "silo"],
@@ -214,10 +241,30 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "argument too many": (["methods", "fedavg"], "Got unexpected extra argument (fedavg)"),
 }
 
+# Of each of these, a value that cannot be: the message begins with the flag.
+NAMED = {
+    "split": "1/2",
+    "target": "4x",
+    "links": "3",
+    "speeds": "fast",
+    "fanout": "0,x",
+    "device": "gpu",
+    "partition": "silo",
+    "scale": "2",
+    "columns": "label=kind",
+    "relevant": "3",
+    "clients": "99",
+    "hops": "3",
+    "hidden": "0",
+    "lr": "-1",
+    "max-bytes": "3XB",
+    "option": "input_droput=3",
+}
+
 # A setting as Python spells it; run files, which messages name, spell it so, too.
 FIELDS = sorted(f.name for f in dataclasses.fields(RunConfig))
 PYTHON = re.compile(
-    rf"(?<![\w./-])(?:{'|'.join(n for n in FIELDS if '_' in n)})\b"
+    rf"(?<![\w./-])(?<!--option )(?:{'|'.join(n for n in FIELDS if '_' in n)})\b"
     rf"|(?<![\w./-])(?:{'|'.join(FIELDS)})=|error: (?:{'|'.join(FIELDS)}):"
 )
 
@@ -273,6 +320,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert message in shown.err
     assert ".toml" in shown.err or not PYTHON.search(re.sub("'.*?'", "", shown.err))
     assert everything(wrong_files.parent) == before
+
+
+@pytest.mark.parametrize("flag", NAMED)
+def test_a_message_begins_with_the_flag_that_it_is_about(
+    work: Path, capsys: Capture, flag: str
+) -> None:
+    assert run_app(["run", "g.npz", f"--{flag}", NAMED[flag]]) == 2
+    shown = capsys.readouterr().err
+    assert re.match(rf"error: --{flag}(:| input_droput:) ", shown)
+    assert "(options)" not in shown
+    assert not re.search(r"[Cc]hoices: .*--", shown)
 
 
 def test_a_mistake_with_json_prints_nothing(wrong_files: Path, capsys: Capture) -> None:

@@ -345,3 +345,25 @@ def test_ratings_need_a_model_for_them(capsys: Capture, work: Path, name: str) -
     assert "expected a model for ratings of users and items, got gcn" in shown.err
     assert shown.err.count("\n") == 1
     assert everything(work) == before
+
+
+def test_a_complete_run_says_so_and_shows_its_result(work: Path, capsys: Capture) -> None:
+    first = printed(capsys, "run", "g.npz", *QUICK, "--quiet", "--out", "x")
+    assert run_app(["resume", "x"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == first
+    assert shown.err.splitlines()[-1] == "the run in x was complete: nothing was trained"
+    assert run_app(["resume", "x", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_goes_on_that_could_not_begin_today(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Selectors were once allowed where clients train alone."""
+    flags = [*QUICK[2:], "--method", "local", "--selector", "ucb", "--quiet", "--out", "x"]
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.resolve.asked_run.check_selected", lambda parts: None)
+        first = printed(capsys, "run", "g.npz", *flags)
+    assert printed(capsys, "resume", "x", "--quiet") == first
+    assert run_app(["run", "g.npz", *flags[:-1], "y"]) == 2

@@ -50,8 +50,14 @@ def test_exported_silos_are_the_cut_of_a_run(work: Path, capsys: Capture, format
             "error: expected format csv, npz or parquet, got 'xml'",
         ),
         (["--out", "s", "--partition", "shares"], "error: expected a cut in which no two clients "),
-        (["--out", "s", "--split", "public"], "error: expected a graph with a public split, got "),
-        (["--out", "s", "--clients", "99"], "error: expected 1 to 60 clients (one node each at "),
+        (
+            ["--out", "s", "--split", "public"],
+            "error: --split: expected a graph with a public split, got ",
+        ),
+        (
+            ["--out", "s", "--clients", "99"],
+            "error: --clients: expected 1 to 60 (one node each at ",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(

@@ -323,10 +323,10 @@ def test_runs_that_silos_cannot_do(options: dict[str, Any], says: str) -> None:
     [
         (Venue("127.0.0.1:0"), "expected the server's certificate and key, got none"),
         (Venue("0.0.0.0:0", insecure=True), "expected TLS to 0.0.0.0, got --insecure"),
-        (Venue("nowhere", insecure=True), "expected HOST:PORT, got 'nowhere'"),
-        (Venue("127.0.0.1:0", silos=("a", "a")), "expected every silo once, got a, a"),
+        (Venue("nowhere", insecure=True), "listen: expected HOST:PORT, got 'nowhere'"),
+        (Venue("127.0.0.1:0", silos=("a", "a")), "silos: expected every silo once, got a, a"),
         (Venue("127.0.0.1:0", silos=("a/b",)), "expected a silo's name of up to 64"),
-        (Venue("127.0.0.1:0", least=3), "expected at least 1 and at most 2 silos, got 3"),
+        (Venue("127.0.0.1:0", least=3), "least: expected 1 to 2 silos, got 3"),
         (
             Venue("127.0.0.1:0", insecure=True, patience=0.1),
             r"expected 2 silos within 0.1 s, got 0 \(none\): start them with silograph silo",

@@ -128,7 +128,9 @@ def test_a_port_that_is_taken_starts_nothing() -> None:
     told: list[Event] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with pytest.raises(ConfigError, match=f"address for metrics, got {port}: Address already"):
+        with pytest.raises(
+            ConfigError, match=f"metrics: expected a free address, got {port}: Address already"
+        ):
             serve(config_of(2), replace(PLAIN, metrics=port), report=told.append)
     assert told == []
 

@@ -386,7 +386,7 @@ def test_rounds_are_done_again_as_often_as_the_policy_says(silo: Silo) -> None:
         if again < 2:
             assert answer.type is Type.REPLY
     assert reason(answer) == (
-        "expected at most 1 rounds to be done again in a run (most_repeats of this silo's "
+        "expected at most 1 round to be done again in a run (most_repeats of this silo's "
         "policy), got one more: the silo leaves the run"
     )
 

@@ -194,7 +194,7 @@ def test_the_port_is_of_this_machine_and_free_afterwards() -> None:
     with serving(lambda: "", "0") as address:
         host, _, port = address.rpartition(":")
         assert host == "127.0.0.1"
-        taken = r"expected an address for metrics, got \d+: Address already in use"
+        taken = r"metrics: expected a free address, got \d+: Address already in use"
         with pytest.raises(ConfigError, match=taken), serving(lambda: "", port):
             pass
     with serving(lambda: "", port) as again:
@@ -205,12 +205,12 @@ def test_the_port_is_of_this_machine_and_free_afterwards() -> None:
 
 @pytest.mark.parametrize("text", ["x", "", "65536", "host:", ":1", "-1"])
 def test_what_is_no_address(text: str) -> None:
-    line = f"expected PORT or HOST:PORT for metrics, got {text!r}"
+    line = f"metrics: expected PORT or HOST:PORT, got {text!r}"
     with pytest.raises(ConfigError, match=line), serving(lambda: "", text):
         pass
 
 
 def test_an_address_of_another_machine() -> None:
-    line = r"expected an address for metrics, got 192\.0\.2\.1:9: Cannot assign requested address"
+    line = r"metrics: expected a free address, got 192\.0\.2\.1:9: Cannot assign requested address"
     with pytest.raises(ConfigError, match=line), serving(lambda: "", "192.0.2.1:9"):
         pass

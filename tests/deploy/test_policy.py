@@ -30,6 +30,7 @@ from silograph.deploy.policy import (
 from silograph.deploy.run_plan import MOST_CALLS, lines_of, plan_of
 from silograph.deploy.silo import OwnData
 from silograph.deploy.venue import Venue, check_update_norm
+from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
 from silograph.federation.expected_bytes import SizeBound
@@ -459,14 +460,17 @@ def test_a_kind_that_no_program_told_of_does_not_leave() -> None:
 
 
 def test_what_a_run_will_send_is_shown_before_it_begins(silos: PolicedSilos) -> None:
-    silos.run(allow=("label_guided",), method="label_guided", rounds=2)
+    _, workers = silos.run(allow=("label_guided",), method="label_guided", rounds=2)
     start = silos.said.index("this run sends to the server")
-    shown = silos.said[start : start + 11]
+    shown = silos.said[start : start + 13]
     assert shown[1] == "(rows of single nodes: label_guided; 3 silos, as the server says)"
     assert shown[2].split() == ["kind", "rounds", "in", "a", "round", "in", "all"]
-    names = [line.split()[0] for line in shown[3:10]]
+    hellos = {size_text(worker.audit.hello) for worker in workers.values()}
+    assert shown[3].split("sent already")[1].strip() in hellos
+    names = [line.split()[0] for line in shown[3:11]]
     assert names == [
         *(
+            "hello",
             "control",
             "cotangents",
             "evaluation",
@@ -476,8 +480,9 @@ def test_what_a_run_will_send_is_shown_before_it_begins(silos: PolicedSilos) -> 
             "weights",
         )
     ]
-    assert shown[10].startswith("all of it")
-    assert silos.said[start + 11].startswith("received")
+    assert shown[11].startswith("all of it")
+    assert shown[12] == "(without its name, key and versions, and figures of work)"
+    assert silos.said[start + 13].startswith("received")
     assert all(len(line) <= 65 for line in shown)
 
 
@@ -527,7 +532,7 @@ def test_a_long_run_is_added_up_as_far_as_it_goes_quickly() -> None:
     assert found.rounds == -(-MOST_CALLS // calls)
     (weights,) = [row for row in found.sent if row.name == "weights"]
     assert weights.whole == SizeBound(*[found.rounds * weights.each.least] * 2)
-    shown = list(lines_of(found, 10**6, "x", 4, ()))
+    shown = list(lines_of(found, 10**6, 100, "x", 4, ()))
     assert shown[-1] == f"(in all: the first {found.rounds:,} of 1,000,000 rounds)"
 
 

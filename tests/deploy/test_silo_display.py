@@ -22,7 +22,7 @@ def test_a_line_counts_calls_and_bytes() -> None:
         seen = seen_after(seen, event)
         line.take(event)
     assert seen == Seen("working", 4, "judge_server", calls=1, down=2_000_000, up=2000)
-    shown = "north  working  round 4  1 calls  2.00 MB in  2.0 kB out  judge_server"
+    shown = "north  working  round 4  1 call  2.00 MB in  2.0 kB out  judge_server"
     assert line.__rich__().plain == shown
 
 
@@ -66,4 +66,4 @@ def test_on_a_terminal_it_is_one_line_below_the_log() -> None:
     assert printed == "result\n"
     lines = [part for line in re.split(r"[\r\n]+", ANSI.sub("", shown)) if (part := line.strip())]
     assert len([line for line in lines if line.endswith(" north is attached to h:1")]) == 1
-    assert lines[-1] == "north  working  round 4  1 calls  2.00 MB in  2.0 kB out  j…"
+    assert lines[-1] == "north  working  round 4  1 call  2.00 MB in  2.0 kB out  ju…"

@@ -137,13 +137,13 @@ def test_a_run_stops_at_its_limit(make_graph: MakeGraph, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"speeds": "fast"}, "expected speeds equal, lognormal, or numbers above 0"),
-        ({"speeds": "1,0"}, "expected speeds equal, lognormal, or numbers above 0"),
-        ({"speeds": "1,nan"}, "expected speeds equal, lognormal, or numbers above 0"),
-        ({"links": "10"}, "expected links as MB/s:SECONDS"),
-        ({"links": "0:1"}, "expected links as MB/s:SECONDS"),
-        ({"links": "1:-1"}, "expected links as MB/s:SECONDS"),
-        ({"links": "inf:0"}, "expected links as MB/s:SECONDS"),
+        ({"speeds": "fast"}, "speeds: expected equal, lognormal, or numbers above 0"),
+        ({"speeds": "1,0"}, "speeds: expected equal, lognormal, or numbers above 0"),
+        ({"speeds": "1,nan"}, "speeds: expected equal, lognormal, or numbers above 0"),
+        ({"links": "10"}, "links: expected MB/s:SECONDS"),
+        ({"links": "0:1"}, "links: expected MB/s:SECONDS"),
+        ({"links": "1:-1"}, "links: expected MB/s:SECONDS"),
+        ({"links": "inf:0"}, "links: expected MB/s:SECONDS"),
         ({"max_virtual_seconds": 0}, "greater than 0"),
     ],
 )

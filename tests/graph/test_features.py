@@ -80,7 +80,10 @@ def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_pa
     assert torch.equal(model.logits(silo), given.logits(featured(silo, "degree").graph))
     assert not torch.equal(model.logits(silo), model.logits(silo.graph))  # edges to other silos
     assert predict_to(tmp_path / "run", folder, tmp_path / "p.csv") == len(silo.node_id)
-    with pytest.raises(sg.ConfigError, match=r"nodes\.csv and edges\.csv only, got dataset"):
+    with pytest.raises(
+        sg.ConfigError,
+        match=r"^columns: expected a folder of nodes\.csv and edges\.csv, got dataset",
+    ):
         predict_to(tmp_path / "run", folder, tmp_path / "q.csv", columns="id=key")
     with pytest.raises(sg.DataError, match="got 'client_00' without: choose features degree"):
         given.predict(silo)

@@ -441,8 +441,8 @@ def test_a_module_of_ones_own_is_refused(make_graph: MakeGraph) -> None:
     [
         (
             {"fanout": "3"},
-            "expected an option of the chosen parts (neighbors fedgrains), got fanout: neighbors "
-            "fanout has it; leave it out, or choose that part",
+            "fanout: neighbors fedgrains has no such option, but neighbors fanout has it: leave it "
+            "out, or choose that one",
         ),
         (
             {"options": {"neighbors.k": 0}},

@@ -438,8 +438,8 @@ def test_the_plan_says_what_torch_draws(
         ),
         (
             {"neighbors": "bernoulli", "fanout": "3"},
-            "expected an option of the chosen parts (neighbors bernoulli), got fanout: neighbors "
-            "fanout has it; leave it out, or choose that part",
+            "fanout: neighbors bernoulli has no such option, but neighbors fanout has it: leave it "
+            "out, or choose that one",
         ),
         (
             {"fanout": "3", "options": {"neighbors.fanout": "4"}},
@@ -447,8 +447,8 @@ def test_the_plan_says_what_torch_draws(
         ),
         (
             {"options": {"neighbors.keep": 0.5}},
-            "expected an option of the chosen parts (neighbors full), got neighbors.keep: "
-            "neighbors bernoulli has it; leave it out, or choose that part",
+            "option neighbors.keep: neighbors full has no such option, but neighbors bernoulli has "
+            "it: leave it out, or choose that one",
         ),
         (
             {"neighbors": "bernoulli", "options": {"neighbors.keep": 0}},

@@ -202,10 +202,21 @@ def test_killed_and_resumed_it_chooses_the_same(
         ),
         (
             {"selector": "round_robin", "options": {"selector.x": 1}},
-            "unknown option of the chosen",
+            "option selector.x: selector round_robin has no such option",
         ),
         ({"selector": "round_robin", "options": {"selector.clients": 0}}, "clients"),
-        ({"options": {"selector.share": 0.5}}, "unknown option of the chosen parts"),
+        (
+            {"options": {"selector.share": 0.5}},
+            "option selector.share: selector uniform has no such option",
+        ),
+        (
+            {"selector": "ucb", "method": "local"},
+            "for selector ucb, got local, whose clients train",
+        ),
+        (
+            {"method": "local", "options": {"selector.budget": "1MB"}},
+            "with a server for selector uniform with limits, got local",
+        ),
         ({"selector": "all", "method": "cagnet"}, "all clients train in every round"),
         ({"selector": "round_robin", "method": "centralized"}, "all clients train in every"),
         ({"selector": "round_robin", "method": "graphsaint"}, "all clients train in every"),

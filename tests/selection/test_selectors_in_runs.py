@@ -68,6 +68,10 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     selector: str,
 ) -> None:
     graph, own = make_graph(), asked(selector)
+    if method == "local" and selector not in ("uniform", "all", "round_robin"):
+        with pytest.raises(ConfigError, match=r"whose clients train alone: leave selector out"):
+            go(graph, method=method, **own)
+        return
     if METHODS[method].evaluate.crosses and SELECTORS[selector].observe is not None:
         with pytest.raises(ConfigError, match=r"does not report its clients one by one, got sel"):
             go(graph, method=method, **own)

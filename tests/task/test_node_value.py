@@ -395,7 +395,7 @@ def test_a_regression_is_compared_tuned_and_shown(make_graph: MakeGraph, tmp_pat
     assert "test_server_rmse" in header
     assert "test_server_mae" in header
     assert "val_server_rmse" in result.rounds[0]
-    with pytest.raises(sg.ConfigError, match="metric of the target 'rsme': did you mean 'rmse"):
+    with pytest.raises(sg.ConfigError, match="target: unknown metric 'rsme': did you mean 'rmse"):
         go(graph, target="rsme=0.5")
     reached = go(graph, rounds=30, target="1.0")
     assert "validation rmse" in reached.stopped or reached.stopped == "all 30 rounds"

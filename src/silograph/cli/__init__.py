@@ -63,6 +63,7 @@ def resume_command(
     ] = False,
 ) -> int:
     """Go on with an interrupted run, comparison or search as if it had not been."""
+    from silograph.experiment.result_files import RESULT
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
     from silograph.study.compare.compare import is_comparison, resume_comparison
@@ -75,7 +76,10 @@ def resume_command(
             return print_comparison(resume_comparison(folder, trust=trust, progress=progress), json)
         if is_search(folder):
             return print_search(resume_search(folder, trust=trust, progress=progress), json)
+        is_complete = (folder / RESULT).exists()
         result = resume(folder, trust=trust, progress=progress)
+    if is_complete and not quiet:
+        typer.echo(f"the run in {folder} was complete: nothing was trained", err=True)
     _print(result, json)
     return 0
 

@@ -96,9 +96,11 @@ def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]
         yield ""
     if found.broken is not None:
         yield f"BROKEN: {file}, {found.broken}"
-        yield f"the {found.lines:,} lines before it are whole; nothing is known of those after it"
+        before = "the line" if found.lines == 1 else f"the {found.lines:,} lines"
+        are = "is" if found.lines == 1 else "are"
+        yield f"{before} before it {are} whole; nothing is known of those after it"
     else:
-        yield f"{file}: {found.lines:,} lines, each as it was written"
+        yield f"{file}: {counted(found.lines, 'line')}, each as it was written"
     if head is not None:
         at = f"line {found.noted} has" if found.noted else "MISSING: no line has"
         yield f"{at} the noted hash {head}"
@@ -119,7 +121,7 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
     yield f"run {run.run}"
     if run.agreed is not None:
         facts = run.agreed.facts
-        yield f"  agreed   {facts.get('time')}, {facts.get('method')}, {facts.get('rounds')} rounds"
+        yield f"  agreed   {facts.get('time')}, {facts.get('method')}, {_rounds(facts)}"
         yield f"  server   {facts.get('server')}, authority {short_authority(facts)}"
         yield f"  config   {facts.get('config')}"
         yield f"  policy   {facts.get('policy')}"
@@ -149,12 +151,19 @@ def _refusals(run: "AuditedRun") -> Iterator[str]:
         number = sum(entry.facts["times"] for entry in entries)
         yield f"    {where}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
     if len(groups) > MOST_SHOWN:
-        yield f"    and {len(groups) - MOST_SHOWN} others (all of them: --json)"
+        yield f"    and {counted(len(groups) - MOST_SHOWN, 'other')} (all of them: --json)"
+
+
+def _rounds(facts: Mapping[str, Any]) -> str:
+    """Return the rounds that were agreed to; the file may say anything."""
+    rounds = facts.get("rounds")
+    return counted(rounds, "round") if isinstance(rounds, int) else f"{rounds} rounds"
 
 
 def _end(run: "AuditedRun") -> str:
     if run.agreed is None:
-        return "the silo did not agree to this run"
+        reason = None if run.ended is None else run.ended.facts.get("reason")
+        return f"the silo did not agree to this run{f': {reason}' if reason else ''}"
     if run.ended is None:
         return "no line of an end: the process was killed, or is at work"
     facts = run.ended.facts

@@ -68,7 +68,7 @@ def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
     {'own/mine.py:METHOD': {'trim': 0.2}}
 
     Raises:
-        ConfigError: another form.
+        ConfigError: another form, or an option twice.
     """
     found: dict[str, dict[str, Scalar]] = {}
     for text in texts or []:
@@ -78,7 +78,13 @@ def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
         if dot < 0 or "=" not in rest:
             raise ConfigError(f"expected --options METHOD.NAME=VALUE, got {text!r}")
         name, value = parse_option(rest)
-        found.setdefault(method.strip(), {})[name] = value
+        own = found.setdefault(method.strip(), {})
+        if name in own:
+            raise ConfigError(
+                f"expected --options {method.strip()}.{name} once, got it twice: leave one of them "
+                "out"
+            )
+        own[name] = value
     return found
 
 
@@ -98,7 +104,7 @@ def over_of(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
             raise ConfigError(f"expected --over KEY=VALUE,VALUE, got {text!r}")
         key = key.strip().replace("-", "_")
         if key in found:
-            raise ConfigError(f"expected --over {key} once, got it twice")
+            raise ConfigError(f"expected --over {key} once, got it twice: give all values at once")
         found[key] = [parse_option(f"{key}={v}")[1] for v in words(values, f"--over {key}")]
     return found
 

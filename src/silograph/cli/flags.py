@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import changed_values, not_said_again
-from silograph.core.run_file import parse_option, read_toml
+from silograph.core.run_file import parse_options, read_toml
 from silograph.experiment.resolve.flat_options import HELP
 
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
@@ -197,7 +197,7 @@ def _given(values: Mapping[str, Any], fields: Collection[str]) -> Given:
     texts = flags.pop("options", None)
     merged = changed_values(base, flags)
     if texts is not None:
-        said = dict(parse_option(text) for text in texts)
+        said = parse_options(texts)
         flags["options"] = not_said_again(merged["options"], said) | said
     return Given(make_config(merged | flags), base, flags, trust)
 

@@ -29,7 +29,11 @@ class StoppedError(Exception):
 
 @contextmanager
 def going_on(
-    how: str, folder: str | None = None, *, also: tuple[type[Exception], ...] = ()
+    how: str,
+    folder: str | None = None,
+    *,
+    also: tuple[type[Exception], ...] = (),
+    before: str | None = None,
 ) -> Iterator[None]:
     """On Ctrl-C or a full disk, say with which command it goes on.
 
@@ -37,6 +41,7 @@ def going_on(
         how: the command.
         folder: what must be there for it; None for nothing.
         also: other errors after which it goes on.
+        before: the command after Ctrl-C while the folder is not there yet; None: none is said.
 
     Raises:
         StoppedError: it was stopped.
@@ -46,7 +51,9 @@ def going_on(
         yield
     except stops as error:
         if folder is not None and not Path(folder).is_dir():
-            raise
+            if before is None or not isinstance(error, KeyboardInterrupt):
+                raise
+            how = before
         if isinstance(error, KeyboardInterrupt):
             raise StoppedError("interrupted", how, INTERRUPTED) from None
         raise StoppedError(f"error: {as_flags(str(error))}", how, MISTAKE) from error

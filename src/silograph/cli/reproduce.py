@@ -12,6 +12,7 @@ from silograph.cli.compare_tune import FAILED, words
 from silograph.cli.flags import app
 from silograph.cli.hints import going_on
 from silograph.core.errors import ConfigError
+from silograph.core.text import counted
 
 RECIPES = Path("benchmarks")
 
@@ -87,7 +88,9 @@ def reproduce_command(
             max_minutes=max_minutes,
             progress="none" if quiet else best_mode(),
         )
-    typer.echo(f"ran {made.ran} cells, {made.failed} without result, {made.missing} not yet run")
+    typer.echo(
+        f"ran {counted(made.ran, 'cell')}, {made.failed} without result, {made.missing} not yet run"
+    )
     typer.echo(f"written to {made.page}")
     return FAILED if made.failed else 0
 

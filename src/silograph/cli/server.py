@@ -116,7 +116,10 @@ def server_command(given: Given, **said: Any) -> None:
     folder = str(config.out if flags.resume is None else flags.resume)
     if own_code(config):
         words["trust"] = ["--trust"]
-    again = going_on(_again(folder, words), folder, also=(ProtocolError,))
+    anew = None  # where there is no folder yet
+    if flags.resume is None:
+        anew = shlex.join(["silograph", "server", *itertools.chain(*words.values())])
+    again = going_on(_again(folder, words), folder, also=(ProtocolError,), before=anew)
     with again, logging_to(flags.log_file, flags.log_level):
         if flags.resume is not None:
             result = serve_again(flags.resume, venue, trust=given.trust, progress=mode)
@@ -182,6 +185,12 @@ def _words() -> dict[str, list[str]]:
     for each in context.command.params:
         assert each.name is not None  # typer names all
         if context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
-            value, word = context.params[each.name], each.opts[0]
-            found[each.name] = [word] if isinstance(value, bool) else [word, str(value)]
+            value = context.params[each.name]
+            if isinstance(each, click.Argument):
+                found[each.name] = [str(value)]
+            elif isinstance(value, bool):
+                found[each.name] = [(each.opts if value else each.secondary_opts)[0]]
+            else:
+                several = value if isinstance(value, list | tuple) else [value]
+                found[each.name] = [w for v in several for w in (each.opts[0], str(v))]
     return found

@@ -146,6 +146,8 @@ def _attendance(flags: SiloFlags) -> "Attendance":
 
     if flags.server is None:
         raise ConfigError("expected the address of a server, got none: give --server HOST:PORT")
+    if not flags.wait >= 0:
+        raise ConfigError(f"wait: expected 0 seconds or more, got {flags.wait:g}")
     data, secret = flags.data, flags.secret
     if secret is None and (data / SECRET).exists():
         secret = data / SECRET

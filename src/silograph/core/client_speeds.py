@@ -22,7 +22,7 @@ def parse_speeds(text: str) -> tuple[float, ...] | None:
     speeds = tuple(_number(part) for part in text.split(","))
     if not all(speed > 0 for speed in speeds):
         raise ConfigError(
-            f"expected speeds equal, lognormal, or numbers above 0 of 10^9 operations a second "
+            f"speeds: expected equal, lognormal, or numbers above 0 of 10^9 operations a second "
             f"such as 1,2,4, got {text!r}"
         )
     return speeds
@@ -43,7 +43,7 @@ def parse_links(text: str) -> tuple[tuple[float, float], ...]:
         link = _number(rate), _number(latency)
         if not colon or not link[0] > 0 or not link[1] >= 0:
             raise ConfigError(
-                f"expected links as MB/s:SECONDS of latency for each call, such as 10:0.05 or "
+                f"links: expected MB/s:SECONDS of latency for each call, such as 10:0.05 or "
                 f"10:0.05,0.5:0.2, got {text!r}"
             )
         links.append(link)

@@ -466,4 +466,5 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             # pydantic complains about the first type of a union only.
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
-        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])} ({source})") from None
+        said = "" if source == "options" else f" ({source})"
+        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])}{said}") from None

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +95,18 @@ def parse_option(text: str) -> tuple[str, Scalar]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return name.strip().replace("-", "_"), parsed if isinstance(parsed, Scalar) else value
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, Scalar]:
+    """Return the values of `NAME=VALUE`, by name.
+
+    Raises:
+        ConfigError: there is no `=`, or a name twice.
+    """
+    found: dict[str, Scalar] = {}
+    for text in texts:
+        name, value = parse_option(text)
+        if name in found:
+            raise ConfigError(f"expected --option {name} once, got it twice: leave one of them out")
+        found[name] = value
+    return found

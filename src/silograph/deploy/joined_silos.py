@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from silograph.core.errors import ConfigError
+from silograph.core.text import counted
 from silograph.deploy.silo import read_versions
 from silograph.experiment.run.setup import versions
 from silograph.experiment.run.snapshot import NUMERIC
@@ -84,8 +85,8 @@ def shown_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
     >>> shown_nodes({"train": 1000, "val": 20, "test": 30, "rows": 1200, "edges": 9})
     '1,000 training, 20 validation and 30 test nodes (1,200 rows and 9 edges with its halo)'
     """
-    train, val, test, rows, edges = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST, ROWS, EDGES))
-    of_all = f"({rows} rows and {edges} edges with its halo)"
+    train, val, test = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST))
+    of_all = f"({counted(nodes[ROWS], 'row')} and {counted(nodes[EDGES], 'edge')} with its halo)"
     return f"{train} training, {val} validation and {test} test {what} {of_all}"
 
 

@@ -92,7 +92,7 @@ def logging_to(file: Path | None, level: str = "info") -> Iterator[None]:
         ConfigError: another level, or a file that cannot be written.
     """
     if level not in LEVELS:
-        raise unknown("level", level, LEVELS)
+        raise ConfigError(f"log_level: {unknown('level', level, LEVELS)}")
     handlers: list[logging.Handler] = [ForPeople()]
     if file is not None:
         try:

@@ -105,9 +105,9 @@ def address_of(text: str) -> tuple[str, int]:
         ConfigError: it is neither.
     """
     try:
-        return split_address(text if ":" in text else f"{HOST}:{text}")
+        return split_address(text if ":" in text else f"{HOST}:{text}", "metrics")
     except ConfigError:
-        raise ConfigError(f"expected PORT or HOST:PORT for metrics, got {text!r}") from None
+        raise ConfigError(f"metrics: expected PORT or HOST:PORT, got {text!r}") from None
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def serving(text: Callable[[], str], address: str) -> Iterator[str]:
     try:
         server = _Server((host, port), text)
     except OSError as error:
-        line = f"expected an address for metrics, got {address}: {error.strerror}"
+        line = f"metrics: expected a free address, got {address}: {error.strerror}"
         raise ConfigError(line) from None
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()

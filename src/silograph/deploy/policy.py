@@ -22,6 +22,7 @@ from silograph.core.errors import ConfigError, lookup
 from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.text import counted
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.run_program import BESIDES, FEATURES, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
@@ -173,7 +174,7 @@ def _runs_of_server(policy: SiloPolicy, asked: AskedRun) -> str | None:
 def _silos(policy: SiloPolicy, asked: AskedRun) -> str | None:
     if policy.least_silos is None or asked.config.clients >= policy.least_silos:
         return None
-    least, found = f"at least {policy.least_silos} silos", f"{asked.config.clients}"
+    least, found = f"at least {counted(policy.least_silos, 'silo')}", f"{asked.config.clients}"
     return _line(least, found, "lower least_silos there")
 
 

@@ -91,12 +91,16 @@ def _row(name: str, sizes: Sequence[SizeBound]) -> PlanRow:
     return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, each, total(iter(sizes)))
 
 
-def lines_of(plan: RunPlan, rounds: int, to: str, silos: int, rows: Sequence[str]) -> Iterator[str]:
+def lines_of(
+    plan: RunPlan, rounds: int, hello: int, to: str, silos: int, rows: Sequence[str]
+) -> Iterator[str]:
     """Yield the plan as lines of at most 60 characters.
 
     Args:
         plan: what leaves.
         rounds: of the run.
+        hello: bytes of the silo's hello, by which silos find out which edges they share: they
+            have left already.
         to: whom it goes to.
         silos: of the run, as the server says.
         rows: what sends rows of single nodes, by the names that `--allow` takes.
@@ -105,9 +109,12 @@ def lines_of(plan: RunPlan, rounds: int, to: str, silos: int, rows: Sequence[str
     single = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
     yield f"({single}; {counted(silos, 'silo')}, as the server says)"
     yield _cells("kind", "rounds", "in a round", "in all")
+    shown = SizeBound(hello, hello)
+    yield _cells("hello", "sent already", "", _size(shown))
     for row in plan.sent:
         yield _cells(row.name, _rounds(row), _size(row.each), _size(row.whole))
-    yield _cells("all of it", "", "", _size(plan.whole))
+    yield _cells("all of it", "", "", _size(plan.whole + shown))
+    yield "(without its name, key and versions, and figures of work)"
     got = plan.received
     yield _cells(RECEIVED, _rounds(got), _size(got.each), _size(got.whole))
     if plan.rounds < rounds:

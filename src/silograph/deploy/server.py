@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.run_file import read_toml
+from silograph.core.text import counted
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -26,6 +27,7 @@ from silograph.deploy.session_file import SESSION, Known, read_known, write_know
 from silograph.deploy.silo import check_deployable, start_facts
 from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
@@ -84,6 +86,7 @@ def serve(
     need_packages()
     config = with_absolute_code(config)
     check_run(config)
+    check_selected(choose(config))
     if config.out is not None:
         check_free(config.out)
     figures = Figures()
@@ -141,8 +144,9 @@ def serve_again(
         known = read_known(target)
         figures = Figures()
         watched = watched_by(config, (figures, *trackers))
-        venue = replace(venue, silos=tuple(known.keys))
-        with _met(config, venue, known, progress, figures, report) as (meeting, watch):
+        # Who takes part is known, whatever number was asked for.
+        venue, asked = replace(venue, silos=tuple(known.keys)), replace(config, clients=None)
+        with _met(asked, venue, known, progress, figures, report) as (meeting, watch):
             meeting.folder = folder
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)
@@ -349,8 +353,8 @@ class Meeting:
             if joined is None:
                 there = ", ".join(sorted(found)) or "none"
                 raise ConfigError(
-                    f"expected {self._room} silos within {self._venue.patience:g} s, got "
-                    f"{len(found)} ({there}): start them with silograph silo"
+                    f"expected {counted(self._room, 'silo')} within {self._venue.patience:g} s, "
+                    f"got {len(found)} ({there}): start them with silograph silo"
                 )
             found[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)

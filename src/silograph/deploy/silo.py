@@ -226,7 +226,8 @@ class OwnData:
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
         keep = partial(self.keep, run)
-        shown = [*lines_of(plan, written.rounds, self.server, written.clients, needs)]
+        to, silos = self.server, written.clients
+        shown = [*lines_of(plan, written.rounds, audit.hello, to, silos, needs)]
         shown += [line for line in (weighed, scale_line(written, silo.graph)) if line is not None]
         agreed = {
             "method": method.name,

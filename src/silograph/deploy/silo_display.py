@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from silograph.core.text import counted
 from silograph.experiment.report.figures import size_text
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 
@@ -78,7 +79,7 @@ class SiloLine:
         seen = self._seen
         words = [self._name, seen.state]
         if seen.calls:
-            words += [f"round {seen.round}", f"{seen.calls} calls"]
+            words += [f"round {seen.round}", counted(seen.calls, "call")]
             words += [f"{size_text(seen.down)} in", f"{size_text(seen.up)} out"]
         words += [seen.op] if seen.state == "working" else []
         return Text("  ".join(words), overflow="ellipsis", no_wrap=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.text import counted
 from silograph.deploy.silo_files import read_file
 from silograph.federation.program import Program, calls_of
 from silograph.federation.session.answers import WEIGHTS
@@ -57,21 +58,39 @@ def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | N
 
     names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
     if names is not None and len(set(names)) < len(names):
-        raise ConfigError(f"expected every silo once, got {', '.join(names)}")
+        raise ConfigError(f"silos: expected every silo once, got {', '.join(names)}")
     room = config.clients if names is None else len(names)
     if room is None:
-        raise ConfigError("expected the silos' names or their number, got neither: --silos")
+        raise ConfigError(
+            "silos: expected their names, or their number as clients=N, got neither: give one"
+        )
+    if config.clients not in (None, room):
+        raise ConfigError(
+            f"silos: expected as many names as clients={config.clients}, got {room}: leave "
+            "clients out"
+        )
     if venue.least is not None and not 1 <= venue.least <= room:
-        raise ConfigError(f"expected at least 1 and at most {room} silos, got {venue.least}")
+        raise ConfigError(f"least: expected 1 to {counted(room, 'silo')}, got {venue.least}")
+    _check_seconds(venue)
     return names, room
+
+
+def _check_seconds(venue: Venue) -> None:
+    """Raise `ConfigError` for times that nobody can wait for."""
+    if not venue.patience >= 0:
+        raise ConfigError(f"wait: expected 0 seconds or more, got {venue.patience:g}")
+    if not venue.rejoin >= 0:
+        raise ConfigError(f"rejoin_seconds: expected 0 seconds or more, got {venue.rejoin:g}")
+    if venue.seconds is not None and not venue.seconds > 0:
+        raise ConfigError(f"round_seconds: expected more than 0 seconds, got {venue.seconds:g}")
+    if venue.update_norm is not None and not venue.update_norm > 0:
+        raise ConfigError(f"max_update_norm: expected more than 0, got {venue.update_norm:g}")
 
 
 def check_update_norm(venue: Venue, program: Program, method: str) -> None:
     """Raise `ConfigError` for a bound of updates in a run whose updates nobody can measure."""
     if venue.update_norm is None:
         return
-    if not venue.update_norm > 0:
-        raise ConfigError(f"expected --max-update-norm above 0, got {venue.update_norm:g}")
     calls = [c for c in calls_of(program.round(1)) if any(n.startswith(WEIGHTS) for n in c.gives)]
     if not calls:
         raise ConfigError(

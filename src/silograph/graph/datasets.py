@@ -141,7 +141,7 @@ def check_scale(name: object, scale: float) -> None:
     """Raise `ConfigError` for a scale other than 1 of a graph that is not generated."""
     if scale != 1:
         raise ConfigError(
-            f"expected scale 1 with {name}, got {scale}: only generated graphs have another, such "
+            f"scale: expected 1 with {name}, got {scale}: only generated graphs have another, such "
             f"as {PREFIX}reddit"
         )
 
@@ -150,8 +150,8 @@ def check_columns(name: object, columns: str | None) -> None:
     """Raise `ConfigError` for names of columns of what is no folder of CSV tables."""
     if columns is not None:
         raise ConfigError(
-            f"expected columns with a folder of nodes.csv and edges.csv only, got dataset {name}: "
-            "leave columns out"
+            f"columns: expected a folder of nodes.csv and edges.csv, got dataset {name}: leave "
+            "columns out"
         )
 
 

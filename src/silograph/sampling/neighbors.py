@@ -135,14 +135,13 @@ def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
     """
     words = text.split(",")
     if not all(re.fullmatch(r"[0-9]{1,18}", word.strip()) for word in words):
-        raise ConfigError(f"expected a fanout of numbers like 10,5, got {text!r}")
+        raise ConfigError(f"fanout: expected numbers of neighbors like 10,5, got {text!r}")
     counts = tuple(int(word) for word in words)
     if len(counts) == 1:
         counts *= depth.hops
     if len(counts) != depth.hops:
         raise ConfigError(
-            f"expected a fanout of one number or {depth.hops} (one for each {depth.each}), got "
-            f"{text!r}"
+            f"fanout: expected one number or {depth.hops} (one for each {depth.each}), got {text!r}"
         )
     return counts
 

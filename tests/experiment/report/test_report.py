@@ -743,7 +743,13 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
         reference = found["method"] == found["reference"]
         assert (tests["difference"] == "reference") == reference
         assert (tests["p"] == "-") == reference
-    assert all(note in page.text for note in table.notes)
+        if not reference:  # in the unit of the scores above it
+            assert tests["difference"] == f"{found['difference']:+.4f}"
+            low, _, high = tests["95 % interval"].split()
+            assert (low, high) == (f"{found['low']:+.4f}", f"{found['high']:+.4f}")
+    assert "in percent" in table.notes[0]
+    assert "in percent" not in page.text
+    assert all(note in page.text for note in table.notes[1:])
     results = [result_of(run) for run in runs_of(folder)]
     shown = [t for t in page.tables if t[0][0] == "class"]
     assert [[row[1] for row in t[1:]] for t in shown] == [
@@ -754,6 +760,8 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
     ]
     assert matrices == [r["confusion"] for r in results if r["confusion"]]
     assert len(matrices) == 3  # local has no server's model
+    says = "are of the server view, the confusion matrix of the uncut one: they need not agree"
+    assert page.text.count(says) == 3
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")

@@ -44,18 +44,18 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
     [
         (
             {"model": "gcn", "heads": 4},
-            "expected an option of the chosen parts (model gcn), got heads: model gat and model "
-            "rating_gat have it; leave it out, or choose one of them",
+            "heads: model gcn has no such option, but model gat and model rating_gat have it: "
+            "leave it out, or choose one of them",
         ),
         (
             {"model": "gat", "hops": 2},
-            "expected an option of the chosen parts (model gat), got hops: model appnp has it; "
-            "leave it out, or choose that part",
+            "hops: model gat has no such option, but model appnp has it: leave it out, or choose "
+            "that one",
         ),
         (
             {"model": "mlp", "teleport": 0.0},
-            "expected an option of the chosen parts (model mlp), got teleport: model appnp has it; "
-            "leave it out, or choose that part",
+            "teleport: model mlp has no such option, but model appnp has it: leave it out, or "
+            "choose that one",
         ),
         (
             {"residual": True},
@@ -77,9 +77,8 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
         ),
         (
             {"head": "linear", "model": "mlp"},
-            "expected an option of the chosen parts (model mlp), got head: model gcn, "
-            "model sage, model graphconv, model gin and model gat have it; leave it out, or choose "
-            "one of them",
+            "head: model mlp has no such option, but model gcn, model sage, model graphconv, model "
+            "gin and model gat have it: leave it out, or choose one of them",
         ),
         (
             {"model": "gat", "hidden": "16,20", "heads": 8},
@@ -143,7 +142,7 @@ def test_a_run_with_widths_and_a_linear_head(make_graph: MakeGraph) -> None:
             torch.testing.assert_close(theirs.weights[name], w, rtol=0, atol=1e-10)
         assert ours.weights["2.weight"].shape == (4, graph.num_classes)
         assert found[0].config.layers == 3
-    with pytest.raises(ConfigError, match=r"^expected a fanout of one number or 2 \(one for each"):
+    with pytest.raises(ConfigError, match=r"^fanout: expected one number or 2 \(one for each"):
         go(graph, rounds=1, fanout="3,2,2", **given)
 
 
@@ -157,9 +156,7 @@ def test_drawn_neighbors_are_counted_by_hops_of_appnp(make_graph: MakeGraph) -> 
     assert neighbors_of(config, choose(config)) == Fanout((4, 4, 4))
     with pytest.raises(ConfigError) as caught:
         go(make_graph(), model="appnp", hops=3, fanout="4,4")
-    assert str(caught.value) == (
-        "expected a fanout of one number or 3 (one for each hop), got '4,4'"
-    )
+    assert str(caught.value) == ("fanout: expected one number or 3 (one for each hop), got '4,4'")
 
 
 def run_options(conv: str, residual: bool) -> dict[str, Any]:

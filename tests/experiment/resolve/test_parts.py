@@ -81,14 +81,13 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
     [
         (
             {"alpha": 0.3},
-            "expected an option of the chosen parts (partition metis), got alpha: partition "
-            "dirichlet has it; leave it out, or choose that part",
+            "alpha: partition metis has no such option, but partition dirichlet has it: leave it "
+            "out, or choose that one",
         ),
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
-            "expected an option of the chosen parts (method fedavg, partition metis, model gcn, "
-            "neighbors full, selector uniform, aggregator mean), got server_tau: "
-            "method fedopt has it; leave it out, or choose that part",
+            "option server_tau: method fedavg has no such option, but method fedopt has it: leave "
+            "it out, or choose that one",
         ),
         (
             {"partition": "dirichlet", "alpha": 0.3, "options": {"partition.alpha": 0.3}},
@@ -96,12 +95,26 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         ),
         (
             {"options": {"model.residul": True}},
-            "unknown option of the chosen parts (model gcn) 'model.residul': did you mean "
-            "'residual'? Choices: head, input_dropout, residual",
+            "option model.residul: model gcn has no such option: did you mean 'model.residual'? "
+            "Choices: model.residual, model.input_dropout, model.head",
         ),
         (
             {"options": {"neighbors.x": 1}},
-            "expected no options of neighbors full, got 'neighbors.x'",
+            "option neighbors.x: neighbors full has no such option, nor any other: leave it out",
+        ),
+        (
+            {"options": {"selector.client": 1}},
+            "option selector.client: selector uniform has no such option: did you mean 'clients' "
+            "of selector round_robin, selector power_of_choice, selector oort and selector "
+            "harmony? Choices: selector.participation, selector.budget, selector.least_clients, "
+            "selector.least_selections",
+        ),
+        (
+            {"options": {"foo": 1}, "method": "fedprox"},
+            "option foo: method fedprox, model gcn and selector uniform have no such option; "
+            "choices: method.mu, model.residual, model.input_dropout, model.head, "
+            "selector.participation, selector.budget, selector.least_clients, "
+            "selector.least_selections",
         ),
         (
             {"partition": "dirichlet", "alpha": -1.0},

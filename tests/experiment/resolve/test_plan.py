@@ -226,7 +226,7 @@ def test_fanout_is_one_number_for_each_hop(
 def test_a_fanout_that_is_no_list_of_numbers_is_refused(fanout: str) -> None:
     with pytest.raises(ConfigError) as caught:
         choose(config(fanout=fanout))
-    assert str(caught.value) == f"expected a fanout of numbers like 10,5, got {fanout!r}"
+    assert str(caught.value) == f"fanout: expected numbers of neighbors like 10,5, got {fanout!r}"
 
 
 @pytest.mark.parametrize("fanout", ["1,2,3", "1,2"])
@@ -234,7 +234,7 @@ def test_a_fanout_of_another_depth_is_refused(fanout: str) -> None:
     with pytest.raises(ConfigError) as caught:
         choose(config(fanout=fanout, layers=4))
     assert str(caught.value) == (
-        f"expected a fanout of one number or 4 (one for each layer), got {fanout!r}"
+        f"fanout: expected one number or 4 (one for each layer), got {fanout!r}"
     )
 
 

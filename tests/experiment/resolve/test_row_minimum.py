@@ -30,8 +30,6 @@ def test_methods_that_cannot_leave_rows_out(
 @pytest.mark.parametrize("name", ["min_nodes_per_row", "min_silos_per_row"])
 @pytest.mark.parametrize("value", [0, -1, 10**6 + 1, 2**63])
 def test_numbers_that_are_none(name: str, value: int) -> None:
-    line = (
-        rf"^{name}: input should be (greater|less) than or equal to 10*, got {value} \(options\)$"
-    )
+    line = rf"^{name}: input should be (greater|less) than or equal to 10*, got {value}$"
     with pytest.raises(ConfigError, match=line):
         sg.run("digits", **{**RUN, name: value})

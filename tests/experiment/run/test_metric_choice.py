@@ -247,11 +247,11 @@ def test_clients_have_the_metric_where_it_is_one_of_theirs(
         ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
         ({"metric": "auc", "eval_on_receipt": "1"}, "another metric than auc with eval_on_receipt"),
         ({"metric": "rmse"}, "unknown metric of node_class 'rmse'; choices: accuracy, "),
-        ({"target": "rmse=0.5"}, "unknown metric of the target 'rmse'; choices: accuracy, "),
-        ({"target": "f1_marco=0.5"}, "unknown metric of the target 'f1_marco': did you mean 'f1_m"),
-        ({"target": "80"}, "expected a target METRIC=VALUE with a value in 0..1, got '80'"),
-        ({"target": "loss=-1"}, "expected a target METRIC=VALUE with a value of 0 or more, got 'l"),
-        ({"target": "nan"}, "expected a target METRIC=VALUE with a value in 0..1, got 'nan'"),
+        ({"target": "rmse=0.5"}, "target: unknown metric 'rmse'; choices: accuracy, "),
+        ({"target": "f1_marco=0.5"}, "target: unknown metric 'f1_marco': did you mean 'f1_m"),
+        ({"target": "80"}, "target: expected a value of accuracy from 0 to 1, got '80'"),
+        ({"target": "loss=-1"}, "target: expected a value of loss of 0 or more, got 'l"),
+        ({"target": "nan"}, "target: expected METRIC=VALUE, or a VALUE of the run's metric alone"),
     ],
 )
 def test_metrics_that_cannot_be(make_graph: MakeGraph, options: dict[str, str], text: str) -> None:

@@ -193,8 +193,8 @@ def test_options_of_other_models_are_refused(
     with pytest.raises(ConfigError) as caught:
         go(make_graph(), model=Linear, **OWN | options)
     assert str(caught.value) == (
-        f"expected an option of the chosen parts (model module), got {next(iter(options))}: "
-        f"{owners}; leave it out, or choose one of them"
+        f"{next(iter(options))}: model module has no such option, but {owners}: leave it out, or "
+        "choose one of them"
     )
 
 

@@ -116,10 +116,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"partition": big(59)}, r"for each of the 60 nodes of 'planted' as partition, got shape"),
     ({"partition": lambda g: None}, r"as partition, got shape \(\): give one number"),
     ({"partition": "nope.csv"}, r"nope\.csv: expected a CSV file, got No such file"),
-    ({"partition": big(), "clients": 7}, "expected 3 clients, as the partition has, got 7: leave"),
+    ({"partition": big(), "clients": 7}, "clients: expected 3, as the partition has, got 7: leave"),
     ({"partition": "./cut"}, r"name, or a file of clients whose name ends in \.csv, got '\./cut'"),
     ({"partition": "metos"}, "did you mean 'metis'[?] Choices: FILE.csv, category, class_biased"),
-    ({"partition": big(), "alpha": 1.0}, "got alpha: partition dirichlet has it"),
+    (
+        {"partition": big(), "alpha": 1.0},
+        "alpha: partition silo has no such option, but partition diri",
+    ),
     ({"partition": "given:0123456789abcdef"}, "expected the partition given:0123.* in memory; use"),
 ]
 
@@ -140,8 +143,9 @@ def test_a_partition_with_copies_is_used_as_it_is(make_graph: MakeGraph) -> None
     for options, match in (
         ({"drop_edges": 0.5}, "used as it is, got drop_edges=0.5"),
         ({"largest_component": True}, "used as it is, got largest_component=True"),
-        ({"clients": 4}, "expected 5 clients, as the partition has, got 4"),
+        ({"clients": 4}, "clients: expected 5, as the partition has, got 4"),
         ({"features": "degree"}, r"every node at a client with features degree, got \d+ at none"),
+        ({"partition_seed": 4}, "partition_seed: expected none with a Partition, which is cut"),
         ({"method": "bns"}, "expected a cut in which each node has one client for bns, which"),
     ):
         with pytest.raises(sg.SilographError, match=match):
@@ -190,7 +194,7 @@ def test_silos_are_cut_already(work: Path, make_graph: MakeGraph) -> None:
     made = go(graph, rounds=1).cut
     assert made is not None
     sg.write_silos("silos", graph, made.partition, made.split)
-    with pytest.raises(sg.ConfigError, match="expected no partition with silos, got"):
+    with pytest.raises(sg.ConfigError, match="expected none with silos, got one in memory: they"):
         sg.run("silos", partition=big(), **OWN)
-    with pytest.raises(sg.ConfigError, match="expected no partition with silos, got"):
+    with pytest.raises(sg.ConfigError, match="expected none with silos, got one in memory: they"):
         sg.run(sg.read_silos("silos"), partition=np.asarray(big()), **OWN)

@@ -132,12 +132,15 @@ def test_a_run_goes_on_with_the_same_data_only(
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"partition": "random"}, r"^expected no partition with silos, got random: they are cut alrea"),
-    ({"clients": 3}, r"^expected 4 clients, one for each silo, got 3: leave it out$"),
+    (
+        {"partition": "random"},
+        r"^partition: expected none with silos, got random: they are cut alrea",
+    ),
+    ({"clients": 3}, r"^clients: expected 4, one for each silo, got 3: leave clients out$"),
     ({"drop_edges": 0.1}, r"^expected silos' data as they are, got drop_edges=0.1: nobody holds "),
     ({"largest_component": True}, r"^expected silos' data as they are, got largest_component=True"),
-    ({"scale": 2.0}, r"^expected scale 1 with silos, got 2.0: only generated graphs have another"),
-    ({"split": "1/0"}, r"^expected a split of 'public', 'full' or train/val/test such as"),
+    ({"scale": 2.0}, r"^scale: expected 1 with silos, got 2.0: only generated graphs have another"),
+    ({"split": "1/0"}, r"^split: expected 'public', 'full' or train/val/test such as"),
 ]
 
 

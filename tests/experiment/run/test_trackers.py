@@ -138,7 +138,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "message"),
     [
         ("tensorbord", "unknown tracker 'tensorbord': did you mean 'tensorboard'?"),
-        ("tensorboard=", "expected tensorboard=WHERE or tensorboard as a tracker, got"),
+        ("tensorboard=", "tracker: expected tensorboard=WHERE or tensorboard, got"),
         ("mlflow=http://me:secret@host", "expected mlflow=WHERE without a password"),
     ],
 )

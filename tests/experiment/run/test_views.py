@@ -329,7 +329,7 @@ def test_as_many_clients_as_silos(make_graph: MakeGraph) -> None:
     result = go(graph, partition="silo", clients=None)
     assert result.config.clients == 3
     assert result.to_dict()["clients"] == 3
-    with pytest.raises(PartitionError, match="expected 3 clients, one for each silo, got 4"):
+    with pytest.raises(PartitionError, match="clients: expected 3, one for each silo, got 4"):
         go(graph, partition="silo", clients=4)
 
 

@@ -297,7 +297,8 @@ FACTS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "their order": (
         {"features.csv": "id,age,size\nk1,1,2\nk2,0,1\n"},
-        "the same feature names (number 0) at every silo, got 'size' at north and 'age' at south: ",
+        "the same feature names (number 1 of 2) at every silo, got 'size' at north and 'age' at "
+        "south: ",
     ),
     "their form": (
         {
@@ -319,7 +320,8 @@ FACTS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "which labels": (
         {"silo.toml": SOUTH["silo.toml"].replace('"cat", "dog"', '"dog", "cat"')},
-        "the same class names (number 0) at every silo, got 'cat' at north and 'dog' at south: ",
+        "the same class names (number 1 of 2) at every silo, got 'cat' at north and 'dog' at "
+        "south: ",
     ),
     "labels without names": (
         {"silo.toml": 'name = "south"\nfeatures = 2\nclasses = 2\n', "nodes.csv": "id\nk1\nk2\n"},

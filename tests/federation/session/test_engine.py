@@ -584,7 +584,7 @@ def test_of_two_silos_that_differ_nobody_knows_who_is_wrong(
     fed, links = session(block, route, None, OPS, least=1)
     fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
     links[fed.ids[first]].change = with_field("sum", torch.zeros(1, 7))
-    with pytest.raises(ProtocolError, match="expected at least 1 silos to answer work, got 0; "):
+    with pytest.raises(ProtocolError, match="expected at least 1 silo to answer work, got 0; "):
         fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
     says = "has lost client_0[01]: expected .* got one with fields unlike those of the others\n"
     assert len(re.findall(says, caplog.text)) == 2

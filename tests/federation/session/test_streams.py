@@ -116,7 +116,7 @@ def test_who_is_not_expected(hubs: Any, raws: Any) -> None:
     hub = hubs(Register(None, 1))
     assert raws(hub).greet("north", SiloKey.new()).type is Type.WELCOME
     assert refusal(raws(hub).greet("south", SiloKey.new())) == (
-        "expected 1 silos, got south besides: raise --clients"
+        "expected 1 silo, got south besides: raise --clients"
     )
     assert refusal(raws(hub).greet("a/b", SiloKey.new())) == "expected a silo's name, got 'a/b'"
     assert refusal(raws(hub).greet("north", SiloKey.new(), protocol=1)) == (
@@ -153,7 +153,7 @@ def test_a_stream_that_is_no_silo_is_ended(
 
 def test_an_address_that_is_taken(hubs: Any) -> None:
     hub = hubs(Register(None, 2))
-    with pytest.raises(ConfigError, match=r"expected an address to listen at, got .*: it is not"):
+    with pytest.raises(ConfigError, match=r"listen: expected a free address, got .*: it is in use"):
         Hub(hub.address, Register(None, 2), TOKEN, None, room=2)
 
 
@@ -292,8 +292,8 @@ def test_plaintext_stays_on_this_machine() -> None:
 
 @pytest.mark.parametrize("text", ["nowhere", ":5", "a:", "a:b", "a:65536", "a:-1", "a:٣"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected HOST:PORT, got"):
-        split_address(text)
+    with pytest.raises(ConfigError, match="server: expected HOST:PORT, got"):
+        split_address(text, "server")
 
 
 def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:

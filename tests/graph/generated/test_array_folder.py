@@ -294,7 +294,7 @@ def test_wrong_arguments(data: Path, name: Any, options: dict[str, Any], match: 
         ("generated:reddit@x", 1.0, "whole number from 0 as seed after @, got 'generated:reddit@x"),
         ("generated:reddit@-1", 1.0, "whole number from 0 as seed after @"),
         (f"generated:reddit@{2**63}", 1.0, "expected a whole number from 0 as seed, got 92233"),
-        ("digits", 0.5, r"expected scale 1 with digits, got 0\.5: only generated graphs have"),
+        ("digits", 0.5, r"scale: expected 1 with digits, got 0\.5: only generated graphs have"),
         ("amazon2m", 1.0, "unknown dataset 'amazon2m': did you mean 'generated:amazon2m'"),
     ],
 )

@@ -285,15 +285,15 @@ def test_an_empty_client_is_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "clients", "alpha", "message"),
     [
-        ("random", 31, 0.5, "expected 1 to 30 clients .* got 31"),
-        ("metis", 0, 0.5, "expected 1 to 30 clients .* got 0"),
+        ("random", 31, 0.5, "clients: expected 1 to 30 .* got 31"),
+        ("metis", 0, 0.5, "clients: expected 1 to 30 .* got 0"),
         ("louvain", -1, 0.5, "got -1"),
         ("metis", None, 0.5, "got None: only 'silo' needs none"),
         ("dirichlet", 3, 0.0, "alpha: input should be greater than 0, got 0.0"),
         ("dirichlet", 3, -1.0, "got -1.0"),
         ("dirichlet", 3, float("nan"), "got nan"),
         ("dirichlet", 3, float("inf"), "got inf"),
-        ("silo", 3, 0.5, "expected 2 clients, one for each silo, got 3"),
+        ("silo", 3, 0.5, "clients: expected 2, one for each silo, got 3"),
     ],
 )
 def test_refusals_say_what_was_expected(
@@ -308,6 +308,14 @@ def test_refusals_say_what_was_expected(
 def test_numbers_are_numbers(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected a whole number of clients and a seed or Key"):
         make_partition(sample(30, 60, seed=1), "random", **{"clients": 3, "key": 0} | wrong)
+
+
+@pytest.mark.parametrize("key", [-1, 2**63])
+def test_a_key_is_a_seed_as_runs_have(key: int) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^key: expected a seed from 0 to {2**63 - 1}, .* {key}$"
+    ):
+        make_partition(sample(30, 60, seed=1), "random", clients=3, key=key)
 
 
 def test_refusals_that_lie_in_the_graph() -> None:

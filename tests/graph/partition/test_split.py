@@ -184,7 +184,7 @@ def test_folds_that_are_none_are_refused(how: str) -> None:
 )
 def test_malformed_ratios_are_refused(how: str) -> None:
     graph = sample(10)
-    with pytest.raises(ConfigError, match="expected a split of 'public', 'full' or train/val"):
+    with pytest.raises(ConfigError, match="split: expected 'public', 'full' or train/val"):
         choose_split(graph, cut(graph, 1), how, Key.of(0))
 
 
@@ -195,8 +195,8 @@ def test_malformed_ratios_are_refused(how: str) -> None:
         ("0.5/-0.1/0.5", "got 0.5/-0.1/0.5"),
         ("nan/0.5/0.5", "got nan/0.5/0.5"),
         ("0.5/0.5/nan", "got 0.5/0.5/nan"),
-        ("inf/0/0", "sum to at most 1, got inf/0/0"),
-        ("0.5/0.5/0.1", r"sum to at most 1, got 0.5/0.5/0.1 = 1.1"),
+        ("inf/0/0", "sum to at most 1, such as 0.2/0.4/0.4, got inf/0/0"),
+        ("0.5/0.5/0.1", r"at most 1, such as 0.2/0.4/0.4, got 0.5/0.5/0.1 = 1.1"),
     ],
 )
 def test_ratios_out_of_range_are_refused(how: str, message: str) -> None:
@@ -324,7 +324,7 @@ def test_silos_split_their_own_as_the_simulation_does() -> None:
 @pytest.mark.parametrize("how", ["by-client:public", "by-client:fold=1/5", "by-client:"])
 def test_only_shares_are_split_by_client(how: str) -> None:
     graph = sample(60)
-    with pytest.raises(ConfigError, match="expected a split of 'public', 'full' or train/val/test"):
+    with pytest.raises(ConfigError, match="split: expected 'public', 'full' or train/val/test"):
         choose_split(graph, overlapping(graph), how, Key.of(1))
 
 

@@ -142,10 +142,10 @@ def test_columns_are_named_for_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ("id", "expected columns as NAME=COLUMN,..., each once, got 'id'"),
-        ("id=", "expected columns as NAME=COLUMN"),
+        ("id", "columns: expected NAME=COLUMN,..., each once, got 'id'"),
+        ("id=", "columns: expected NAME=COLUMN"),
         ("id=a,id=b", "each once, got 'id=a,id=b'"),
-        ("idd=key", "column in columns"),
+        ("idd=key", "columns: unknown column"),
         ("id=nope", "expected a column 'nope', got columns key, red"),
     ],
 )
@@ -156,9 +156,9 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
         load(tmp_path, columns=columns)
     assert "\n" not in str(caught.value)
     for name in ("digits", "generated:reddit", tmp_path / "nodes.csv"):
-        with pytest.raises(ConfigError, match=r"of nodes\.csv and edges\.csv only, got data"):
+        with pytest.raises(ConfigError, match=r"of nodes\.csv and edges\.csv, got data"):
             load(name, columns="id=key")
-    with pytest.raises(ConfigError, match="only, got dataset in memory: leave columns out"):
+    with pytest.raises(ConfigError, match="csv, got dataset in memory: leave columns out"):
         sg.run(load("digits"), columns="id=key")
 
 
@@ -171,8 +171,16 @@ def test_further_columns_of_edges_are_reported(
 
 WRONG = [
     ("id,label,a\n1,0,x\n", EDGES, r"line 2, column 'a': expected a finite .* got 'x': columns"),
-    ("id,label,a\n1,0,1\n\n2,0,\n", EDGES, r"line 4, column 'a': expected a finite number, got ''"),
-    ("id,label,a\n1,0,nan\n", EDGES, r"line 2, column 'a': expected a finite number, got 'nan'"),
+    (
+        "id,label,a\n1,0,1\n\n2,0,\n",
+        EDGES,
+        r"line 4, column 'a': expected a finite number \(float32\), got ''",
+    ),
+    (
+        "id,label,a\n1,0,nan\n",
+        EDGES,
+        r"line 2, column 'a': expected a finite number \(float32\), got 'nan'",
+    ),
     ("id,label,a\n1,0,1e300\n", EDGES, r"line 2, column 'a': expected a finite .* got '1e300'"),
     ("id,label,a\n1,1.5,1\n", EDGES, r"line 2, column 'label': expected a class .* got '1.5'"),
     ("id,label,a\n1,-2,1\n", EDGES, r"line 2, column 'label': expected a class number from 0"),

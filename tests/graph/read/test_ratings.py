@@ -250,7 +250,7 @@ def test_by_time_nobody_trains_on_what_is_later_than_a_test() -> None:
         choose_split(
             sg.ratings(THREE), cut(sg.ratings(THREE), "random", 1), "time:0.8/0.1/0.1", KEY
         )
-    with pytest.raises(ConfigError, match="expected a split of"):
+    with pytest.raises(ConfigError, match="split: expected 'public'"):
         choose_split(graph, partition, "time:now", KEY)
 
 

@@ -267,7 +267,9 @@ def test_tables_that_may_lack_a_column(tmp_path: Path) -> None:
     assert silo.num_classes == 4
     bare["silo.toml"] += 'task = "multilabel"\n'
     assert read_silo(folder(tmp_path / "n", bare)).y.tolist() == [[-1] * 4] * 3
-    with pytest.raises(DataError, match=r"^expected a graph with a public split, got 'north' with"):
+    with pytest.raises(
+        DataError, match=r"^split: expected a graph with a public split, got 'north' with"
+    ):
         silo_split(silo, "public", Key.of(0))
 
 
@@ -401,3 +403,21 @@ def test_threads_read_arrays_one_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(read, range(3))) == [{"a", "b"}] * 3
+
+
+def test_features_are_written_with_as_few_digits_as_tell_them_apart(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    graph = make_graph(60)
+    assert isinstance(graph.x, torch.Tensor)
+    row = torch.tensor([0.1, 1.0, -0.0, 1e-5, 3.4e38, 2 / 3])[: graph.num_features]
+    graph = replace(graph, x=row.repeat(60, 1))
+    write_silos(tmp_path / "silos", graph, cut_of(graph, 1), drawn_split(graph))
+    (file,) = (tmp_path / "silos").glob("*/features.csv")
+    _, cells, *_ = file.read_text().splitlines()
+    assert cells.split(",")[1:] == ["0.1", "1", "-0", "1e-05", "3.4e+38", "0.6666667"][: len(row)]
+    (silo,) = read_silos(tmp_path / "silos").members
+    again = silo.graph.x
+    assert isinstance(again, torch.Tensor)
+    assert isinstance(graph.x, torch.Tensor)
+    assert torch.equal(again, graph.x)

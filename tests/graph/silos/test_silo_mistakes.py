@@ -17,8 +17,8 @@ INTEGER = TOML + 'keys = "integer"\n'
 BITS = TOML + 'task = "multilabel"\n'
 BAD_WEIGHTS: list[tuple[str, dict[str, str | None]]] = [
     (
-        f"{table}.csv, line 2, column 'weight': expected a finite weight >= 0 or nothing, "
-        f"got {cell!r}",
+        f"{table}.csv, line 2, column 'weight': expected a weight from 0 to 3.4e38 (float32) or "
+        f"nothing, got {cell!r}",
         {f"{table}.csv": f"{head},weight\n{row},{cell}\n"},
     )
     for table, head, row in (
@@ -129,11 +129,11 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         {"features.csv": "id,size\na,1\nb,1\nc,1\n"},
     ),
     (
-        "features.csv, line 3, column 'age': expected a finite number, got 'nan'",
+        "features.csv, line 3, column 'age': expected a finite number (float32), got 'nan'",
         {"features.csv": NORTH["features.csv"].replace("0.5,0", "0.5,nan")},
     ),
     (
-        "features.csv, line 2, column 'size': expected a finite number, got 'big'",
+        "features.csv, line 2, column 'size': expected a finite number (float32), got 'big'",
         {"features.csv": NORTH["features.csv"].replace("a,1", "a,big")},
     ),
     (
@@ -182,7 +182,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         {"silo.toml": SPARSE, "features.csv": "id,feature,value\na,1,1\na,1,2\n"},
     ),
     (
-        "features.csv, line 2, column 'value': expected a finite number, got '1e99'",
+        "features.csv, line 2, column 'value': expected a finite number (float32), got '1e99'",
         {"silo.toml": SPARSE, "features.csv": "id,feature,value\na,1,1e99\n"},
     ),
     # edges
@@ -276,8 +276,9 @@ ARRAYS: list[tuple[str, str, dict[str, Any]]] = [
      "a node, or correct silo.toml", "features", {"x": np.ones((3, 3))}),
     ("features.npz: expected features of shape (3, 2), by nodes and silo.toml, got (2, 2): ",
      "features", {"x": np.ones((2, 2))}),
-    ("features.npz: expected finite features, got 1 NaN or infinite in x, the first at node 2, "
-     "feature 1: ", "features", {"x": np.where(np.arange(6).reshape(3, 2) == 5, np.nan, X)}),
+    ("features.npz: expected finite features, got 1 NaN or infinite in x as float32, the first at "
+     "node 2, feature 1: ",
+     "features", {"x": np.where(np.arange(6).reshape(3, 2) == 5, np.nan, X)}),
     ("features.npz: expected numbers in x, got dtype <U1: ", "features",
      {"x": np.array([["a", "b"]] * 3)}),
 ]  # fmt: skip

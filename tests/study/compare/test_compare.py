@@ -442,7 +442,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no methods": ({"methods": []}, "expected at least one of methods, got none"),
     "methods as text": ({"methods": "local"}, "expected a list of methods, got 'local'"),
     "a method twice": ({"methods": ["local"] * 2}, "expected methods that differ, got 'local' tw"),
-    "no seeds": ({"seeds": 0}, "expected at least one seed, got 0"),
+    "no seeds": ({"seeds": 0}, "seeds: expected at least one, got 0"),
     "empty seeds": ({"seeds": []}, "expected at least one of seeds, got none"),
     "a seed below 0": ({"seeds": [0, -1]}, "expected seeds that are whole numbers from 0, got -1"),
     "half a seed": ({"seeds": 1.5}, "expected a list of seeds, got 1.5"),
@@ -452,8 +452,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),
     "an option": (
         {"options": {"fedopt": {"server_lrr": 1}}, "methods": ["fedopt"]},
-        "neighbors full, selector uniform, aggregator mean) 'server_lrr': did you mean 'server_lr'"
-        "? Choices: ",
+        "option server_lrr: method fedopt, model gcn and selector uniform have no such option: "
+        "did you mean 'method.server_lr'? Choices: ",
     ),
     "another's option": ({"options": {"fedop": {}}}, "unknown method with options 'fedop'"),
     "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),

@@ -189,9 +189,9 @@ def test_the_command(work: Path, capsys: Capture) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "trials": ({"trials": 0}, "expected at least one trial, got 0"),
-    "minutes": ({"max_minutes": 0}, "expected more than 0 minutes, got 0"),
-    "seeds": ({"seeds": 0}, "expected at least one seed, got 0"),
+    "trials": ({"trials": 0}, "trials: expected at least one, got 0"),
+    "minutes": ({"max_minutes": 0}, "max_minutes: expected more than 0, got 0"),
+    "seeds": ({"seeds": 0}, "seeds: expected at least one, got 0"),
     "view": ({"view": "servr"}, "unknown view 'servr': did you mean 'server'"),
     "view that is not": (
         {"view": "server", "method": "local"},
@@ -230,10 +230,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a range that no cut reads": (
         {"ranges": {"alpha": "0.1:1.0"}},
-        "expected an option of the chosen parts (partition random), got alpha: partition dirichlet",
+        "alpha: partition random has no such option, but partition dirichlet",
     ),
-    "minutes as text": ({"max_minutes": "1"}, "expected more than 0 minutes, got '1'"),
-    "search seed": ({"search_seed": "a"}, "expected a whole number as search_seed, got 'a'"),
+    "half a range": ({"ranges": {"lr": "0.1"}}, "range of lr: expected a range LOW:HIGH"),
+    "minutes as text": ({"max_minutes": "1"}, "max_minutes: expected more than 0, got '1'"),
+    "search seed": ({"search_seed": "a"}, "search_seed: expected a whole number, got 'a'"),
     "keys as a number": ({"keys": 3}, "expected a list of keys, got 3"),
     "a key that is no text": ({"keys": [3]}, "unknown key to tune 3"),
     "method": ({"method": "fedop"}, "unknown method 'fedop': did you mean 'fedopt'"),

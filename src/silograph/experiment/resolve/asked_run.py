@@ -10,6 +10,7 @@ from silograph.core.config_changes import changed_values
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.experiment.resolve.client_data import cut_already
+from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.in_memory_parts import check_names, name_of, own_of
 from silograph.experiment.resolve.model_options import own_module
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by, taken
@@ -87,6 +88,7 @@ def requested(
         given["model"] = name_of(given["model"])
     asked, source = asked_run(call.graph, config, given)
     parts = choose(asked, method if isinstance(method, Method) else None)
+    check_selected(parts)
     make = own.models.get(asked.model) or own_module(asked)
     data = call.graph if isinstance(call.graph, Graph | Silos) else None
     return RunRequest(asked, source, parts, make, data, call.partition)

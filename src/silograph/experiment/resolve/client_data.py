@@ -18,7 +18,7 @@ from silograph.experiment.resolve.cutting import (
     trainable,
 )
 from silograph.experiment.resolve.edge_weights import silo_as_used
-from silograph.experiment.resolve.own_partition import CutGraph, cut_by
+from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -81,9 +81,10 @@ def cut_already(config: RunConfig) -> RunConfig:
         ConfigError: it names another cut.
     """
     if config.partition not in (RunConfig().partition, CUT):
+        got = "one in memory" if config.partition.startswith(GIVEN) else config.partition
         raise ConfigError(
-            f"expected no partition with silos, got {config.partition}: they are cut already; "
-            "leave it out"
+            f"partition: expected none with silos, got {got}: they are cut already; "
+            "leave partition out"
         )
     return replace(config, partition=CUT)
 
@@ -169,6 +170,6 @@ def check_uncut(config: RunConfig, silos: Silos) -> None:
             )
     if config.clients not in (None, len(silos.ids)):
         raise ConfigError(
-            f"expected {len(silos.ids)} clients, one for each silo, got {config.clients}: leave it "
-            "out"
+            f"clients: expected {len(silos.ids)}, one for each silo, got {config.clients}: leave "
+            "clients out"
         )

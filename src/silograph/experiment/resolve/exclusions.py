@@ -17,9 +17,11 @@ from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_metric import check_metric
 from silograph.methods import METHODS
 from silograph.methods.base import Method
+from silograph.methods.local_only import fit_round as train_alone
 from silograph.nn.any_model import AnyModel
 from silograph.nn.neighbors import Neighbors
 from silograph.selection.options import LIMITS
+from silograph.selection.round_robin import ROUND_ROBIN
 from silograph.selection.uniform import UNIFORM
 
 
@@ -88,6 +90,22 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
     check_clock(config)
     parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
     check_metric(config)
+
+
+def check_selected(parts: Parts) -> None:
+    """Raise `ConfigError` for a selector that learns, where clients train without a server.
+
+    Of new runs: one that was begun so goes on.
+    """
+    method, selector = parts.method.part, parts.selector
+    learns = selector.part.observe is not None and selector.part is not ROUND_ROBIN
+    if method.round is train_alone and (learns or is_limited(selector.options)):
+        asked = f"selector {selector.part.name}{'' if learns else ' with limits'}"
+        raise ConfigError(
+            f"expected a method whose clients train with a server for {asked}, got {method.name}, "
+            "whose clients train alone: leave selector out, or use uniform, round_robin or all "
+            "without limits"
+        )
 
 
 WITHOUT_SUMS = {

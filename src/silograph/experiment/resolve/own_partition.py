@@ -62,7 +62,8 @@ def taken(graph: Any, options: Mapping[str, Any]) -> Taken:
     """Return what a call was given of graph and options.
 
     Raises:
-        ConfigError: a partition of another type, or one beside a list of clients.
+        ConfigError: a partition of another type, one beside a list of clients, or a seed of a
+            cut that is there.
         DataError: a graph of another type, or one that cannot be used.
     """
     options = dict(options)
@@ -71,6 +72,11 @@ def taken(graph: Any, options: Mapping[str, Any]) -> Taken:
         options["partition"] = os.path.abspath(os.path.expanduser(os.fspath(partition)))
     elif partition is not None and not isinstance(partition, str):
         _check_kind(partition)
+        if isinstance(partition, Partition) and options.get("partition_seed") is not None:
+            raise ConfigError(
+                "partition_seed: expected none with a Partition, which is cut already, got "
+                f"{options['partition_seed']}: leave partition_seed out"
+            )
         options["partition"] = PENDING
     if is_clients(graph) and options.setdefault("partition", "silo") != "silo":
         raise ConfigError(
@@ -107,7 +113,9 @@ def cut_by(
         PartitionError: it is none of this graph.
     """
     if isinstance(data, Silos):
-        raise ConfigError("expected no partition with silos, got one: they are cut already")
+        raise ConfigError(
+            "partition: expected none with silos, got one in memory: they are cut already"
+        )
     if callable(partition) and not isinstance(partition, Partition):
         partition = partition(data)
     if isinstance(partition, Partition):
@@ -189,8 +197,8 @@ def _check_number(config: RunConfig, clients: int) -> None:
     """Raise `ConfigError` for another number of clients than that of the user's partition."""
     if config.clients not in (None, clients):
         raise ConfigError(
-            f"expected {clients} clients, as the partition has, got {config.clients}: leave the "
-            "number out"
+            f"clients: expected {clients}, as the partition has, got {config.clients}: leave "
+            "clients out"
         )
 
 

@@ -5,6 +5,7 @@ range that tuning tries. A user gives one as NAME, if one chosen part alone has 
 """
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -58,6 +59,9 @@ TABLES: dict[str, Mapping[str, NamedPart]] = {
 }
 # Options that have a key of their own in a config, with their part.
 FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "part" in f.metadata}
+
+
+SETTINGS = {f.name for f in dataclasses.fields(RunConfig)} - FLAT.keys()  # of the run itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +209,8 @@ def placed(config: RunConfig, parts: Mapping[str, NamedPart]) -> dict[str, dict[
     for shown, name, value in _asked(config):
         place = place_of(name, parts, shown)
         if place in said:
-            raise ConfigError(
-                f"expected {place[1]} once, got {said[place]} and {shown}: leave one of them out"
-            )
+            both = f"{said[place]} and {shown}" if said[place] != shown else f"option {shown}, too"
+            raise ConfigError(f"expected {place[1]} once, got {both}: leave one of them out")
         said[place] = shown
         values[place[0]][place[1]] = value
     return values
@@ -256,20 +259,40 @@ def place_of(
 
 
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
-    """Return the error for an option that the chosen parts do not have."""
-    chosen = ", ".join(f"{kind} {part.name}" for kind, part in parts.items())
+    """Return the error for an option that none of some parts has; names the nearest."""
+    said = shown if shown in FLAT else f"option {shown}"
+    if len(parts) > 1 and own in SETTINGS:
+        return ConfigError(f"{said}: this is a setting of the run: give {own} itself")
     if owners := owners_of(own, parts):
-        several = len(owners) > 1
+        kinds = {owner.partition(" ")[0] for owner in owners}
+        one = len(owners) == 1
         return ConfigError(
-            f"expected an option of the chosen parts ({chosen}), got {shown}: "
-            f"{listed(owners)} {'have' if several else 'has'} it; leave it out, or choose "
-            f"{'one of them' if several else 'that part'}"
+            f"{said}: {_lacking({kind: parts[kind] for kind in parts if kind in kinds})}, but "
+            f"{listed(owners)} {'has' if one else 'have'} it: leave it out, or choose "
+            f"{'that one' if one else 'one of them'}"
         )
+    line = f"{said}: {_lacking(parts)}"
     known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
     if not known:
-        return ConfigError(f"expected no options of {chosen}, got {shown!r}")
-    short = [name.partition(".")[2] for name in known]
-    return unknown(f"option of the chosen parts ({chosen})", shown, [*short])
+        return ConfigError(f"{line}, nor any other: leave it out")
+    choices = f"hoices: {', '.join(known)}"
+    short = {name.partition(".")[2]: name for name in reversed(known)}
+    names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
+    # A part that was not chosen is worth a word only if it has very nearly that name.
+    near = difflib.get_close_matches(own.lower(), sorted(names | {*short}), n=1, cutoff=0.8)
+    near = near or difflib.get_close_matches(own.lower(), sorted(short), n=1, cutoff=0.6)
+    if not near:
+        return ConfigError(f"{line}; c{choices}")
+    owners = owners_of(near[0], parts)
+    hint = repr(short[near[0]]) if near[0] in short else f"{near[0]!r} of {listed(owners)}"
+    return ConfigError(f"{line}: did you mean {hint}? C{choices}")
+
+
+def _lacking(parts: Mapping[str, NamedPart]) -> str:
+    """Return in words that parts have not an option; those that have none at all go unsaid."""
+    having = {kind: part for kind, part in parts.items() if options_of(part)} or parts
+    names = [f"{kind} {part.name}" for kind, part in having.items()]
+    return f"{listed(names)} {'has' if len(names) == 1 else 'have'} no such option"
 
 
 def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:

@@ -85,8 +85,8 @@ def choose(config: RunConfig, method: Method | None = None) -> Parts:
     optimizer = config.optimizer or needs.optimizer
     if needs.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
         raise ConfigError(
-            f"expected optimizer sgd with momentum 0 for method {name}, got {optimizer} "
-            f"with momentum {config.momentum}: other steps do not tell the clients' gradients"
+            f"expected optimizer=sgd without momentum for method {name}, got optimizer={optimizer} "
+            f"with momentum={config.momentum}: other steps do not tell the clients' gradients"
         )
     return parts
 
@@ -263,7 +263,10 @@ def make_optimizer(config: RunConfig, known: Mapping[str, Any]) -> Optimizer:
     if known["optimizer"] == "sgd":
         return SGD(lr, decay, config.momentum, config.decay_layers)
     if config.momentum != 0:
-        raise ConfigError(f"expected momentum 0 with optimizer adam, got {config.momentum}")
+        raise ConfigError(
+            f"expected no momentum with optimizer=adam, got momentum={config.momentum}: use "
+            "optimizer=sgd"
+        )
     return Adam(lr, decay, decay_layers=config.decay_layers)
 
 
@@ -274,7 +277,9 @@ def device_of(name: str) -> torch.device:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+        why = "" if reason.startswith("Expected one of") else f": {reason}"  # all kinds there are
         raise ConfigError(
-            f"expected a torch device of this machine, got {name!r}: {reason}"
+            f"device: expected a torch device of this machine, such as cpu or cuda:0, got {name!r}"
+            f"{why}"
         ) from None
     return device

@@ -48,15 +48,18 @@ def parse_target(
     number = _number(value)
     if number is None or (equals and not metric):
         raise ConfigError(
-            f"expected a target METRIC=VALUE with a value in 0..1, got {text!r}: or a VALUE of the "
-            "run's metric alone"
+            f"target: expected METRIC=VALUE, or a VALUE of the run's metric alone, such as "
+            f"accuracy=0.8 or 0.8, got {text!r}"
         )
     if not equals and default is None:
         return Target("", number)
-    chosen = metric_among(metric or str(default), known, "metric of the target")
+    try:
+        chosen = metric_among(metric or str(default), known, "metric")
+    except ConfigError as error:
+        raise ConfigError(f"target: {error}") from None
     if number < 0 or (chosen.share and number > 1):
-        ends = "in 0..1" if chosen.share else "of 0 or more"
-        raise ConfigError(f"expected a target METRIC=VALUE with a value {ends}, got {text!r}")
+        ends = "from 0 to 1" if chosen.share else "of 0 or more"
+        raise ConfigError(f"target: expected a value of {chosen.name} {ends}, got {text!r}")
     return Target(chosen.name, number)
 
 
@@ -100,7 +103,7 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
         return None
     if schema.task != "rating" or not isinstance(model, RankingModel):
         raise ConfigError(
-            f"expected a model of ratings of users and items for relevant, got {model.noun} of "
+            f"relevant: expected a model of ratings of users and items, got {model.noun} of "
             f"{schema.task}: leave relevant out"
         )
     if config.eval_on_receipt:

@@ -17,6 +17,7 @@ from silograph.core.errors import ConfigError, ProtocolError, TrainingError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import training_key
+from silograph.core.text import counted
 from silograph.evaluation.on_receipt import RECEIVED
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.resolve import DTYPES
@@ -128,7 +129,7 @@ class Selection:
             return None
         wanted, least = max(wanted, self._least), self._budget - self._spent()
         return (
-            f"selector.budget: a round of {wanted} clients takes "
+            f"selector.budget: a round of {counted(wanted, 'client')} takes "
             f"{size_text(wanted * self._each(t))}, {size_text(least)} of "
             f"{size_text(self._budget)} are left"
         )
@@ -197,8 +198,8 @@ class Selection:
         found, name = self._limits(state, 1), self.selector.name
         if found.least > found.clients:
             raise ConfigError(
-                f"expected selector.least_clients of at most {found.clients} clients, got "
-                f"{found.least}"
+                f"expected selector.least_clients of at most {counted(found.clients, 'client')}, "
+                f"got {found.least}"
             )
         cost = "" if self._budget is None else self._figures(found)
         if found.affordable is not None and found.affordable < found.least:
@@ -207,7 +208,7 @@ class Selection:
             )
         if not found.can_be_met:
             raise ConfigError(
-                f"expected selector.least_selections that {found.rounds} rounds of "
+                f"expected selector.least_selections that {counted(found.rounds, 'round')} of "
                 f"{found.least} to {found.clients} clients can have, got {found.lacking}"
                 + (cost and f" with a budget of {cost}")
             )

@@ -172,7 +172,7 @@ def make_tracker(text: str) -> Tracker:
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     if equals and not where:
-        raise ConfigError(f"expected {name}=WHERE or {name} as a tracker, got {text!r}")
+        raise ConfigError(f"tracker: expected {name}=WHERE or {name}, got {text!r}")
     if urlsplit(where).password is not None:
         raise ConfigError(
             f"expected {name}=WHERE without a password, which would stand in the run's files: set "

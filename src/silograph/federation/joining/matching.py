@@ -342,7 +342,8 @@ def _difference(name: str, one: str, mine: object, other: str, theirs: object) -
         place = next(
             i for i, pair in enumerate(zip(mine, theirs, strict=True)) if len(set(pair)) > 1
         )
-        what, mine, theirs = f"{what} (number {place})", mine[place], theirs[place]
+        what = f"{what} (number {place + 1} of {len(mine)})"
+        mine, theirs = mine[place], theirs[place]
     return (
         f"expected the same {what} at every silo, got {mine!r} at {one} and {theirs!r} at {other}: "
         "describe and order the tables alike"

@@ -228,7 +228,7 @@ class _Stream:
 
 
 def _channel(silo: Attaching) -> Any:
-    host, _ = split_address(silo.server)
+    host, _ = split_address(silo.server, "server")
     if silo.roots is None:
         check_plaintext(host)
         return grpc.insecure_channel(silo.server, options=OPTIONS)

@@ -67,6 +67,7 @@ class Audit:
         self._seen: Counter[str] = Counter()  # by event, of what is folded
         self._told: Counter[str] = Counter()
         self._agreed: RunAudit | None = None
+        self._shown: RunAudit | None = None  # to which a hello went last
         self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
         self._bytes: Counter[str] = Counter()  # of those that no line has told yet
 
@@ -100,8 +101,14 @@ class Audit:
         return reason
 
     def _end(self, reason: str | None) -> None:
-        if self._agreed is not None:
-            self._agreed.ended(reason)
+        run = self._agreed or self._shown
+        if run is not None:
+            run.ended(reason)
+
+    def take_hello(self, run: "RunAudit", frame: bytes) -> None:
+        """Add the line of a hello that is about to leave."""
+        self.fold("hello", {"run": run.name, "digest": digest_of(frame)}, len(frame))
+        self._shown = run
 
     def take_agreement(self, run: "RunAudit", facts: Mapping[str, Any]) -> None:
         """Add the line of an agreement; a process takes part in one run."""
@@ -203,6 +210,12 @@ class RunAudit:
         self._last = BLANK if before is None or before.rounds is None else before.rounds[1]
         self._calls = 0
         self._bytes = 0
+        self.hello = 0  # bytes of hellos of this process
+
+    @property
+    def name(self) -> str:
+        """What names the run."""
+        return self._run
 
     @property
     def others(self) -> tuple[int, int]:
@@ -246,8 +259,9 @@ class RunAudit:
 
     def shown(self, frame: bytes) -> None:
         """Record a hello that is about to leave."""
-        self._audit.fold("hello", {"run": self._run, "digest": digest_of(frame)}, len(frame))
+        self._audit.take_hello(self, frame)
         self._audit.strays[self._run] += len(frame)
+        self.hello += len(frame)
         self._sent += len(frame)
         self._bytes += len(frame)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from silograph.core.errors import ConfigError
+from silograph.core.text import counted
 from silograph.federation.session.audit import MOST_FILE, Audit, full_file
 from silograph.federation.session.audit_chain import read_audit
 
@@ -67,8 +68,10 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
         os.ftruncate(file, size - torn)
     runs = {run.run: run for run in found.runs}
     audit = Audit(file, about, runs, found.head, size - torn)
-    note = f"{path} has {found.lines:,} lines, each as it was written"
+    note = f"{path} has {counted(found.lines, 'line')}, each as it was written"
     if torn:
         audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
-        note += f"; {torn} bytes of a line without an end were cut off, and a line says so"
+        note += (
+            f"; {counted(torn, 'byte')} of a line without an end were cut off, and a line says so"
+        )
     return audit, note

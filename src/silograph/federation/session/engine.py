@@ -23,6 +23,7 @@ from silograph.core.errors import ProtocolError, StateError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State, take_all
+from silograph.core.text import counted
 from silograph.federation.account import Account
 from silograph.federation.base import NOTHING, AwayError, Op, Reduce, decoder_of, positions_of
 from silograph.federation.check import check_fields
@@ -168,7 +169,8 @@ class Session:
         self._drop_all(Type.KEEP, self._tell(Type.KEEP, numbers, committed=committed))
         if len(self._peers) < self._limits.least:
             there, least = len(self._peers), self._limits.least
-            line = f"expected at least {least} silos to write round {number} down, got {there}; "
+            wanted = f"at least {counted(least, 'silo')} to write round {number} down"
+            line = f"expected {wanted}, got {there}; "
             raise self._failures.lacking(line, self.away, least - there, len(self._ids))
         self._seen |= dict.fromkeys(self._peers, number)
 
@@ -374,7 +376,8 @@ class Session:
             raise self._failures.of_call(op.__name__, names, len(self._ids))
         least = min(self._limits.least, len(positions))
         if len(places) < least:
-            line = f"expected at least {least} silos to answer {op.__name__}, got {len(places)}; "
+            wanted = f"at least {counted(least, 'silo')} to answer {op.__name__}"
+            line = f"expected {wanted}, got {len(places)}; "
             raise self._failures.lacking(line, names, least - len(places), len(self._ids))
 
     def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from silograph.core.errors import PolicyError
 from silograph.core.payload import Payload, State
+from silograph.core.text import counted
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Course
@@ -63,7 +64,7 @@ class SendingBounds:
         """Raise `PolicyError` where a round must not be done again, which would make so many."""
         if self.most_repeats is not None and repeats > self.most_repeats:
             raise PolicyError(
-                f"expected at most {self.most_repeats:,} rounds to be done again in a run "
+                f"expected at most {counted(self.most_repeats, 'round')} to be done again in a run "
                 "(most_repeats of this silo's policy), got one more: the silo leaves the run"
             )
 

@@ -169,7 +169,7 @@ class Hub:
         room: int,
         report: EventCallback = log_event,
     ) -> None:
-        host, port = split_address(address)
+        host, port = split_address(address, "listen")
         self._register = register
         self._token = token
         self._report = report
@@ -202,7 +202,10 @@ class Hub:
         except RuntimeError:
             self.port = 0
         if not self.port:
-            raise ConfigError(f"expected an address to listen at, got {address}: it is not free")
+            raise ConfigError(
+                f"listen: expected a free address, got {address}: it is in use, or not of this "
+                "machine"
+            )
         self.address = join_address(host, self.port)
         self._server.start()
 

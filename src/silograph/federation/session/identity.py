@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import opens_private
+from silograph.core.text import counted
 from silograph.federation.session.events import Event, What
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -174,7 +175,7 @@ class Register:
         if name in self._left_out:
             return self._left_out[name]
         if name not in self._taken and len(self._taken) >= self._room:
-            return f"expected {self._room} silos, got {name} besides: raise --clients"
+            return f"expected {counted(self._room, 'silo')}, got {name} besides: raise --clients"
         self.keys[name] = public
         self._taken.add(name)
         return None

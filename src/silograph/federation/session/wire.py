@@ -41,11 +41,15 @@ def need_packages() -> None:
         )
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_address(text: str, setting: str) -> tuple[str, int]:
     """Return host and port of `HOST:PORT`; IPv6 hosts stand in brackets.
 
-    >>> split_address("localhost:8443"), split_address("[::1]:0")
+    >>> split_address("localhost:8443", "server"), split_address("[::1]:0", "listen")
     (('localhost', 8443), ('::1', 0))
+
+    Args:
+        text: the address.
+        setting: that it was given as, which an error names.
 
     Raises:
         ConfigError: it is none.
@@ -53,7 +57,7 @@ def split_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise ConfigError(f"expected HOST:PORT, got {text!r}")
+        raise ConfigError(f"{setting}: expected HOST:PORT, got {text!r}")
     return host, int(port)
 
 

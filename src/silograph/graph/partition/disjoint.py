@@ -79,14 +79,14 @@ def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) ->
     """Take the silos that came with the data."""
     if graph.silo is None:
         raise PartitionError(
-            f"expected a graph that names its silos for 'silo', got {graph.name!r} without: "
-            "use 'metis', 'louvain', 'dirichlet' or 'random'"
+            f"partition: expected a graph that names its silos for 'silo', got {graph.name!r} "
+            "without: use 'metis', 'louvain', 'dirichlet' or 'random'"
         )
     silos = len(graph.silo_names)
     if clients != silos:
         raise PartitionError(
-            f"expected {silos} clients, one for each silo, got {clients}: "
-            "leave the number out, or use another partition"
+            f"clients: expected {silos}, one for each silo, got {clients}: leave clients out, or "
+            "use another partition"
         )
     outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
     if outside:

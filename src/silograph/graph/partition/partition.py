@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.config import checked
+from silograph.core.config import MOST, checked
 from silograph.core.errors import ConfigError, PartitionError, lookup
 from silograph.core.key import Key, hash_texts
 from silograph.core.payload import offsets, owners
@@ -256,6 +256,10 @@ def make_partition(
             f"expected a whole number of clients and a seed or Key as key, got {shown(clients)} "
             f"and {shown(key)}"
         )
+    if not isinstance(key, Key) and not 0 <= key < MOST:
+        raise ConfigError(
+            f"key: expected a seed from 0 to {MOST - 1}, as a run has, or a Key, got {shown(key)}"
+        )
     if not 0 <= drop_edges <= 1:
         raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
     if method == "silo":
@@ -267,7 +271,7 @@ def make_partition(
         )
     elif not 1 <= clients <= graph.num_nodes:
         raise PartitionError(
-            f"expected 1 to {graph.num_nodes} clients (one node each at least), got {clients}"
+            f"clients: expected 1 to {graph.num_nodes} (one node each at least), got {clients}"
         )
     else:
         ids = client_ids(clients)

@@ -171,8 +171,8 @@ def _times(graph: Graph) -> Tensor:
     time = graph.columns.get("time")
     if time is None or bool(torch.isnan(time.double()[graph.labeled]).any()):
         raise DataError(
-            f"expected a time for every labeled node of {graph.name!r} for a split in the order of "
-            "time, got none: leave `time:` out"
+            f"split: expected a time for every labeled node of {graph.name!r} for a split in the "
+            "order of time, got none: leave `time:` out"
         )
     return time.double()
 
@@ -185,7 +185,7 @@ def public_split(graph: Graph) -> Split:
     """
     if graph.split is None:
         raise DataError(
-            f"expected a graph with a public split, got {graph.name!r} without one: "
+            f"split: expected a graph with a public split, got {graph.name!r} without one: "
             "give ratios instead, such as '0.2/0.4/0.4'"
         )
     known, split = graph.labeled, graph.split
@@ -238,7 +238,7 @@ def parse_fold(text: str) -> tuple[int, int] | None:
     found = re.fullmatch(r"fold=(\d{1,4})/(\d{1,4})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
         raise ConfigError(
-            f"expected a fold from fold=1/K to fold=K/K, K folds of 2 or more, got {text!r}"
+            f"split: expected a fold from fold=1/K to fold=K/K, K folds of 2 or more, got {text!r}"
         )
     return int(found[1]), int(found[2])
 
@@ -256,7 +256,7 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
         train, val, test = (float(part) for part in text.split("/"))
     except ValueError:
         raise ConfigError(
-            "expected a split of 'public', 'full' or train/val/test such as '0.2/0.4/0.4' (after "
+            "split: expected 'public', 'full' or train/val/test such as '0.2/0.4/0.4' (after "
             f"'time:' or 'by-client:' if you like), or fold=I/K, got {text!r}"
         ) from None
     return train, val, test
@@ -265,10 +265,13 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
 def _check_ratios(ratios: tuple[float, float, float]) -> None:
     # A comparison with NaN is false: it fails the first test.
     if not all(ratio >= 0 for ratio in ratios) or ratios[0] == 0:
-        raise ConfigError(f"expected a training ratio above 0 and none below, got {_text(ratios)}")
+        raise ConfigError(
+            f"split: expected a training ratio above 0 and none below, got {_text(ratios)}"
+        )
     if math.fsum(ratios) > 1 + TOLERANCE:
         raise ConfigError(
-            f"expected ratios that sum to at most 1, got {_text(ratios)} = {math.fsum(ratios):g}"
+            f"split: expected ratios that sum to at most 1, such as 0.2/0.4/0.4, got "
+            f"{_text(ratios)} = {math.fsum(ratios):g}"
         )
 
 

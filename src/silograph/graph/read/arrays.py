@@ -212,8 +212,8 @@ def _finite(x: Features) -> Features:
         if isinstance(x, CSR):
             first = torch.stack([x.row[first[0]], x.indices[first[0]].long()])
         raise DataError(
-            f"expected finite features, got {len(bad)} NaN or infinite in x, the first at node "
-            f"{int(first[0])}, feature {int(first[1])}: replace them or drop the feature"
+            f"expected finite features, got {len(bad)} NaN or infinite in x as float32, the first "
+            f"at node {int(first[0])}, feature {int(first[1])}: replace them or drop the feature"
         )
     return x
 

@@ -14,7 +14,7 @@ from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.text import shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
-from silograph.graph.read.edge_values import WEIGHTS, report_unused, usable
+from silograph.graph.read.edge_values import IN_RANGE, WEIGHTS, report_unused, usable
 from silograph.graph.read.npz import checked, load_npz
 from silograph.graph.read.tables import Table, read_csv, to_number
 
@@ -97,9 +97,9 @@ def parse_columns(text: str) -> dict[str, str | list[str]]:
     for part in text.split(","):
         name, equals, column = (word.strip() for word in part.partition("="))
         if not equals or not column or name in found:
-            raise ConfigError(f"expected columns as NAME=COLUMN,..., each once, got {shown(text)}")
+            raise ConfigError(f"columns: expected NAME=COLUMN,..., each once, got {shown(text)}")
         if name not in COLUMNS:
-            raise unknown("column in columns", name, COLUMNS)
+            raise ConfigError(f"columns: {unknown('column', name, COLUMNS)}")
         names = [word.strip() for word in column.split("+")]
         found[name] = names if name == "label" and len(names) > 1 else column
     return found
@@ -229,7 +229,7 @@ def weight_column(table: Table, column: str) -> np.ndarray:
         raise table.wrong(
             row,
             column,
-            "a finite weight >= 0 or nothing",
+            f"a weight {IN_RANGE} or nothing",
             cells[row],
             "change it, or drop the column",
         )

@@ -13,6 +13,7 @@ from silograph.core.text import counted
 from silograph.graph.csr import CSR
 
 LOG = logging.getLogger("silograph")
+IN_RANGE = "from 0 to 3.4e38 (float32)"  # what weights are
 WEIGHTS = ("edge_weight", "edge_weights", "weight")  # names that others use
 # A single column of it is a weight, too, if all its numbers could be one and are floating point:
 # whole numbers there are mostly kinds of edges.
@@ -65,7 +66,7 @@ def checked_weights(values: Any, edges: int) -> np.ndarray:
     wrong = np.flatnonzero(~usable(weight))
     if len(wrong):
         raise DataError(
-            f"expected finite edge weights >= 0, got {weight[wrong[0]]} at edge {wrong[0]} "
+            f"expected edge weights {IN_RANGE}, got {weight[wrong[0]]} at edge {wrong[0]} "
             f"({counted(len(wrong), 'such edge')}): drop these edges or change their weights"
         )
     return weight

@@ -80,7 +80,7 @@ class Table:
         if len(bad):
             row, column = bad[0]
             found = self.wrong(
-                row, columns[column], "a finite number", self.rows[row][places[column]]
+                row, columns[column], "a finite number (float32)", self.rows[row][places[column]]
             )
             raise DataError(
                 f"{found}: columns without another meaning are features; take this one out, or "

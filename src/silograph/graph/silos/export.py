@@ -294,7 +294,8 @@ def _cells(name: str, column: np.ndarray) -> list[str]:
     if name == "weight":
         return [repr(value) for value in column.tolist()]  # as many digits as it takes
     if column.dtype.kind == "f":
-        return [f"{value:.9g}" for value in column.tolist()]  # nine digits tell float32 apart
+        # As few digits as tell it apart in its own type.
+        return [cell.removesuffix(".0") for cell in column.astype(str).tolist()]
     cells = [str(value) for value in column.tolist()]
     if name.startswith("label") and column.dtype.kind == "i":
         return ["" if cell == str(MISSING) else cell for cell in cells]

@@ -97,7 +97,7 @@ def checked_seeds(seeds: object) -> tuple[int, ...]:
     """
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         if seeds < 1:
-            raise ConfigError(f"expected at least one seed, got {seeds}")
+            raise ConfigError(f"seeds: expected at least one, got {seeds}")
         return tuple(range(seeds))
     found = checked_list("seeds", seeds)
     for seed in found:

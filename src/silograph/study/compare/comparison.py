@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
+from silograph.core.text import counted
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.resolve.parts import find_method
 from silograph.experiment.resolve.resolve import choose, known_values
@@ -253,7 +254,7 @@ class Comparison:
             pairs = zip(self.cells, self.lines, strict=True)
             ran = without_errors([ln for c, ln in pairs if ln and c.labels["method"] == method])
             if last := sum(ends_best(line) for line in ran):
-                found.append(f"{self.names[method]} in {last} of {len(ran)} runs")
+                found.append(f"{self.names[method]} in {last} of {counted(len(ran), 'run')}")
         what = "the last round was the best one, and scores were still improving: raise --rounds"
         return [f"{what} ({', '.join(found)})"] if found else []
 
@@ -305,13 +306,16 @@ class Comparison:
         return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
 
     @property
+    def legend(self) -> str:
+        """What the tables of scores show."""
+        shown = " and ".join(metric_in_words(metric) for metric in self.metrics)
+        return f"mean ± sample standard deviation over seeds, {shown}; * best mean of its view"
+
+    @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         asked = self.asked
-        spread = "mean ± sample standard deviation over seeds"
-        shown = " and ".join(metric_in_words(metric) for metric in self.metrics)
-        notes = [f"{spread}, {shown}; * best mean of its view"]
-        notes += self._test_notes()
+        notes = [self.legend, *self._test_notes()]
         ways = self._ways()
         if len(ways) > 1:
             each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())

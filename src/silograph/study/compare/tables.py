@@ -46,6 +46,10 @@ class Compared(Protocol):
         """What the best constant prediction has, for each value of what is varied."""
 
     @property
+    def legend(self) -> str:
+        """What the tables of scores show; the first note."""
+
+    @property
     def notes(self) -> Sequence[str]:
         """What a reader must know."""
 
@@ -60,6 +64,12 @@ def shown(row: ComparisonRow, value: float | None, *, signed: bool = False) -> s
         return "-"
     sign = "+" if signed else ""
     return f"{100 * value:{sign}.2f}" if METRICS[row["metric"]].share else f"{value:{sign}.4f}"
+
+
+def plain(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
+    """Return the same as pages of runs have scores: shares from 0 to 1."""
+    del row
+    return "-" if value is None else f"{value:{'+' if signed else ''}.4f}"
 
 
 def small(p: float | None) -> str:
@@ -92,26 +102,30 @@ def _seeds(row: ComparisonRow) -> str:
     return "; ".join([_of_all(row), *without]) if without else str(row["seeds"])
 
 
-def _interval(row: ComparisonRow) -> str:
-    if row["low"] is None:
-        return "-"
-    return f"{shown(row, row['low'], signed=True)} to {shown(row, row['high'], signed=True)}"
+def _tested(shown: Callable[..., str]) -> list[Column]:
+    """Return the columns of paired tests, with differences as `shown` shows them."""
 
+    def interval(row: ComparisonRow) -> str:
+        if row["low"] is None:
+            return "-"
+        return f"{shown(row, row['low'], signed=True)} to {shown(row, row['high'], signed=True)}"
 
-def _difference(row: ComparisonRow) -> str:
-    if row["method"] == row["reference"]:
-        return "reference"
-    return shown(row, row["difference"], signed=True)
+    def difference(row: ComparisonRow) -> str:
+        if row["method"] == row["reference"]:
+            return "reference"
+        return shown(row, row["difference"], signed=True)
+
+    return [
+        ("difference", difference),
+        ("95 % interval", interval),
+        ("p", lambda row: small(row["p"])),
+        ("p, Holm", lambda row: small(row["p_holm"])),
+        ("pairs", lambda row: "-" if row["pairs"] is None else str(row["pairs"])),
+    ]
 
 
 SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
-TESTED: list[Column] = [
-    ("difference", _difference),
-    ("95 % interval", _interval),
-    ("p", lambda row: small(row["p"])),
-    ("p, Holm", lambda row: small(row["p_holm"])),
-    ("pairs", lambda row: "-" if row["pairs"] is None else str(row["pairs"])),
-]
+TESTED = _tested(shown)
 COSTS: list[Column] = [
     ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
     ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
@@ -142,17 +156,21 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
 
 
 def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
-    """Return the paired tests as texts, and the notes on them, for the page of a folder."""
-    names = comparison.names
+    """Return the paired tests as texts, and the notes on them, for the page of a folder.
+
+    That page has scores as those of single runs have them, so differences are of these.
+    """
+    names, tested = comparison.names, _tested(plain)
     tables = [
         {
             "title": point,
-            "columns": ["method", *(name for name, _ in TESTED)],
-            "rows": [[names[row["method"]], *(text(row) for _, text in TESTED)] for row in rows],
+            "columns": ["method", *(name for name, _ in tested)],
+            "rows": [[names[row["method"]], *(text(row) for _, text in tested)] for row in rows],
         }
         for point, rows, _ in groups(comparison)
     ]
-    return {"tables": tables, "notes": list(comparison.notes)}
+    notes = [note for note in comparison.notes if note != comparison.legend]
+    return {"tables": tables, "notes": notes}
 
 
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:

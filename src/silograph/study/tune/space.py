@@ -165,7 +165,10 @@ def checked_range(key: str, value: object) -> Range:
             f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "
             f"{value!r}"
         )
-    return parse_range(str(value))  # what the plan of a search says
+    try:
+        return parse_range(str(value))  # what the plan of a search says
+    except ConfigError as error:
+        raise ConfigError(f"range of {key}: {error}") from None
 
 
 def check_ends(space: Space, run_options: Collection[str]) -> None:

@@ -147,11 +147,11 @@ def _with_ranges(
 def check_numbers(trials: object, max_minutes: object, search_seed: object) -> None:
     """Raise `ConfigError` for a budget or a seed that cannot be one."""
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise ConfigError(f"expected at least one trial, got {trials!r}")
+        raise ConfigError(f"trials: expected at least one, got {trials!r}")
     if not isinstance(max_minutes, int | float) or not max_minutes > 0:
-        raise ConfigError(f"expected more than 0 minutes, got {max_minutes!r}")
+        raise ConfigError(f"max_minutes: expected more than 0, got {max_minutes!r}")
     if isinstance(search_seed, bool) or not isinstance(search_seed, int):
-        raise ConfigError(f"expected a whole number as search_seed, got {search_seed!r}")
+        raise ConfigError(f"search_seed: expected a whole number, got {search_seed!r}")
 
 
 def _base(
