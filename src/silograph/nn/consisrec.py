@@ -21,10 +21,9 @@ which a user or item that nobody knows has no embedding at all), a rating that i
 training is a relation, too, and scores are of drawn neighbors: here always the same for a rating.
 
 What we changed: mean, biases and level are added, without which it is far behind the mean at first;
-the loss is the squared error instead of its root. Where the paper and its authors' code differ, this
-is the paper: squared distances, one query for both ends, relu, w trained. Trust and shared users
-have a vector each, where the code has one for both. No embedding of a user or an item serves all
-ratings, so it ranks nothing.
+the loss is the squared error instead of its root. Where paper and code differ, this is the paper:
+squared distances, one query for both ends, relu, w trained. Trust and shared users have a vector
+each, where the code has one for both. No embedding serves all ratings, so it ranks nothing.
 
 E: users and items of a client. D: width. R: ratings in a step. e: entries. d: neighbors of R pairs.
 """
