@@ -1,6 +1,6 @@
 """What a round on a rating graph costs, beside an epoch on all ratings in one graph.
 
-    python benchmarks/fedacs/cost.py DATA [epinions | ciao]
+    python benchmarks/fedacs/round_cost.py DATA [epinions | ciao]
 
 prints the tables of cost.md. Every row is a process of its own, so that its peak of memory is its
 own; rows take turns. CPU seconds of a round without evaluation, the median of five rounds after a
