@@ -208,8 +208,7 @@ FEDPER = Method(
     evaluate=personal(),
     calls=CALLS,
     aggregates=True,
-    caution="clients train with adam, as for fedavg; on Photo and Coauthor-CS with "
-    "10 clients the result is far behind local, and on Photo --optimizer sgd --local-epochs 10 "
-    "learns",
+    caution="clients train with adam, as for fedavg; on Photo and Coauthor-CS the result is far "
+    "behind local, and on Photo --optimizer sgd --local-epochs 10 learns",
     own_weights=own_weights,
 )

@@ -313,8 +313,8 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, other_network=network_of),
-    caution="clients train with adam, as for fedavg: far behind local on Cora and Photo with "
-    "10 clients, where --optimizer sgd --local-epochs 10 learns, and on PubMed with 100",
+    caution="clients train with adam, as for fedavg: far behind local on Cora and Photo, where "
+    "--optimizer sgd --local-epochs 10 learns, and on PubMed and Coauthor-CS",
 )
 
 FEDSAGE_LOCAL = preset(
