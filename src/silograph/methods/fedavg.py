@@ -187,7 +187,8 @@ FEDAVG: AnyMethod = Method(
     calls=TRAIN_CALLS,
     small_weights=True,
     caution="the defaults are the setting of most papers on graphs, and far behind local on small "
-    "clients, on Photo and on Coauthor-CS; --optimizer sgd --local-epochs 10 learns there, but slowly where features are small",
+    "clients, on Photo and on Coauthor-CS; --optimizer sgd --local-epochs 10 learns there, but "
+    "slowly where features are small",
     aggregates=True,
 )
 
