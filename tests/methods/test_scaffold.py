@@ -279,12 +279,15 @@ def test_a_variate_is_renewed_down_to_the_rounding_of_one(dtype: torch.dtype) ->
 
 @pytest.mark.parametrize(
     ("options", "got"),
-    [({"optimizer": "adam"}, "adam with momentum 0.0"), ({"momentum": 0.5}, "sgd with momentum")],
+    [
+        ({"optimizer": "adam"}, "adam with momentum=0.0"),
+        ({"momentum": 0.5}, "sgd with momentum=0.5"),
+    ],
 )
 def test_steps_that_hide_the_gradient_are_refused(
     make_graph: MakeGraph, options: dict[str, Any], got: str
 ) -> None:
-    message = f"^expected optimizer sgd with momentum 0 for method scaffold, got {got}"
+    message = f"^expected optimizer=sgd without momentum for method scaffold, got optimizer={got}"
     with pytest.raises(ConfigError, match=message):
         go(make_graph(), method="scaffold", **options)
     with pytest.raises(ConfigError, match="correction Shift is not compiled; use kernels=torch"):

@@ -139,7 +139,7 @@ def test_test_scores_can_be_kept_back(make_graph: MakeGraph) -> None:
 
 def test_an_error_is_a_line(make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     line = run_cell(Cell({}, make_config(SHORT | {"clients": 61}), make_graph()))
-    assert line["error"].startswith("expected 1 to 60 clients")
+    assert line["error"] == "clients: expected 1 to 60 (one node each at least), got 61"
     assert line["kind"] == "PartitionError"
 
     def broken(*_: Any, **__: Any) -> Any:

@@ -136,7 +136,10 @@ def test_a_failed_cell_is_told_and_tried_again() -> None:
     for ran in (2, 1):
         made = reproduce(wrong, out="out", processes=0)
         assert (made.ran, made.failed, made.missing) == (ran, 1, 0)
-    assert "Failed: local, seed 0: expected 1 to 60 clients" in text_of()
+    assert (
+        "Failed: local, seed 0: clients: expected 1 to 60 (one node each at least), got 61"
+        in text_of()
+    )
     diverging = replace(RECIPE, cells=lambda _: [one("fedavg", 0, lr=1e30)])
     assert [reproduce(diverging, out="two", processes=0).ran for _ in range(2)] == [1, 0]
 
@@ -399,7 +402,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     command = ["reproduce", "r", "--out", "my out", "--processes", "0", "--quiet"]
     assert run_app([*command, "--datasets", "g.npz", "--only", "method=local"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "ran 1 cells, 0 without result, 1 not yet run",
+        "ran 1 cell, 0 without result, 1 not yet run",
         "written to my out/mine/first.md",
     ]
     assert "`silograph reproduce r --data-dir" in Path("my out/mine/first.md").read_text()
