@@ -247,7 +247,7 @@ def test_what_cannot_be_ranked_is_refused(changed: dict[str, Any], message: str)
 
 def test_graphs_without_ratings_are_not_ranked() -> None:
     with pytest.raises(
-        ConfigError, match="^relevant: expected a model of ratings of users and items, got"
+        ConfigError, match=r"^relevant: expected a model of ratings of users and items, got"
     ):
         sg.run("digits", relevant=4.0)
     with pytest.raises(ConfigError, match="metric of node_class"):
