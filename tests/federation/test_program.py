@@ -39,6 +39,7 @@ from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import (
     MOST_TIMES,
+    AlikeRounds,
     Call,
     Course,
     Either,
@@ -64,6 +65,7 @@ from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS, AllSilos
 
 DEPLOYED = [name for name, m in METHODS.items() if m.setting.at_server is None]
+ALIKE = [n for n in DEPLOYED if (c := METHODS[n].calls) and isinstance(c.round, AlikeRounds)]
 CASES: list[dict[str, Any]] = [
     *({"method": name} for name in DEPLOYED),
     {"method": "local", "participation": 0.5, "keep_optimizer": True, "collect": 0.5},
@@ -160,7 +162,7 @@ def test_a_run_by_its_program_is_the_run(
             assert refused(answer(worker, again)) is None
 
 
-@pytest.mark.parametrize("method", [n for n in DEPLOYED if (c := METHODS[n].calls) and c.alike])
+@pytest.mark.parametrize("method", ALIKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounds_that_are_alike_have_messages_of_the_same_bytes(
     make_graph: Callable[..., Graph], method: str, dtype: torch.dtype

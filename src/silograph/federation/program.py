@@ -143,18 +143,33 @@ class OtherNetwork:
 
 
 @dataclass(frozen=True)
+class AlikeRounds:
+    """`Calls.round` of a method whose rounds make the same calls, but for their keys.
+
+    Attributes:
+        steps: the calls of any round, as `Calls.round`.
+    """
+
+    steps: Callable[[Any, int, Key], Steps]
+
+    def __call__(self, cfg: Any, t: int, key: Key) -> Steps:
+        """Return the calls of a round."""
+        return self.steps(cfg, t, key)
+
+
+@dataclass(frozen=True)
 class Calls:
     """What a method calls; the arguments are those of its `init` and `round`.
 
     Attributes:
         setup: the calls of `Method.init`.
-        round: the calls of `Method.round`, given the number of the round.
+        round: the calls of `Method.round`, given the number of the round; `AlikeRounds` where
+            that changes nothing.
         state: what a client's state holds between rounds.
         server_model: whether the server has a model, which clients score; a function of the
             method's config where its options decide.
         other_network: what ops train besides the model, a function of the method's config; None:
             nothing.
-        alike: whether the calls of all rounds are the same but for their keys.
     """
 
     setup: Callable[[Any, Key], Steps]
@@ -162,7 +177,6 @@ class Calls:
     state: Callable[[Any], FieldSpecs]
     server_model: bool | Callable[[Any], bool] = True
     other_network: Callable[[Any], OtherNetwork] | None = None
-    alike: bool = False
 
     def scores_server(self, cfg: Any) -> bool:
         """Return whether clients score a model of the server's."""

@@ -42,7 +42,7 @@ from silograph.exchange.sent_weights import arrived, gives, kept, learn_steps, l
 from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.federation.op_failure import at_server
-from silograph.federation.program import Call, Calls, Maybe, Steps
+from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.nn.any_model import AnyModel
@@ -376,4 +376,4 @@ def _kept_specs(cfg: MethodConfig) -> FieldSpecs:
     return {**state_specs(cfg), **kept(cfg)}
 
 
-TRAIN_CALLS = Calls(setup=_setup_steps, round=_round_steps, state=_kept_specs, alike=True)
+TRAIN_CALLS = Calls(setup=_setup_steps, round=AlikeRounds(_round_steps), state=_kept_specs)

@@ -29,7 +29,7 @@ from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.ledger import Record
 from silograph.federation.op_failure import at_server
-from silograph.federation.program import calls_of
+from silograph.federation.program import AlikeRounds, calls_of
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import selected
@@ -155,7 +155,8 @@ class Selection:
     def _each(self, t: int) -> int:
         """Return the bytes of a round at one client, evaluation apart; see `_bytes_of_round`."""
         calls = self.setup.method.calls
-        return self._known(1 if calls is not None and calls.alike else t)
+        alike = calls is not None and isinstance(calls.round, AlikeRounds)
+        return self._known(1 if alike else t)
 
     @cached_property
     def _known(self) -> Callable[[int], int]:
