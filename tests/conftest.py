@@ -1,6 +1,9 @@
 """Small generated graphs and blocks, shared by all tests."""
 
 import gc
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ PRESETS_APART = {
     "fedacs",
     "fesog",
 }
+MANY_TESTS = 1000  # from which on compiling before the first one pays
 OWN_TESTS = (
     "test_fedais.py",
     "test_fedsage.py",
@@ -236,6 +240,16 @@ def pytest_sessionstart() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Have each of two workers compile the kernels of one precision; see compile_kernels.py."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "")
+    dtype = {"gw0": "float32", "gw1": "float64"}.get(worker)
+    if dtype and len(session.items) > MANY_TESTS and importlib.util.find_spec("numba"):
+        script = Path(__file__).with_name("compile_kernels.py")
+        subprocess.run([sys.executable, script, dtype], check=True)
 
 
 @pytest.fixture(autouse=True)
