@@ -318,5 +318,5 @@ FEDPUB = Method(
     needs=Needs(keep_optimizer=True, corrections=corrections),
     calls=CALLS,
     own_weights=own_weights,
-    caution="far behind local on PubMed, in 100 rounds",
+    caution="far behind local on PubMed, in 100 rounds, in which masks hardly become sparse",
 )
