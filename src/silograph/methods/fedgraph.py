@@ -358,7 +358,7 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=state_specs),
-    caution="far behind local where nodes have many neighbors (Photo) and with 100 clients (Cora, "
-    "CiteSeer, PubMed), in 100 rounds",
+    caution="far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
+    "rounds",
     rows="single",
 )
