@@ -99,6 +99,85 @@ def test_states_go_once_a_result_is_written_whatever_stream_ends_the_run(
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_round_that_never_was_is_not_the_best_one(
+    silo: Silo, tmp_path: Path, number: int
+) -> None:
+    """The silo has no state of it, so the result would have no model, and END drops the states."""
+    server = trained(silo, tmp_path)
+    assert reason(result(server, {}, number)) == (
+        f"expected calls of round 2 before the result of the run, got round {number} as the best "
+        "one"
+    )
+    end(server)
+    assert [path.name for path in (tmp_path / "state").glob("round-*")]
+    assert not (tmp_path / "results").exists()
+
+
+def test_who_was_away_in_the_best_round_keeps_its_states(silo: Silo, tmp_path: Path) -> None:
+    """They have the only model of `local`; nobody but the server knows of rounds without it."""
+    server = trained(silo, tmp_path)
+    again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert result(server, {}, 2).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+    end(server)
+    assert [path.name for path in (tmp_path / "state").glob("round-*")]
+
+
+def test_who_was_away_in_the_best_round_gets_the_servers_model(silo: Silo, tmp_path: Path) -> None:
+    server = Hostile(silo, state=tmp_path / "state", results=tmp_path / "results")
+    options = {"method": "fedavg", "eval_every": 2}
+    server.start(**options)
+    server.begin()
+    server.train(server.weights())
+    assert server.ask(Type.KEEP, facts_body({"round": 1, "committed": []})).type is Type.DONE
+    server.worker.attach()
+    server.sequence = 0
+    assert server.start(**options).type is Type.DONE
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert result(server, server.weights(), 2).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    assert (folder / "model.safetensors").exists()
+    assert json.loads((folder / "result.json").read_text())["took_part"] is False
+    end(server)
+    assert not (tmp_path / "state").exists()  # there is nothing of its own in them
+
+
+def test_who_was_not_asked_in_the_best_round_was_in_it_all_the_same(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Others were selected; the silo keeps its state of before as that of the round."""
+    server = Hostile(silo, state=tmp_path / "state", results=tmp_path / "results")
+    server.start(**LOCAL, participation=0.5)
+    key = training_key(server.config).fold("init")
+    server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0)
+    go_round(server, 1)
+    assert server.ask(Type.KEEP, facts_body({"round": 2, "committed": [1]})).type is Type.DONE
+    assert result(server, {}, 2).type is Type.DONE
+    assert list((tmp_path / "results").glob("*/model.safetensors"))
+    end(server)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_result_without_the_silos_model_does_not_stand_for_one_with_it(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Told before the silo has done the round, and once more when it has."""
+    server = trained(silo, tmp_path)
+    again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert result(server, {}, 2).type is Type.DONE
+    again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    go_round(server, 2)
+    said = reason(result(server, {}, 2))
+    assert said.startswith("expected a result with this silo's own model in ")
+    end(server)
+    assert [path.name for path in (tmp_path / "state").glob("round-*")]
+
+
 def test_who_goes_back_keeps_what_is_done_then(silo: Silo, tmp_path: Path) -> None:
     """Not the later states of before, in whose favor a state just kept would be dropped."""
     options = {**LOCAL, "rounds": 6, "eval_every": 6}

@@ -247,6 +247,7 @@ class OwnData:
             tuple(shown),
             {**agreed, "nodes": nodes},
             written.method in needs,
+            method.own_weights is not None,
         )
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:

@@ -115,7 +115,7 @@ class Responder:
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
-        self._is_kept = False  # it has come, in any stream, and is written down
+        self._is_kept = False  # all of it is written down, in any stream: states may go
 
     @property
     def has_agreed(self) -> bool:
@@ -331,7 +331,8 @@ class Responder:
         except AbsentError:  # it did not take part in that round
             state = None
         at.keep(Outcome(run_name(self._token), number, arrived, state))
-        self._is_over, self._is_kept = True, True
+        self._is_over = True
+        self._is_kept = state is not None or not at.own_model
 
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
