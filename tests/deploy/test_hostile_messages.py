@@ -18,12 +18,18 @@ from test_hostile_server import (
     trained,
 )
 
+from sessions import TOKEN
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
+from silograph.federation.checkpoint import read_checkpoint
 from silograph.federation.frame import Envelope, encode
+from silograph.federation.session.audit import STATES_STAY, Audit
+from silograph.federation.session.audit_chain import read_audit
+from silograph.federation.session.audit_file import open_audit
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import qualified
+from silograph.federation.session.state_store import runs_left
 from silograph.graph.silos.data import Silo
 from silograph.methods.local_only import begin_own
 from silograph.methods.local_training import train
@@ -123,7 +129,10 @@ def test_who_was_away_in_the_best_round_keeps_its_states(silo: Silo, tmp_path: P
     (folder,) = (tmp_path / "results").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
     end(server)
-    assert [path.name for path in (tmp_path / "state").glob("round-*")]
+    (file,) = (tmp_path / "state").glob("round-*")
+    shapes = {name: t.shape for name, t in read_checkpoint(file, 1).tensors.items()}
+    for name, shape in server.method_config.model.weight_shapes.items():
+        assert shapes[f"weights/{name}/t"] == (1, *shape)  # as the docs tell its owner
 
 
 def test_who_was_away_in_the_best_round_gets_the_servers_model(silo: Silo, tmp_path: Path) -> None:
@@ -176,6 +185,44 @@ def test_a_result_without_the_silos_model_does_not_stand_for_one_with_it(
     assert said.startswith("expected a result with this silo's own model in ")
     end(server)
     assert [path.name for path in (tmp_path / "state").glob("round-*")]
+
+
+@pytest.mark.parametrize("told", ["no result", "one without its model", "its result"])
+def test_states_and_the_audit_agree_on_whether_a_run_is_over(
+    silo: Silo, tmp_path: Path, told: str
+) -> None:
+    """Where states stay another process may go on with the run, and else none can."""
+    path = tmp_path / "audit.jsonl"
+
+    def process(audit: Audit) -> Hostile:
+        state = tmp_path / "states" / TOKEN.hex()
+        return Hostile(silo, state=state, results=tmp_path / "results", audit=audit)
+
+    with open_audit(path, {}) as (audit, _):
+        server = process(audit)
+        server.start(**LOCAL)
+        key = training_key(server.config).fold("init")
+        server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0)
+        go_round(server, 1)
+        again(server)
+        assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+        if told != "no result":
+            number = 1 if told == "its result" else 2
+            assert result(server, {}, number).type is Type.DONE
+        end(server)
+        audit.to_end(lambda: server.worker.ended or None)
+    with path.open("rb") as file:
+        (run,) = read_audit(file).runs
+    assert run.ended is not None
+    stays = told != "its result"
+    assert run.ended.facts["reason"] == (STATES_STAY if stays else None)
+    assert runs_left(tmp_path / "states") == ([TOKEN] if stays else [])
+    with open_audit(path, {}) as (audit, _):
+        said = process(audit).start(**LOCAL)
+    if stays:
+        assert said.type is Type.DONE
+    else:
+        assert "got one that this silo has seen the end of" in reason(said)
 
 
 def test_who_goes_back_keeps_what_is_done_then(silo: Silo, tmp_path: Path) -> None:
