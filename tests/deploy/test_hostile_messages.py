@@ -62,6 +62,18 @@ def test_start_says_what_a_silo_knows_and_nothing_else(
     assert server.ask(Type.START, facts_body(facts)).type is Type.DONE  # nothing was agreed to
 
 
+@pytest.mark.parametrize("change", [{"num_classes": 3.0}, {"num_features": 7.0}])
+def test_a_schema_has_whole_numbers(silo: Silo, change: dict[str, float]) -> None:
+    server = Hostile(silo)
+    facts = server.facts(method="fedavg")
+    assert facts["schema"].items() >= {n: int(v) for n, v in change.items()}.items()
+    wrong = {**facts, "schema": {**facts["schema"], **change}}
+    said = reason(server.ask(Type.START, facts_body(wrong)))
+    assert said.startswith("expected the schema of this silo's data, ")
+    shuffled = {**facts, "schema": dict(reversed(facts["schema"].items()))}
+    assert server.ask(Type.START, facts_body(shuffled)).type is Type.DONE
+
+
 @pytest.mark.parametrize("kind", [Type.KEEP, Type.LOAD])
 @pytest.mark.parametrize("number", [True, False, None, 0.0, "0", -2, [0], 10**4000])
 def test_rounds_are_whole_numbers(silo: Silo, kind: Type, number: Any) -> None:
