@@ -18,12 +18,18 @@ from test_hostile_server import (
     trained,
 )
 
+from sessions import TOKEN
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
+from silograph.federation.checkpoint import read_checkpoint
 from silograph.federation.frame import Envelope, encode
+from silograph.federation.session.audit import STATES_STAY, Audit
+from silograph.federation.session.audit_chain import read_audit
+from silograph.federation.session.audit_file import open_audit
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body
 from silograph.federation.session.names import qualified
+from silograph.federation.session.state_store import runs_left
 from silograph.graph.silos.data import Silo
 from silograph.methods.local_only import begin_own
 from silograph.methods.local_training import train
@@ -54,6 +60,18 @@ def test_start_says_what_a_silo_knows_and_nothing_else(
     assert reason(server.ask(Type.START, facts_body({**facts, **told}))).startswith(line)
     assert not (tmp_path / "run").exists()
     assert server.ask(Type.START, facts_body(facts)).type is Type.DONE  # nothing was agreed to
+
+
+@pytest.mark.parametrize("change", [{"num_classes": 3.0}, {"num_features": 7.0}])
+def test_a_schema_has_whole_numbers(silo: Silo, change: dict[str, float]) -> None:
+    server = Hostile(silo)
+    facts = server.facts(method="fedavg")
+    assert facts["schema"].items() >= {n: int(v) for n, v in change.items()}.items()
+    wrong = {**facts, "schema": {**facts["schema"], **change}}
+    said = reason(server.ask(Type.START, facts_body(wrong)))
+    assert said.startswith("expected the schema of this silo's data, ")
+    shuffled = {**facts, "schema": dict(reversed(facts["schema"].items()))}
+    assert server.ask(Type.START, facts_body(shuffled)).type is Type.DONE
 
 
 @pytest.mark.parametrize("kind", [Type.KEEP, Type.LOAD])
@@ -97,6 +115,126 @@ def test_states_go_once_a_result_is_written_whatever_stream_ends_the_run(
     again(server)
     end(server)
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_round_that_never_was_is_not_the_best_one(
+    silo: Silo, tmp_path: Path, number: int
+) -> None:
+    """The silo has no state of it, so the result would have no model, and END drops the states."""
+    server = trained(silo, tmp_path)
+    assert reason(result(server, {}, number)) == (
+        f"expected calls of round 2 before the result of the run, got round {number} as the best "
+        "one"
+    )
+    end(server)
+    assert [path.name for path in (tmp_path / "state").glob("round-*")]
+    assert not (tmp_path / "results").exists()
+
+
+def test_who_was_away_in_the_best_round_keeps_its_states(silo: Silo, tmp_path: Path) -> None:
+    """They have the only model of `local`; nobody but the server knows of rounds without it."""
+    server = trained(silo, tmp_path)
+    again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert result(server, {}, 2).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+    end(server)
+    (file,) = (tmp_path / "state").glob("round-*")
+    shapes = {name: t.shape for name, t in read_checkpoint(file, 1).tensors.items()}
+    for name, shape in server.method_config.model.weight_shapes.items():
+        assert shapes[f"weights/{name}/t"] == (1, *shape)  # as the docs tell its owner
+
+
+def test_who_was_away_in_the_best_round_gets_the_servers_model(silo: Silo, tmp_path: Path) -> None:
+    server = Hostile(silo, state=tmp_path / "state", results=tmp_path / "results")
+    options = {"method": "fedavg", "eval_every": 2}
+    server.start(**options)
+    server.begin()
+    server.train(server.weights())
+    assert server.ask(Type.KEEP, facts_body({"round": 1, "committed": []})).type is Type.DONE
+    server.worker.attach()
+    server.sequence = 0
+    assert server.start(**options).type is Type.DONE
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert result(server, server.weights(), 2).type is Type.DONE
+    (folder,) = (tmp_path / "results").iterdir()
+    assert (folder / "model.safetensors").exists()
+    assert json.loads((folder / "result.json").read_text())["took_part"] is False
+    end(server)
+    assert not (tmp_path / "state").exists()  # there is nothing of its own in them
+
+
+def test_who_was_not_asked_in_the_best_round_was_in_it_all_the_same(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Others were selected; the silo keeps its state of before as that of the round."""
+    server = Hostile(silo, state=tmp_path / "state", results=tmp_path / "results")
+    server.start(**LOCAL, participation=0.5)
+    key = training_key(server.config).fold("init")
+    server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0)
+    go_round(server, 1)
+    assert server.ask(Type.KEEP, facts_body({"round": 2, "committed": [1]})).type is Type.DONE
+    assert result(server, {}, 2).type is Type.DONE
+    assert list((tmp_path / "results").glob("*/model.safetensors"))
+    end(server)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_result_without_the_silos_model_does_not_stand_for_one_with_it(
+    silo: Silo, tmp_path: Path
+) -> None:
+    """Told before the silo has done the round, and once more when it has."""
+    server = trained(silo, tmp_path)
+    again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert result(server, {}, 2).type is Type.DONE
+    again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    go_round(server, 2)
+    said = reason(result(server, {}, 2))
+    assert said.startswith("expected a result with this silo's own model in ")
+    end(server)
+    assert [path.name for path in (tmp_path / "state").glob("round-*")]
+
+
+@pytest.mark.parametrize("told", ["no result", "one without its model", "its result"])
+def test_states_and_the_audit_agree_on_whether_a_run_is_over(
+    silo: Silo, tmp_path: Path, told: str
+) -> None:
+    """Where states stay another process may go on with the run, and else none can."""
+    path = tmp_path / "audit.jsonl"
+
+    def process(audit: Audit) -> Hostile:
+        state = tmp_path / "states" / TOKEN.hex()
+        return Hostile(silo, state=state, results=tmp_path / "results", audit=audit)
+
+    with open_audit(path, {}) as (audit, _):
+        server = process(audit)
+        server.start(**LOCAL)
+        key = training_key(server.config).fold("init")
+        server.call(begin_own, server.weights(), Kind.WEIGHTS, key, 0)
+        go_round(server, 1)
+        again(server)
+        assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+        if told != "no result":
+            number = 1 if told == "its result" else 2
+            assert result(server, {}, number).type is Type.DONE
+        end(server)
+        audit.to_end(lambda: server.worker.ended or None)
+    with path.open("rb") as file:
+        (run,) = read_audit(file).runs
+    assert run.ended is not None
+    stays = told != "its result"
+    assert run.ended.facts["reason"] == (STATES_STAY if stays else None)
+    assert runs_left(tmp_path / "states") == ([TOKEN] if stays else [])
+    with open_audit(path, {}) as (audit, _):
+        said = process(audit).start(**LOCAL)
+    if stays:
+        assert said.type is Type.DONE
+    else:
+        assert "got one that this silo has seen the end of" in reason(said)
 
 
 def test_who_goes_back_keeps_what_is_done_then(silo: Silo, tmp_path: Path) -> None:

@@ -513,8 +513,11 @@ def test_the_result_of_a_run_is_held_to_what_was_agreed(silo: Silo, tmp_path: Pa
         assert reason(result(server, fine, number)).startswith("expected a best round from 1 to 2,")
     call = encode(Envelope("train", Kind.WEIGHTS, 1, 0), fine, 0)
     assert reason(server.ask(Type.RESULT, call)) == "expected a frame of result, got one of train"
+    assert reason(result(server, fine, 2)) == (
+        "expected calls of round 2 before the result of the run, got round 2 as the best one"
+    )
     assert not (tmp_path / "results").exists()
-    assert result(server, fine, 2).type is Type.DONE
+    assert result(server, fine).type is Type.DONE
     (folder,) = (tmp_path / "results").iterdir()
     about = json.loads((folder / "result.json").read_text())
     assert (about["test"], about["model_of"]) == ({}, "server")  # it has no state of that round
@@ -564,6 +567,7 @@ def test_a_result_that_is_told_twice_is_written_once(silo: Silo, tmp_path: Path)
     assert sorted(first) == ["model.safetensors", "report.html", "result.json"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     again(server)
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
     assert reason(result(server, {}, 2)).startswith(f"expected no other result in {folder}, got")
     assert result(server, {}).type is Type.DONE
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == first

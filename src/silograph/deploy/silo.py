@@ -1,6 +1,7 @@
 """One silo of a real federation: its own data, a server to connect to, and nothing else."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -127,7 +128,8 @@ def check_start(facts: Mapping[str, Any], schema: Schema) -> None:
     if type(facts.get("hand_over")) is not bool:
         raise ConfigError(f"expected whether silos get the model, got {facts.get('hand_over')!r}")
     own = dataclasses.asdict(schema)
-    if facts.get("schema") != own | {"class_names": list(schema.class_names)}:
+    told, known = (json.dumps(s, sort_keys=True) for s in (facts.get("schema"), own))
+    if told != known:  # as texts: 3.0 and true are no 3 and 1 there
         raise ConfigError(f"expected the schema of this silo's data, {own}, got another")
 
 
@@ -247,6 +249,7 @@ class OwnData:
             tuple(shown),
             {**agreed, "nodes": nodes},
             written.method in needs,
+            method.own_weights is not None,
         )
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:

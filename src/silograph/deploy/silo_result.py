@@ -104,6 +104,19 @@ def is_written(folder: Path, outcome: Outcome) -> bool:
     return True
 
 
+def _check_holds_own(folder: Path, run: SiloRun, outcome: Outcome) -> None:
+    """Raise `ConfigError` for a result from before the silo took part in its round.
+
+    It has no model of the silo's own, and now there is one in the state, which is dropped else.
+    """
+    has_own = run.method.own_weights is not None and outcome.state is not None
+    if has_own and not _result_in(folder).get("took_part"):
+        raise ConfigError(
+            f"expected a result with this silo's own model in {folder}, got one without: nothing "
+            "was overwritten; the silo's states of the run stay where they are"
+        )
+
+
 def _result_in(folder: Path) -> dict[str, Any]:
     """Return what the result in a folder says; nothing where there is none that can be read."""
     try:
@@ -116,6 +129,7 @@ def _result_in(folder: Path) -> dict[str, Any]:
 def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
     """Write what a silo keeps of a run that is over; see `is_written`."""
     if is_written(folder, outcome):
+        _check_holds_own(folder, run, outcome)
         return
     make_private(folder)
     os.chmod(folder, 0o700)  # it may have been there, open to others

@@ -341,6 +341,21 @@ class Course:
                 f"expected a best round from 1 to {self.program.rounds}, got {number}"
             )
         check_against(fields, self.program.result, extent, "the result of the run", finite=True)
+        self._check_may_be_over(number)
+
+    def _check_may_be_over(self, number: int) -> None:
+        """Raise `ProtocolError` for a round that cannot be over without calls to this client.
+
+        One that was brought back to a state may have been away in any number of rounds. Of others
+        only so many are looked at, as the server chooses how many there are.
+        """
+        last = self._round if self._back else min(number, self._round + MOST_PASSED)
+        for between in range(self._round + 1, last + 1):
+            if not can_end(self.program.steps(between)):
+                raise ProtocolError(
+                    f"expected calls of round {between} before the result of the run, got round "
+                    f"{number} as the best one"
+                )
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         """Return the next call as the program has it, and what follows it; see `go_on`.

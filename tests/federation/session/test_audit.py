@@ -15,7 +15,7 @@ from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit import WRITTEN_OUT, Audit, _form
+from silograph.federation.session.audit import NOT_AGREED, WRITTEN_OUT, Audit, _form
 from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
 from silograph.federation.session.audit_file import open_audit
 
@@ -284,6 +284,45 @@ def test_a_name_is_of_one_run(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="got one that this silo has seen the end of"):
             audit.of_run("r1").check_again("d1")
         audit.of_run("r2").check_again("d1")
+
+
+def test_an_end_before_an_agreement_is_not_that_of_the_run(tmp_path: Path) -> None:
+    """One process was interrupted; the next one only showed its hello and heard that it is over."""
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").agreed({"config": "d1"})
+        audit.to_end(lambda: "lost")
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").shown(b"hello")
+        assert audit.to_end(lambda: None) is None
+    (seen,) = read(path).runs
+    assert seen.ended is not None
+    assert seen.ended.facts["reason"] == NOT_AGREED
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").check_again("d1")
+
+
+@pytest.mark.parametrize("reason", ["lost", None])
+def test_a_run_that_is_over_stays_so_whoever_shows_itself(
+    tmp_path: Path, reason: str | None
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    with open_audit(path, ABOUT) as (audit, _):
+        run = audit.of_run("r1")
+        run.agreed({"config": "d1"})
+        run.shown(b"hello")  # to a server that goes on
+        audit.to_end(lambda: None)
+    with open_audit(path, ABOUT) as (audit, _):
+        audit.of_run("r1").shown(b"hello")
+        audit.to_end(lambda: reason)
+    (seen,) = read(path).runs
+    assert seen.ended is not None
+    assert (seen.ended.line, seen.ended.facts["reason"]) == (3, None)
+    with (
+        open_audit(path, ABOUT) as (audit, _),
+        pytest.raises(ProtocolError, match="got one that this silo has seen the end of"),
+    ):
+        audit.of_run("r1").check_again("d1")
 
 
 def test_hellos_to_runs_that_nothing_came_of_count() -> None:

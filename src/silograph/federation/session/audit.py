@@ -36,6 +36,8 @@ AUDIT = "audit.jsonl"
 MOST_FILE = 2**30  # bytes: some two million calls
 MARGIN = 2**20  # bytes for why and how a run ends, once it is full
 WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
+NOT_AGREED = "over before this silo agreed to it in this process"
+STATES_STAY = "over without a result that has this silo's own part: its states stay"
 
 
 class Audit:
@@ -210,6 +212,7 @@ class RunAudit:
         self._last = BLANK if before is None or before.rounds is None else before.rounds[1]
         self._calls = 0
         self._bytes = 0
+        self._open: str | None = NOT_AGREED  # why it may go on, though its server calls it over
         self.hello = 0  # bytes of hellos of this process
 
     @property
@@ -269,6 +272,7 @@ class RunAudit:
         """Record an agreement; it is on the disk when this returns."""
         self._audit.take_agreement(self, {"run": self._run, **facts})
         self._audit.strays.pop(self._run, None)
+        self._open = None
 
     def answered(
         self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
@@ -291,12 +295,22 @@ class RunAudit:
         """Record what was refused, or failed."""
         self._audit.fold("refused", {"run": self._run, "reason": reason})
 
+    def states_stay(self) -> None:
+        """Take the run as one that may go on, though its server has called it over."""
+        self._open = STATES_STAY
+
     def round_over(self) -> None:
         """Wait until the lines of a round are on the disk."""
         self._audit.force()
 
     def ended(self, reason: str | None) -> None:
-        """Record the end of this process's part in the run."""
+        """Record the end of this process's part in the run.
+
+        Args:
+            reason: why the run failed; None where its server has called it over. Only that of a run
+                whose result is kept stands in the line as null: nobody can go on with it.
+        """
+        reason = self._open if reason is None else reason
         counts = {"calls": self._calls, "bytes": self._bytes}
         if untold := self._audit.untold("refused"):
             counts["refusals_without_a_line"] = untold

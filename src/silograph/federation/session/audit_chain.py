@@ -140,7 +140,8 @@ class AuditedRun:
         repeats: rounds that were begun again.
         refusals: what was refused, or failed; one entry may stand for many.
         refused: how many they were.
-        ended: its last entry of an end; None where it has none, as after a crash.
+        ended: the entry that calls it over, else its last one of an end; None where it has none, as
+            after a crash.
     """
 
     run: str
@@ -203,7 +204,8 @@ class RunCounts:
                 self.refusals.append(entry)
             case "ended":
                 self.refused += _count(facts.get("refusals_without_a_line", 0))
-                self.ended = entry
+                is_over = self.ended is not None and self.ended.facts.get("reason") is None
+                self.ended = self.ended if is_over else entry  # whoever shows itself after that
 
     def summary(self) -> AuditedRun:
         """Return what they come to."""

@@ -111,6 +111,7 @@ class Prepared:
         agreed: the same in facts for the audit file.
         sends_rows: whether rounds may have replies with rows of single nodes. (Those of set-up are
             all known when the silo agrees.)
+        own_model: whether the silo predicts with weights that are nowhere but in its state.
     """
 
     cfg: Any
@@ -123,6 +124,7 @@ class Prepared:
     plan: tuple[str, ...] = ()
     agreed: Mapping[str, Any] = field(default_factory=dict)
     sends_rows: bool = False
+    own_model: bool = False
 
     @cached_property
     def extent(self) -> Extent:

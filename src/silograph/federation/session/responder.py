@@ -115,7 +115,7 @@ class Responder:
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
-        self._is_kept = False  # it has come, in any stream, and is written down
+        self._is_kept = False  # all of it is written down, in any stream: states may go
 
     @property
     def has_agreed(self) -> bool:
@@ -237,9 +237,7 @@ class Responder:
             case Type.STOPPING:  # states and what was agreed stay, as after a crash
                 self.stopped = True
             case Type.END:
-                self.ended = one_line(message.facts().get("reason", ""))
-                if not self.ended and self._is_kept:  # else states may hold the only model
-                    self._store.drop()
+                self._end(one_line(message.facts().get("reason", "")))
             case _:
                 raise ProtocolError(f"expected a request, got {message.type.name}")
         return Type.DONE, facts_body({})
@@ -331,7 +329,16 @@ class Responder:
         except AbsentError:  # it did not take part in that round
             state = None
         at.keep(Outcome(run_name(self._token), number, arrived, state))
-        self._is_over, self._is_kept = True, True
+        self._is_over = True
+        self._is_kept = state is not None or not at.own_model
+
+    def _end(self, reason: str) -> None:
+        """Take the run as over; states stay where they may hold the only model."""
+        self.ended = reason
+        if not reason and self._is_kept:
+            self._store.drop()
+        elif not reason and self.has_agreed:
+            self.audit.states_stay()
 
     def _load(self, number: int) -> None:
         """Go back to the state after a round."""
