@@ -19,7 +19,7 @@ from silograph.federation.session.hub import Hub
 from silograph.federation.session.message import Message, Type, read_reply, unpack
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silos import config_of, federate, folders
+from silos import ALLOW, config_of, federate, folders
 
 PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8}
@@ -71,7 +71,7 @@ def run(
     """Run a method over streams; return the hellos, and the replies, that were sent."""
     config = config_of(3, **BASE, method=name, options=OPTIONS.get(name, {}), **options)
     silos = folders(graph, config, path / "silos")
-    result = federate(silos, config, PLAIN)
+    result = federate(silos, config, PLAIN, allow=(*ALLOW, name))
     for secret in ((path / "silos" / "secret").read_bytes(), b"PRIVATE KEY"):
         assert not any(secret in data for data in arrived)
     messages = [unpack(data) for data in arrived]
