@@ -273,7 +273,7 @@ def test_no_step_holds_embeddings_of_all_neighbors_of_its_ratings(
     neighbors = neighborhood(block, 5).train * ratings
     for module in (consisrec, segment):
         monkeypatch.setattr(module, "AT_ONCE", ratings * 64)
-    with LargestTensor() as largest:
+    with LargestTensor() as largest:  # type: ignore[no-untyped-call]
         found = fitted(model, block, steps=1)
     assert largest.numbers <= 3 * ratings * 64 < neighbors * 64 / 5
     assert all(torch.equal(t, at_once[name]) for name, t in found.items())

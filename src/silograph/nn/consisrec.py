@@ -259,7 +259,7 @@ def drawn_neighbors(
     sizes = _parts(degree, AT_ONCE // _width(x.shape[1]))
     square = x.square().sum(dim=1)
     split = zip(*(t.split(sizes) for t in (query, end, counter, number)), strict=True)
-    parts = [_entries(near, x, square, *part, key) for part in split]
+    parts = [_entries(near, x, square, q, v, c, some, key) for q, v, c, some in split]
     entry = torch.cat(parts) if parts else number
     indices, indptr = near.adj.indices[entry], offsets(number)
     return DrawnNeighbors(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry)
