@@ -108,6 +108,8 @@ class ConsisRec:
     noun = "model consisrec"
     staged = None
     one_by_one = True  # clients are few and large
+    meets_all = True  # a rating, the neighbors of both its ends
+    solved_flops = 0
     first_maps = ()
     source = None
 
@@ -210,7 +212,7 @@ class ConsisRec:
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
-        return dataclasses.asdict(self)
+        return {"kind": "consisrec", **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, eq=False)
