@@ -46,6 +46,8 @@ class Logistic:
     noun = "a logistic regression"
     staged = None
     one_by_one = False
+    meets_all = False
+    solved_flops = 0
     source = None
     first_maps = ()
     table_widths = NO_TABLES

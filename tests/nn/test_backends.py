@@ -26,6 +26,7 @@ from silograph.nn.conv.sage import SAGE
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, rest, stacked_copies
 from silograph.nn.forward import Stage
+from silograph.nn.masked import Near, SparseMasks
 from silograph.nn.model import MODELS, Model, layers_of
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
@@ -423,6 +424,36 @@ def test_a_correction_that_is_not_compiled_is_refused(
     message = f"^expected training that is compiled, got: {reason}; run with kernels=torch$"
     with pytest.raises(ProtocolError, match=message):
         case.run("compiled")
+
+
+def test_a_start_with_strides_has_the_same_bits_and_no_kernel_of_its_own(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    from silograph.nn.kernels import training
+
+    case = case_of(make_graph, cut_block)
+    fitted, _ = case.run("compiled")
+    known = len(training.train.signatures)  # type: ignore[attr-defined]
+    turned = {name: w.t().contiguous().t() for name, w in case.start.items()}
+    assert not turned["0.weight"].is_contiguous()
+    again, _ = replace(case, start=turned).run("compiled")
+    assert len(training.train.signatures) == known  # type: ignore[attr-defined]
+    for name, field in fitted.weights.items():
+        assert torch.equal(whole(again.weights[name]), whole(field))
+
+
+def test_corrections_of_masks_are_refused_where_weights_have_none(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    """Before a run they say that the model will be wrapped, so the run may be compiled."""
+    for pulls in ((SparseMasks(0.1), Near(0.5)), (Near(0.5),)):
+        case = case_of(make_graph, cut_block, corrections=pulls)
+        with pytest.raises(ProtocolError, match=f"{type(pulls[0]).__name__} is not compiled; run"):
+            case.run("compiled")
+        with pytest.raises(ProtocolError, match=f"{type(pulls[0]).__name__} is not compiled; run"):
+            COMPILED.rest(case.training, case.start["0.weight"], 2)
+        reason = COMPILED.why_not(case.training, torch.device("cpu"))
+        assert reason == (None if len(pulls) > 1 else "correction Near is not compiled")
 
 
 class Zero:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import silograph as sg
 from rating_graphs import rating_graph
 from runs import assert_close, files_of, run_until
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -22,7 +24,7 @@ from silograph.graph.block.pairs import pairs_of, trained_rows
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.split import choose_split
-from silograph.nn import consisrec
+from silograph.nn import consisrec, segment
 from silograph.nn.consisrec import (
     ConsisRec,
     DrawnNeighbors,
@@ -246,6 +248,46 @@ def test_draws_are_those_of_key_and_rating_whatever_else_is_in_a_step(
     torch.testing.assert_close(again, found, rtol=0, atol=1e-12)
 
 
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest tensor has that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        out = func(*args, **kwargs or {})
+        found = [t.numel() for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self.numbers = max([self.numbers, *found])
+        return out
+
+
+def test_no_step_holds_embeddings_of_all_neighbors_of_its_ratings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the width and the share that is drawn are; and to the bit as with all at once."""
+    block, model = block_of(rating_graph(30, 40, 600)), ConsisRec(64, sampled=1.0)
+    at_once = fitted(model, block, steps=1)
+    ratings = int(block.num_train)
+    neighbors = neighborhood(block, 5).train * ratings
+    for module in (consisrec, segment):
+        monkeypatch.setattr(module, "AT_ONCE", ratings * 64)
+    with LargestTensor() as largest:  # type: ignore[no-untyped-call]
+        found = fitted(model, block, steps=1)
+    assert largest.numbers <= 3 * ratings * 64 < neighbors * 64 / 5
+    assert all(torch.equal(t, at_once[name]) for name, t in found.items())
+
+
+def test_a_step_that_draws_too_many_neighbors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, model = block_of(), ConsisRec(3)
+    monkeypatch.setattr(consisrec, "MOST_DRAWN", 60)
+    with pytest.raises(DataError, match=r"^expected at most 60 drawn neighbors of a step with mo"):
+        fitted(model, block)
+    monkeypatch.setattr(consisrec, "AT_ONCE", 20 * consisrec.LEAST_WIDTH)  # of scores, likewise
+    assert "embedding" in fitted(model, block, batch_size=4)
+
+
 def test_ratings_that_validate_or_test_are_nobodys_neighbors() -> None:
     one, other = block_of(), block_of(flip=True)
     model = ConsisRec(3)
@@ -268,6 +310,28 @@ def test_similar_items_share_more_than_half_of_their_users() -> None:
     assert len(one) == len(wanted) > 4
     half = similar_items(torch.tensor([0, 0, 1]), torch.tensor([2, 3, 3]), 4)
     assert [len(t) for t in half] == [0, 0]
+
+
+def test_items_are_compared_in_parts_and_too_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nine single items of a user are 9 * 9 pairs to compare, of which all but 9 are joined."""
+    user, item = torch.zeros(9).long(), torch.arange(1, 10)
+    found = similar_items(user, item, 10)
+    assert len(found[0]) == 72
+    monkeypatch.setattr(consisrec, "COMPARED_AT_ONCE", 10)
+    monkeypatch.setattr(consisrec, "MOST_COMPARED", 81)
+    monkeypatch.setattr(consisrec, "MOST_SIMILAR", 72)
+    again = similar_items(user, item, 10)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    monkeypatch.setattr(consisrec, "MOST_SIMILAR", 71)
+    with pytest.raises(DataError, match=r"^expected at most 71 pairs of items to join at a client"):
+        similar_items(user, item, 10)
+    monkeypatch.setattr(consisrec, "MOST_COMPARED", 80)
+    with pytest.raises(DataError, match=r"^expected at most 80 pairs of items to compare at a cli"):
+        similar_items(user, item, 10)
+    with pytest.raises(DataError, match="leave items out, or take another mo"):
+        sg.run(rating_graph(), **OPTIONS)
 
 
 def test_work_of_batches_is_that_of_their_neighbors() -> None:

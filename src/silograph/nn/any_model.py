@@ -38,6 +38,14 @@ class AnyModel(ModelSizes, Protocol):
         """Whether clients are computed one after the other, in blocks of one."""
 
     @property
+    def meets_all(self) -> bool:
+        """Whether an output may meet all rows, whatever the edges are."""
+
+    @property
+    def solved_flops(self) -> float:
+        """Most operations of a row in an equation that is solved, besides those of steps."""
+
+    @property
     def table_widths(self) -> Mapping[str, int]:
         """Columns of the tables, rows of its own users and items, that each client keeps."""
 

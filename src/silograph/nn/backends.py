@@ -124,7 +124,7 @@ class CompiledBackend:
 
     def why_not(self, training: Training, device: torch.device) -> str | None:
         """Return why the compiled kernels cannot be used, or None if they can."""
-        reason = _why_not_compiled(training)
+        reason = _why_not_compiled(training, masks=_has_masks(training))
         if reason is not None:
             return reason
         if device.type != "cpu":
@@ -143,16 +143,12 @@ class CompiledBackend:
         Masks and kept moments of both are copied, as are the products that clients keep: with
         fewer clients at once the copies stay in the cache (decision 062).
         """
-        return 8 if _pulls_under_masks(training) else 1
+        return 8 if _has_masks(training) else 1
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client after the other; samplers that are compiled remember nothing."""
         check_fit(training, inputs)
-        reason = _why_not_compiled(training)
-        if reason is not None:
-            raise ProtocolError(
-                f"expected training that is compiled, got: {reason}; run with kernels=torch"
-            )
+        _check_compiled(training, masks=isinstance(training.model, Masked))
         from silograph.nn import compiled  # numba takes a while to import
 
         return compiled.fit(_staged(training.model), training, inputs)
@@ -161,6 +157,7 @@ class CompiledBackend:
         """Take the steps row by row."""
         if _nothing_moves(training, start, steps):
             return start
+        _check_compiled(training, masks=False)
         from silograph.nn import compiled
 
         return compiled.rest(training, start, steps)
@@ -201,8 +198,8 @@ def _nothing_moves(training: Training, start: Tensor, steps: int) -> bool:
     return False
 
 
-def _why_not_compiled(training: Training) -> str | None:
-    """Return what of the training has no compiled form, or None."""
+def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
+    """Return what of the training has no compiled form, or None; `masks`: whether weights have."""
     model, optimizer = training.model, training.optimizer
     reason = _model_not_compiled(model)
     if reason is not None:
@@ -213,7 +210,7 @@ def _why_not_compiled(training: Training) -> str | None:
         return f"optimizer {type(optimizer).__name__} is not compiled"
     for term in training.losses:
         return f"loss term {type(term).__name__} is not compiled"
-    known = (SparseMasks, Near) if _pulls_under_masks(training) else (Proximal,)
+    known = (SparseMasks, Near) if masks else (Proximal,)
     for correction in training.corrections:
         if not isinstance(correction, known):
             return f"correction {type(correction).__name__} is not compiled"
@@ -222,10 +219,19 @@ def _why_not_compiled(training: Training) -> str | None:
     return None
 
 
-def _pulls_under_masks(training: Training) -> bool:
-    """Whether weights have masks; a method that is to wrap its model says so by the corrections."""
-    wrapped = any(isinstance(correction, SparseMasks) for correction in training.corrections)
-    return wrapped or isinstance(training.model, Masked)
+def _check_compiled(training: Training, *, masks: bool) -> None:
+    """Raise `ProtocolError` for what has no compiled form."""
+    reason = _why_not_compiled(training, masks=masks)
+    if reason is not None:
+        raise ProtocolError(
+            f"expected training that is compiled, got: {reason}; run with kernels=torch"
+        )
+
+
+def _has_masks(training: Training) -> bool:
+    """Whether weights have masks, or will: corrections of a method that is to wrap its model."""
+    wraps = any(isinstance(correction, SparseMasks) for correction in training.corrections)
+    return wraps or isinstance(training.model, Masked)
 
 
 def _model_not_compiled(model: AnyModel) -> str | None:

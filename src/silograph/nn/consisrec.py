@@ -32,12 +32,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words
 from silograph.core.payload import NO_STATE, Ragged, State, offsets, owners, ranges
 from silograph.core.work import report_each
@@ -56,8 +58,12 @@ from silograph.nn.steps import LOSS_FLOPS
 
 FEATURES = 2  # what says whether a node is a user or an item
 ALIKE = 0.5  # share of users that two items must have more of in common
-AT_ONCE = 2**20  # neighbors that are scored together
-ITEMS_AT_ONCE = 4096  # that are compared with all others together
+AT_ONCE = 2**24  # numbers of neighbors that are scored together
+LEAST_WIDTH = 16  # numbers that a neighbor counts as, besides those of a wider embedding
+MOST_DRAWN = 2**26  # neighbors that a step draws
+COMPARED_AT_ONCE = 2**24  # pairs of items
+MOST_COMPARED = 2**29  # pairs of items that a user has rated both, summed over users
+MOST_SIMILAR = 2**26  # pairs of items that share users
 PER_NEIGHBOR = 8  # operations besides those on its vector: draw, or softmax
 
 
@@ -102,6 +108,8 @@ class ConsisRec:
     noun = "model consisrec"
     staged = None
     one_by_one = True  # clients are few and large
+    meets_all = True  # a rating, the neighbors of both its ends
+    solved_flops = 0
     first_maps = ()
     source = None
 
@@ -145,16 +153,21 @@ class ConsisRec:
         values = values_of(self, weights, block, tables)
         report_each(self.flops(block, len(graph.row), passes=1))
         degree = neighborhood(block, self.levels).adj.degree
-        before = (degree[graph.user] + degree[graph.item]).cumsum(0)
-        parts = torch.bincount(before // AT_ONCE).tolist()
-        pairs = torch.arange(len(graph.row), device=graph.row.device).split(parts)
+        sizes = _parts(degree[graph.user] + degree[graph.item], AT_ONCE // _width(self.embedding))
+        pairs = torch.arange(len(graph.row), device=graph.row.device).split(sizes)
         key = Key.of(0).fold("neighbors")
         said = [self.said(values, block, pair, key) for pair in pairs]
         found = torch.cat(said) if said else values["level"].new_zeros(0, 1)
         return at_ratings(block, graph.row, found)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train one client; the neighbors of all ratings of a step are in memory at once."""
+        """Train one client; the drawn neighbors of all ratings of a step are in memory at once.
+
+        Their embeddings are not, so memory for them does not depend on the width.
+
+        Raises:
+            DataError: a step that draws more than `MOST_DRAWN`, or too many items that share users.
+        """
         return fit_pairs(self, training, inputs)
 
     def said(
@@ -199,12 +212,12 @@ class ConsisRec:
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
-        return dataclasses.asdict(self)
+        return {"kind": "consisrec", **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnNeighbors:
-    """DrawnNeighbors neighbors of some users or items.
+    """Which neighbors some users or items have drawn.
 
     Attributes:
         adj: (R, E) whom each has drawn.
@@ -234,25 +247,62 @@ def drawn_neighbors(
         counter: (R,) int64 counter of the draws for it.
         sampled: share of the neighbors that are drawn, one at least.
         key: of the draws.
+
+    Raises:
+        DataError: more than `MOST_DRAWN` are drawn.
     """
+    degree = near.adj.degree[end]
+    number = (sampled * degree.double()).long().clamp(min=1).minimum(degree)
+    if int(number.sum()) > MOST_DRAWN:
+        raise DataError(
+            f"expected at most {MOST_DRAWN:,} drawn neighbors of a step with model consisrec, got "
+            "more: take a smaller batch_size, or a smaller share `sampled`"
+        )
+    sizes = _parts(degree, AT_ONCE // _width(x.shape[1]))
+    square = x.square().sum(dim=1)
+    split = zip(*(t.split(sizes) for t in (query, end, counter, number)), strict=True)
+    parts = [_entries(near, x, square, q, v, c, some, key) for q, v, c, some in split]
+    entry = torch.cat(parts) if parts else number
+    indices, indptr = near.adj.indices[entry], offsets(number)
+    return DrawnNeighbors(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry)
+
+
+def _entries(
+    near: Neighborhood,
+    x: Tensor,
+    square: Tensor,
+    query: Tensor,
+    end: Tensor,
+    counter: Tensor,
+    number: Tensor,
+    key: Key,
+) -> Tensor:
+    """Return where some numbers (R,) of drawn neighbors stand in the neighborhood, (s,) int64."""
     degree = near.adj.degree[end]
     off = offsets(degree)
     entry, owner = ranges(near.adj.indptr[end].long(), degree), owners(off)
     other = near.adj.indices[entry].long()
     # |q|^2 is that of all neighbors of a pair, so it changes no chance.
     score = 2 * (query.index_select(0, owner) * x.index_select(0, other)).sum(dim=1)
-    score = score.double() - x.square().sum(dim=1)[other]
+    score = score.double() - square[other]
     rows = mix_words(counter ^ near.word[end])[owner] ^ near.word[other]
     top = score - (-key.uniform(rows)[:, 0].log()).log()
     order = top.argsort(descending=True, stable=True)
     order = order[owner[order].argsort(stable=True)]  # by pair, then the largest first
-    number = (sampled * degree.double()).long().clamp(min=1)
     keep = torch.zeros_like(owner, dtype=torch.bool)
     place = torch.arange(len(owner), device=owner.device) - off[owner]
     keep[order] = place < number[owner]
-    indptr = offsets(torch.bincount(owner[keep], minlength=len(end)))
-    indices = near.adj.indices[entry[keep]]
-    return DrawnNeighbors(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry[keep])
+    return entry[keep]
+
+
+def _width(embedding: int) -> int:
+    """Return how many numbers a neighbor takes while it is scored."""
+    return max(embedding, LEAST_WIDTH)
+
+
+def _parts(numbers: Tensor, most: int) -> list[int]:
+    """Return sizes of consecutive parts whose numbers (R,) sum to about `most` or to one number."""
+    return torch.bincount(numbers.cumsum(0) // max(most, 1)).tolist()
 
 
 def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation: Tensor) -> Tensor:
@@ -322,6 +372,10 @@ def similar_items(user: Tensor, item: Tensor, count: int) -> tuple[Tensor, Tenso
         user: (R,) int64 user of each rating, below `count`.
         item: (R,) int64 its item, likewise; pairs are distinct.
         count: number of users and items.
+
+    Raises:
+        DataError: more than `MOST_COMPARED` to compare, or `MOST_SIMILAR` to join: single items of
+            a user share it, so its n items are n^2 of both.
     """
     import numpy as np
     import scipy.sparse as sp
@@ -329,12 +383,26 @@ def similar_items(user: Tensor, item: Tensor, count: int) -> tuple[Tensor, Tenso
     places = item.cpu().numpy(), user.cpu().numpy()
     rated = sp.csr_matrix((np.ones(len(user), np.int32), places), shape=(count, count))
     number, by_user = np.diff(rated.indptr), rated.T.tocsr()
-    found = [np.zeros((2, 0), np.int64)]
-    for start in range(0, count, ITEMS_AT_ONCE):
-        shared = (rated[start : start + ITEMS_AT_ONCE] @ by_user).tocoo()
+    compared = np.cumsum(rated @ np.diff(by_user.indptr).astype(np.int64))
+    _check_pairs("compare", int(compared[-1]) if count else 0, MOST_COMPARED)
+    found, total = [np.zeros((2, 0), np.int64)], 0
+    ends = np.cumsum(_parts(torch.from_numpy(np.diff(compared, prepend=0)), COMPARED_AT_ONCE))
+    for start, end in pairwise([0, *ends.tolist()]):
+        shared = (rated[start:end] @ by_user).tocoo()
         one, other = shared.row + start, shared.col
         either = number[one] + number[other] - shared.data
         some = (shared.data > ALIKE * either) & (one != other)
+        total += int(some.sum())
+        _check_pairs("join", total, MOST_SIMILAR)
         found.append(np.stack([one[some], other[some]]).astype(np.int64))
     first, second = torch.from_numpy(np.concatenate(found, axis=1)).to(user.device)
     return first, second
+
+
+def _check_pairs(what: str, pairs: int, most: int) -> None:
+    """Raise `DataError` for too many pairs of items; how many they are stays with the client."""
+    if pairs > most:
+        raise DataError(
+            f"expected at most {most:,} pairs of items to {what} at a client of model consisrec, "
+            "got more, as users rate so many items each: leave items out, or take another model"
+        )

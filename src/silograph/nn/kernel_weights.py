@@ -56,7 +56,7 @@ def params_of(
         steps = np.ones(block.num_clients, np.int64)
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
-    weights = given.numpy(), contiguous(which), rows, flat
+    weights = contiguous(given), contiguous(which), rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
     moved = first_rows, second_rows, first_flat, second_flat
     return arrays.ParamArrays(*weights, *moved, steps, _no_masks(rows, flat))

@@ -185,6 +185,8 @@ class Masked:
     inner: Model
     least: float
     one_by_one: ClassVar[bool] = False
+    meets_all: ClassVar[bool] = False
+    solved_flops: ClassVar[int] = 0
     source: ClassVar[None] = None
     table_widths: ClassVar[Mapping[str, int]] = NO_TABLES
 

@@ -89,6 +89,8 @@ class Model:
         return [self.features, *hidden, self.outputs]
 
     one_by_one = False
+    meets_all = False
+    solved_flops = 0
     source = None
     table_widths = NO_TABLES
 

@@ -61,6 +61,8 @@ class ModuleModel:
     noun = "a torch.nn.Module of your own"
     staged = None
     one_by_one = True
+    meets_all = False
+    solved_flops = 0
     first_maps = ()  # nobody knows
     table_widths = NO_TABLES
 

@@ -58,6 +58,8 @@ class RatingBiases:
     noun = "model rating_biases"
     staged = None
     one_by_one = True  # clients are few and large
+    meets_all = False
+    solved_flops = PER_TURN * TURNS
     first_maps = ()
     source = None
     table_widths = NO_TABLES
@@ -123,7 +125,7 @@ class RatingBiases:
 
     def described(self) -> dict[str, Any]:
         """Return the options as plain values."""
-        return dataclasses.asdict(self)
+        return {"kind": "biases", **dataclasses.asdict(self)}
 
     def _solved(self, block: ClientBlock) -> tuple[Tensor, Tensor]:
         """Return `biases`, worked out once."""

@@ -83,6 +83,8 @@ class RatingFactors:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     staged = None
     one_by_one = True  # clients are few and large
+    meets_all = False
+    solved_flops = 0
     first_maps = ()
     source = None
 
@@ -161,7 +163,7 @@ class RatingFactors:
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
-        return dataclasses.asdict(self)
+        return {"kind": "factors", **dataclasses.asdict(self)}
 
     def _ratings(
         self, p: Mapping[str, Tensor], graph: RatingGraph, user: Tensor, item: Tensor

@@ -83,6 +83,8 @@ class RatingModel:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     staged = None
     one_by_one = True  # clients are few and large
+    meets_all = False
+    solved_flops = 0
     first_maps = ()  # tables meet the users and items, and are no weights
     source = None
 
@@ -177,7 +179,7 @@ class RatingModel:
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
-        return dataclasses.asdict(self)
+        return {"kind": "graph", **dataclasses.asdict(self)}
 
     def _ratings(
         self,

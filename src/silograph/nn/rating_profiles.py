@@ -98,6 +98,8 @@ class RatingProfiles:
     noun = "model rating_profiles"
     staged = None
     one_by_one = True  # clients are few and large
+    meets_all = False
+    solved_flops = 0
     first_maps = ()
     source = None
     table_widths = NO_TABLES
@@ -176,7 +178,7 @@ class RatingProfiles:
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
-        return dataclasses.asdict(self)
+        return {"kind": "profiles", **dataclasses.asdict(self)}
 
     def _predicted(
         self,

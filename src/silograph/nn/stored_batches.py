@@ -49,7 +49,8 @@ def _surroundings(block: ClientBlock, *, halo: bool) -> Surroundings:
 def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
     """Return all rows of a block with all edges.
 
-    The last one is kept with the block: which slots are known changes in the first rounds only.
+    The last one is kept with the block, in the memory of its edges once more, or twice where slots
+    send in later layers only: which slots are known changes in the first rounds only.
     """
     name = ("whole batch", around.graph is block, 0 in stored.halo)
     kept = block.memo.get(name)

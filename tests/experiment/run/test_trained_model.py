@@ -1,5 +1,6 @@
 """Trained models: saved and loaded without loss, and used on a graph."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,13 @@ from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.graph.silos.export import write_silos
+from silograph.nn.any_model import AnyModel
+from silograph.nn.consisrec import ConsisRec
 from silograph.nn.model import Model
+from silograph.nn.rating_biases import RatingBiases
+from silograph.nn.rating_factors import RatingFactors
+from silograph.nn.rating_model import RatingModel
+from silograph.nn.rating_profiles import RatingProfiles
 
 
 def trained(graph: Graph, **options: object) -> TrainedModel:
@@ -49,6 +56,32 @@ def test_save_and_load(
     assert all(torch.equal(w, back.weights[k]) for k, w in model.weights.items())
     assert np.array_equal(back.predict(graph), model.predict(graph))
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+RATING_SHAPES: tuple[AnyModel, ...] = (
+    RatingBiases(5.0),
+    ConsisRec(3),
+    RatingFactors("sorec", 3),
+    RatingModel("rating_gcn", 4, 2, 3, 0.5),
+    RatingProfiles(4, 2, 0.5, 5.0, 3),
+)
+
+
+@pytest.mark.parametrize("shape", RATING_SHAPES, ids=lambda shape: str(shape.described()["kind"]))
+def test_files_say_the_kind_of_a_model_of_ratings_and_older_ones_did_not(
+    tmp_path: Path, shape: AnyModel
+) -> None:
+    weights, path = shape.init_weights(Key.of(0), torch.float32), tmp_path / "model.safetensors"
+    TrainedModel(shape, weights).save(path)
+    assert sg.load_model(path).shape == shape
+    told = {name: value for name, value in shape.described().items() if name != "kind"}
+    for kind in ({}, {"kind": "none"}):
+        about = {"shape": told | kind, "class_names": [], "normalize": "none"}
+        safetensors.torch.save_file(weights, path, {"silograph model 1": json.dumps(about)})
+        if not kind:
+            assert sg.load_model(path).shape == shape
+    with pytest.raises(DataError, match="expected a model's shape"):
+        sg.load_model(path)
 
 
 def test_a_model_of_csv_tables_keeps_the_names_of_their_features(tmp_path: Path) -> None:

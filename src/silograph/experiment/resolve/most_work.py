@@ -9,8 +9,6 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.field_specs import EDGES, ROWS, TRAIN
 from silograph.federation.session.limits import WorkBound
 from silograph.methods.base import AnyMethod, MethodConfig
-from silograph.nn.consisrec import ConsisRec
-from silograph.nn.rating_biases import PER_TURN, TURNS, RatingBiases
 
 PER_WEIGHT = 6  # of a row: multiply and add, forward and twice on the way back
 PER_VALUE = 40  # of a row or an edge: scales, softmax, draws, activations, loss, and the way back
@@ -53,13 +51,13 @@ def most_work(
     made = other.made if other else 0
     rows = sizes[ROWS] * (1 + made)
     edges = sizes[EDGES] * (1 + made) + 2 * made * sizes[ROWS]
-    if isinstance(cfg.model, ConsisRec):
+    if cfg.model.meets_all:
         edges = 2 * rows * rows
     steps = cfg.schedule.epochs * -(-sizes[TRAIN] // (cfg.schedule.batch_size or 2**62)) + 1
     own, drawn = list(cfg.model.weight_shapes.values()), cfg.schedule.neighbors.maps(cfg.model)
     hops = int(cfg.model.described().get("hops") or 1)
     widths = hops * _widths(own) + _widths(drawn) + sum(cfg.model.table_widths.values())
-    solved = PER_TURN * TURNS * rows if isinstance(cfg.model, RatingBiases) else 0
+    solved = cfg.model.solved_flops * rows
     work = steps * _step([*own, *drawn], widths, rows, edges) + solved
     if not other:
         return WorkBound(float(MARGIN * work))

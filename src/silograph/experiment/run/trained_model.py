@@ -37,6 +37,13 @@ from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
 
 MOST_SIZE, MOST_HOPS = 10**7, 1000  # of a file's model: what a run may have
+RATING_KINDS: Mapping[str, type[AnyModel]] = {
+    "biases": RatingBiases,
+    "consisrec": ConsisRec,
+    "factors": RatingFactors,
+    "graph": RatingModel,
+    "profiles": RatingProfiles,
+}
 SHOWN = 3  # names in a message
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
@@ -223,16 +230,8 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
         DataError: it is a module, and the class was not given.
     """
     if told.get("task") == "rating":
-        given = {name: value for name, value in told.items() if name != "task"}
-        if "social" in told:
-            return TypeAdapter(RatingFactors).validate_python(given)
-        if "sampled" in told:
-            return TypeAdapter(ConsisRec).validate_python(given)
-        if "embedding" in told:
-            return TypeAdapter(RatingModel).validate_python(given)
-        if "folds" in told:
-            return TypeAdapter(RatingProfiles).validate_python(given)
-        return TypeAdapter(RatingBiases).validate_python(given)
+        given = {name: value for name, value in told.items() if name not in ("task", "kind")}
+        return TypeAdapter(RATING_KINDS[_rating_kind(told)]).validate_python(given)
     if "module" not in told:
         return TypeAdapter(Model).validate_python(told)
     if make is None:
@@ -243,6 +242,13 @@ def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
         )
     task: LabelForm = TypeAdapter(LabelForm).validate_python(told["task"])
     return ModuleModel(told["module"], make, int(told["features"]), int(told["outputs"]), task)
+
+
+def _rating_kind(told: Mapping[str, Any]) -> str:
+    """Return the kind of a model of ratings; an older file says it by an option of its own."""
+    own = {"social": "factors", "sampled": "consisrec", "embedding": "graph", "folds": "profiles"}
+    found = next((kind for option, kind in own.items() if option in told), "biases")
+    return str(told.get("kind", found))
 
 
 def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> TrainedModel:

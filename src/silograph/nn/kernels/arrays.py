@@ -223,20 +223,21 @@ class TrainedWeights(NamedTuple):
     under: Masking
 
 
-class TrainedMatrix(NamedTuple):
-    """The same of one matrix, (u, D) each; and what is under its masks, (u D,) each."""
+class Moving(NamedTuple):
+    """What steps move, and its moments, (N,) each."""
 
-    weights: Array
-    start: Array
+    value: Array
     first: Array
     second: Array
-    raw: Array
-    begun: Array
-    raw_first: Array
-    raw_second: Array
-    mask: Array
-    mask_first: Array
-    mask_second: Array
+
+
+class TrainedMatrix(NamedTuple):
+    """The same of one matrix (u, D) of N = u D weights."""
+
+    weights: Array
+    start: Array  # (N,)
+    raw: Moving  # what is under the mask; without one, of the weights moments alone
+    mask: Moving
     other: Array
     near: float
     l1: float

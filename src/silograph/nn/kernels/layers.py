@@ -11,7 +11,6 @@ from silograph.nn.kernels.arrays import (
     SUM,
     Array,
     InputArrays,
-    Masking,
     ModelShape,
     RowArrays,
     Scratch,
@@ -22,7 +21,7 @@ from silograph.nn.kernels.arrays import (
     compiled,
 )
 from silograph.nn.kernels.draws import drop, fold
-from silograph.nn.kernels.masks import pull_of, step_flat_under, step_under
+from silograph.nn.kernels.masks import matrix, pull_of, step_flat_under, step_under
 from silograph.nn.kernels.optim import step
 
 _DROPOUT = np.uint64(hash_text("dropout"))
@@ -272,9 +271,9 @@ def step_first(
         s.rows[:used] = 0
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
     chunk = CHUNK if sparse and not drawn else used
-    p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start.reshape(-1)
-    p1, p2 = own.first.reshape(-1), own.second.reshape(-1)
-    masked, pull = own.mask.shape[0] > 0, pull_of(own.raw, own.begun, own.near)
+    p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start
+    p1, p2 = own.raw.first, own.raw.second
+    masked, pull = own.mask.value.shape[0] > 0, pull_of(own.raw.value, p0, own.near)
     for i in range(0, used, max(chunk, 1)):
         lo, hi = i * width, min(i + chunk, used) * width
         if sparse and not drawn:
@@ -286,66 +285,6 @@ def step_first(
             step_under(p[lo:hi], g[: hi - lo], own, lo, pull, steps, t)
         else:
             step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
-
-
-@compiled
-def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
-    """Return a client's first or second matrix."""
-    under = own.under
-    if second:
-        return matrix_of(
-            own.weights.second,
-            own.start.second,
-            own.first.second,
-            own.second.second,
-            under.raw.second,
-            under.mask.second,
-            under.first.second,
-            under.second.second,
-            under,
-        )
-    return matrix_of(
-        own.weights.first,
-        own.start.first,
-        own.first.first,
-        own.second.first,
-        under.raw.first,
-        under.mask.first,
-        under.first.first,
-        under.second.first,
-        under,
-    )
-
-
-@compiled
-def matrix_of(
-    w: Array,
-    start: Array,
-    first: Array,
-    second: Array,
-    raw: Array,
-    mask: Array,
-    mask_first: Array,
-    mask_second: Array,
-    under: Masking,
-) -> TrainedMatrix:
-    """Return a matrix with what is under its masks side by side."""
-    return TrainedMatrix(
-        w,
-        start,
-        first,
-        second,
-        raw.reshape(-1),
-        start.reshape(-1),
-        first.reshape(-1),
-        second.reshape(-1),
-        mask.reshape(-1),
-        mask_first.reshape(-1),
-        mask_second.reshape(-1),
-        under.other,
-        under.near,
-        under.l1,
-    )
 
 
 @compiled

@@ -11,6 +11,7 @@ from silograph.nn.kernels.arrays import (
     Array,
     Masking,
     ModelShape,
+    Moving,
     StepRule,
     TrainedMatrix,
     TrainedWeights,
@@ -38,9 +39,9 @@ def multiply(w: Array, mask: Array, least: float, out: Array) -> None:
 
 @compiled
 def apply_masks(own: TrainedWeights, matrices: int, least: float) -> None:
-    """Fill a client's weights with the products of what is under its masks, and these.
+    """Fill a client's weights with raw weights times masks.
 
-    It has one or two first matrices.
+    `matrices`: how many first matrices it has.
     """
     w, raw, mask = own.weights, own.under.raw, own.under.mask
     multiply(raw.first, mask.first, least, w.first)
@@ -73,15 +74,15 @@ def step_under(
     Changes g. `own` is a matrix.
     """
     hi = lo + p.shape[0]
-    raw, mask, other = own.raw[lo:hi], own.mask[lo:hi], own.other[: hi - lo]
+    raw, mask, other = own.raw.value[lo:hi], own.mask.value[lo:hi], own.other[: hi - lo]
     l1, one, zero = p.dtype.type(own.l1), p.dtype.type(1), p.dtype.type(0)
     for i in range(p.shape[0]):
         m = mask[i]
         other[i] = g[i] * raw[i] + l1 * (one if m > 0 else (-one if m < 0 else zero))
         g[i] = g[i] * m
-    step(mask, other, mask[:0], own.mask_first[lo:hi], own.mask_second[lo:hi], steps, t)
-    lean(raw, g, own.begun[lo:hi], pull)
-    step(raw, g, raw[:0], own.raw_first[lo:hi], own.raw_second[lo:hi], steps, t)
+    step(mask, other, mask[:0], own.mask.first[lo:hi], own.mask.second[lo:hi], steps, t)
+    lean(raw, g, own.start[lo:hi], pull)
+    step(raw, g, raw[:0], own.raw.first[lo:hi], own.raw.second[lo:hi], steps, t)
     for i in range(p.shape[0]):
         p[i] = raw[i] * mask[i]
 
@@ -95,33 +96,44 @@ def lean(raw: Array, g: Array, start: Array, pull: float) -> None:
 
 
 @compiled
+def moving(value: Array, first: Array, second: Array) -> Moving:
+    """Return what steps move with its moments, from arrays of any shape."""
+    return Moving(value.reshape(-1), first.reshape(-1), second.reshape(-1))
+
+
+@compiled
+def matrix_of(w: Array, start: Array, raw: Moving, mask: Moving, under: Masking) -> TrainedMatrix:
+    """Return a matrix with what is under its masks."""
+    return TrainedMatrix(w, start.reshape(-1), raw, mask, under.other, under.near, under.l1)
+
+
+@compiled
+def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
+    """Return a client's first or second matrix."""
+    w, start, under = own.weights, own.start, own.under
+    if second:
+        raw = moving(under.raw.second, own.first.second, own.second.second)
+        mask = moving(under.mask.second, under.first.second, under.second.second)
+        return matrix_of(w.second, start.second, raw, mask, under)
+    raw = moving(under.raw.first, own.first.first, own.second.first)
+    mask = moving(under.mask.first, under.first.first, under.second.first)
+    return matrix_of(w.first, start.first, raw, mask, under)
+
+
+@compiled
 def flat_matrix(own: TrainedWeights) -> TrainedMatrix:
     """Return the weights after the first matrices as if they were one."""
-    w, under = own.weights, own.under
-    empty = w.first[:0]
-    return TrainedMatrix(
-        empty,
-        empty,
-        empty,
-        empty,
-        under.raw.flat,
-        own.start.flat,
-        own.first.flat,
-        own.second.flat,
-        under.mask.flat,
-        under.first.flat,
-        under.second.flat,
-        under.other,
-        under.near,
-        under.l1,
-    )
+    under = own.under
+    raw = moving(under.raw.flat, own.first.flat, own.second.flat)
+    mask = moving(under.mask.flat, under.first.flat, under.second.flat)
+    return matrix_of(own.weights.first[:0], own.start.flat, raw, mask, under)
 
 
 @compiled
 def step_matrix(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
     """Step `size` weights after the first matrices from `lo` on, which are a matrix."""
     w, hi = flat_matrix(own), lo + size
-    pull = pull_of(w.raw[lo:hi], w.begun[lo:hi], w.near)
+    pull = pull_of(w.raw.value[lo:hi], w.start[lo:hi], w.near)
     step_under(own.weights.flat[lo:hi], g[lo:hi], w, lo, pull, steps, t)
 
 
@@ -129,9 +141,9 @@ def step_matrix(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRu
 def step_bias(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
     """Step `size` weights after the first matrices from `lo` on, which are a bias."""
     w, hi = flat_matrix(own), lo + size
-    raw, start = w.raw[lo:hi], w.begun[lo:hi]
+    raw, start = w.raw.value[lo:hi], w.start[lo:hi]
     lean(raw, g[lo:hi], start, pull_of(raw, start, w.near))
-    step(raw, g[lo:hi], raw[:0], w.raw_first[lo:hi], w.raw_second[lo:hi], steps, t)
+    step(raw, g[lo:hi], raw[:0], w.raw.first[lo:hi], w.raw.second[lo:hi], steps, t)
     own.weights.flat[lo:hi] = raw
 
 
