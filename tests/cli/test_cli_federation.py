@@ -266,6 +266,25 @@ def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], 
     assert error.count("\n") == 1
 
 
+def test_what_a_server_has_no_use_for_is_said(
+    work: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("run.toml").write_text("clients = 20\nblock_size = 4\n")
+    listen = ["server", "cora", "--listen", "localhost:99999", "--insecure", "--block-size", "2"]
+    assert run_app([*listen, "--clients", "2"]) == 2
+    assert caplog.messages == [
+        "cora is a name in tables only: the data are the silos' own",
+        "--block-size 2 is not used: each silo trains by itself",
+    ]
+    capsys.readouterr()
+    assert run_app(["server", *listen[2:-2], "--config", "run.toml", "--silos", "a,b"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --silos: expected as many names as clients = 20 in run.toml, got 2: leave clients "
+        "out of the file, or add --clients 2\n"
+    )
+    assert len(caplog.messages) == 2
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_server_that_is_interrupted_says_how_it_goes_on(
     work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, resumed: bool
