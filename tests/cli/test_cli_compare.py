@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "options": (["--options", "mu=1"], "expected --options METHOD.NAME=VALUE, got 'mu=1'"),
     "option": (
         ["--options", "fedavg.mu=1"],
-        "error: --option mu: method fedavg has no such option, but method fedprox has it: leave it",
+        "error: --options fedavg.mu: method fedavg has no such option, but method fedprox has it: ",
     ),
     "option's method": (["--options", "fedopt.mu=1"], "unknown method with options 'fedopt'"),
     "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),

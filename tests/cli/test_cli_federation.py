@@ -205,7 +205,7 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],
-            "error: expected a file at nowhere/server.pem, got: No such file or directory",
+            "error: --certs: expected a file at nowhere/server.pem, got: No such file or directory",
         ),
         (
             ["silo", "--data", "untold", "--server", "localhost:1"],
@@ -221,7 +221,7 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--secret", "silos"],
-            "error: expected a file at silos/client_01, got: Is a directory",
+            "error: --secret: expected a file at silos/client_01, got: Is a directory",
         ),
         (
             ["server", "--listen", "localhost:0", "--clients", "2", "--insecure", "--metrics", "x"],

@@ -78,7 +78,10 @@ def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"
     """
     known = sorted(choices)
-    near = difflib.get_close_matches(str(got).lower(), known, n=1, cutoff=0.5)
+    letters = sorted(str(got).lower())
+    near = [name for name in known if sorted(name) == letters]  # swapped ones, for difflib is as
+    # content with another letter in their place
+    near = near or difflib.get_close_matches(str(got).lower(), known, n=1, cutoff=0.5)
     if near and len(known) > MOST_CHOICES:
         return ConfigError(f"unknown {what} {got!r}: did you mean {near[0]!r}?")
     hint = f": did you mean {near[0]!r}? Choices" if near else "; choices"
