@@ -35,6 +35,14 @@ def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
     again = printed(capsys, *COMPARE, "--processes", "0", "--out", "c")
     assert again == text  # nothing ran: seconds too are the same
     assert printed(capsys, "resume", "c", "--quiet") == text
+    assert capsys.readouterr().err == ""
+    said = "the comparison in c was complete: nothing was trained"
+    assert run_app(["resume", "c"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == said
+    lines = Path("c", "compare.jsonl").read_text().splitlines(keepends=True)
+    Path("c", "compare.jsonl").write_text("".join(lines[:-1]))
+    assert run_app(["resume", "c"]) == 0
+    assert said not in capsys.readouterr().err
 
 
 def test_json_and_the_default_folder(work: Path, capsys: Capture) -> None:

@@ -74,7 +74,13 @@ def resume_command(
     progress = "none" if quiet else best_mode()
     with resume_hint(str(folder), trust=trust):
         if is_comparison(folder):
-            return print_comparison(resume_comparison(folder, trust=trust, progress=progress), json)
+            before = _lines(folder)
+            found = resume_comparison(folder, trust=trust, progress=progress)
+            if before == _lines(folder) and not quiet:
+                typer.echo(
+                    f"the comparison in {folder} was complete: nothing was trained", err=True
+                )
+            return print_comparison(found, json)
         if is_search(folder):
             return print_search(resume_search(folder, trust=trust, progress=progress), json)
         is_complete = (folder / RESULT).exists()
@@ -83,6 +89,14 @@ def resume_command(
         typer.echo(f"the run in {folder} was complete: nothing was trained", err=True)
     _print(result, json)
     return 0
+
+
+def _lines(folder: Path) -> bytes | None:
+    """Return the lines of the runs of a comparison, None before the first."""
+    from silograph.study.compare.compare import LINES
+
+    path = folder / LINES
+    return path.read_bytes() if path.exists() else None
 
 
 @app.command("report")

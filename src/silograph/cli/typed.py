@@ -41,7 +41,7 @@ def _flag_with(what: str, got: str, words: Sequence[str]) -> str | None:
 
 
 def _option(name: str, words: Sequence[str]) -> str:
-    """Return how an option was given: with the part or method that it is of, where that was said."""
+    """Return how an option was given: with the part or method whose it is, if that was said."""
     for flag, value in _pairs(words):
         typed = value.partition("=")[0].strip()
         if (
