@@ -298,7 +298,7 @@ def test_what_is_no_address(text: str) -> None:
 
 @pytest.mark.parametrize("port", ["65536", "99999", "9" * 5000])
 def test_a_port_that_is_none(port: str) -> None:
-    with pytest.raises(ConfigError, match="^listen: expected a port from 1 to 65535 in HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"^listen: expected a port from 1 to 65535 in HOST:PORT"):
         split_address(f"localhost:{port}", "listen")
     assert split_address("localhost:65535", "listen") == ("localhost", 65535)
 
