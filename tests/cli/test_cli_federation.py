@@ -220,6 +220,19 @@ def test_three_commands_make_a_federation(
             "error: expected the certificate of the server's authority, got none: give --ca FILE",
         ),
         (
+            ["silo", "--data", "silos", "--server", "localhost:1"],
+            "error: expected the folder of a silo, got silos, which holds folders of silos: name "
+            "one of them (client_00, client_01)",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--ca", "nofile"],
+            "error: --ca: expected a file at nofile, got: No such file or directory",
+        ),
+        (
+            ["server", "--listen", "localhost:99999", "--clients", "2", "--insecure"],
+            "error: --listen: expected a port from 1 to 65535 in HOST:PORT, got 'localhost:99999'",
+        ),
+        (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--secret", "silos"],
             "error: --secret: expected a file at silos/client_01, got: Is a directory",
         ),
