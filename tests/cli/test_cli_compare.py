@@ -35,6 +35,14 @@ def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
     again = printed(capsys, *COMPARE, "--processes", "0", "--out", "c")
     assert again == text  # nothing ran: seconds too are the same
     assert printed(capsys, "resume", "c", "--quiet") == text
+    assert capsys.readouterr().err == ""
+    said = "the comparison in c was complete: nothing was trained"
+    assert run_app(["resume", "c"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == said
+    lines = Path("c", "compare.jsonl").read_text().splitlines(keepends=True)
+    Path("c", "compare.jsonl").write_text("".join(lines[:-1]))
+    assert run_app(["resume", "c"]) == 0
+    assert said not in capsys.readouterr().err
 
 
 def test_json_and_the_default_folder(work: Path, capsys: Capture) -> None:
@@ -84,7 +92,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "options": (["--options", "mu=1"], "expected --options METHOD.NAME=VALUE, got 'mu=1'"),
     "option": (
         ["--options", "fedavg.mu=1"],
-        "error: --option mu: method fedavg has no such option, but method fedprox has it: leave it",
+        "error: --options fedavg.mu: method fedavg has no such option, but method fedprox has it: ",
     ),
     "option's method": (["--options", "fedopt.mu=1"], "unknown method with options 'fedopt'"),
     "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),

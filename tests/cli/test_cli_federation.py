@@ -205,7 +205,7 @@ def test_three_commands_make_a_federation(
         ),
         (
             ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],
-            "error: expected a file at nowhere/server.pem, got: No such file or directory",
+            "error: --certs: expected a file at nowhere/server.pem, got: No such file or directory",
         ),
         (
             ["silo", "--data", "untold", "--server", "localhost:1"],
@@ -220,8 +220,21 @@ def test_three_commands_make_a_federation(
             "error: expected the certificate of the server's authority, got none: give --ca FILE",
         ),
         (
+            ["silo", "--data", "silos", "--server", "localhost:1"],
+            "error: expected the folder of a silo, got silos, which holds folders of silos: name "
+            "one of them (client_00, client_01)",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--ca", "nofile"],
+            "error: --ca: expected a file at nofile, got: No such file or directory",
+        ),
+        (
+            ["server", "--listen", "localhost:99999", "--clients", "2", "--insecure"],
+            "error: --listen: expected a port from 1 to 65535 in HOST:PORT, got 'localhost:99999'",
+        ),
+        (
             ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--secret", "silos"],
-            "error: expected a file at silos/client_01, got: Is a directory",
+            "error: --secret: expected a file at silos/client_01, got: Is a directory",
         ),
         (
             ["server", "--listen", "localhost:0", "--clients", "2", "--insecure", "--metrics", "x"],
@@ -264,6 +277,25 @@ def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], 
     error = capsys.readouterr().err
     assert error.startswith(line), error
     assert error.count("\n") == 1
+
+
+def test_what_a_server_has_no_use_for_is_said(
+    work: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("run.toml").write_text("clients = 20\nblock_size = 4\n")
+    listen = ["server", "cora", "--listen", "localhost:99999", "--insecure", "--block-size", "2"]
+    assert run_app([*listen, "--clients", "2"]) == 2
+    assert caplog.messages == [
+        "cora is a name in tables only: the data are the silos' own",
+        "--block-size 2 is not used: each silo trains by itself",
+    ]
+    capsys.readouterr()
+    assert run_app(["server", *listen[2:-2], "--config", "run.toml", "--silos", "a,b"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --silos: expected as many names as clients = 20 in run.toml, got 2: leave clients "
+        "out of the file, or add --clients 2\n"
+    )
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -238,6 +238,44 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["partition", "g.npz", "--rounds", "1"],
         "No such option: --rounds",
     ),
+    "flag of the server": (
+        ["run", "g.npz", "--silos", "a,b"],
+        " It is a flag of silograph server",
+    ),
+    "flag of many others": (
+        ["methods", "--rounds", "1"],
+        "error: No such option: --rounds. It is a flag of silograph ",
+    ),
+    "rounds of a run that goes on": (
+        ["resume", "runs/x", "--rounds", "20"],
+        "error: No such option: --rounds. A run's settings are fixed: silograph run --config DIR/"
+        "config.toml --rounds VALUE begins another one",
+    ),
+    "missing flag": (
+        ["predict", "runs/x"],
+        "error: Missing option '--data'. Give --data VALUE: a silo's folder, or name or path of a",
+    ),
+    "missing argument": (
+        ["recommend"],
+        "error: Missing argument 'RUN'. Give RUN: result folder of a silo, or its recommender's",
+    ),
+    "swapped letters": (["run", "g.npz", "--model", "gnc"], "did you mean 'gcn'? "),
+    "option of a selector": (
+        ["run", "g.npz", "--option", "selector.budget=0"],
+        "error: --option selector.budget: input should be greater than or equal to 1, got 0 (opt",
+    ),
+    "too little for a round": (
+        ["run", "g.npz", "--option", "selector.budget=1kB"],
+        "error: --option selector.budget: expected at least ",
+    ),
+    "private layers": (
+        ["run", "g.npz", "--method", "fedper", "--option", "private=2"],
+        "error: --option private: expected less than the number of layers, 2, got 2: ",
+    ),
+    "folder of an audit file": (
+        ["audit", "taken"],
+        "error: expected an audit file, got the folder taken: name its audit.jsonl",
+    ),
     "argument too many": (["methods", "fedavg"], "Got unexpected extra argument (fedavg)"),
 }
 
@@ -331,6 +369,39 @@ def test_a_message_begins_with_the_flag_that_it_is_about(
     assert re.match(rf"error: --{flag}(:| input_droput:) ", shown)
     assert "(options)" not in shown
     assert not re.search(r"[Cc]hoices: .*--", shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["run", "corra"], "DATASET"),
+        (["run", "g.npz", "--partition", "metiss"], "--partition"),
+        (["run", "g.npz", "--method=fedav"], "--method"),
+        (["run", "g.npz", "--out", "gnc", "--model", "gnc"], "--model"),
+        (["run", "g.npz", "--aggregator", "moda"], "--aggregator"),
+        (["run", "g.npz", "--selector", "ort"], "--selector"),
+        (["run", "g.npz", "--neighbors", "fanot"], "--neighbors"),
+        (["run", "g.npz", "--metric", "acuracy"], "--metric"),
+        (["run", "g.npz", "--tracker", "mlflw=here"], "--tracker"),
+        (["compare", "g.npz", "--methods", "local,fedav"], "--methods"),
+        (["compare", "g.npz", "--over", "clientz=1"], "--over"),
+        (["compare", "g.npz", "--baseline", "locl"], "--baseline"),
+        (["compare", "g.npz", "--options", "fedop.mu=1"], "--options"),
+        (["compare", "g.npz", "--view", "servr"], "--view"),
+        (["compare", "g.npz", "--test", "z"], "--test"),
+    ],
+)
+def test_an_unknown_name_is_told_with_its_flag(
+    work: Path, capsys: Capture, words: list[str], flag: str
+) -> None:
+    assert run_app(words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {flag}: unknown ")
+
+
+def test_a_name_that_a_file_says_has_no_flag(work: Path, capsys: Capture) -> None:
+    Path("m.toml").write_text("model = 'gnc'\n", encoding="utf-8")
+    assert run_app(["run", "g.npz", "--config", "m.toml"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown model 'gnc': did you mean 'gcn'?")
 
 
 def test_a_mistake_with_json_prints_nothing(wrong_files: Path, capsys: Capture) -> None:

@@ -47,6 +47,20 @@ def test_an_unknown_name_is_told_with_the_nearest_one(got: str, message: str) ->
     assert str(error) == message
 
 
+@pytest.mark.parametrize(
+    ("got", "meant"),
+    [
+        ("gnc", "'gcn'"),  # swapped letters, not another one
+        ("acc", "'accuracy'"),  # the beginning of a name, and of what begins with that
+        ("fed", None),  # of several
+    ],
+)
+def test_the_nearest_name_is_that_which_was_meant(got: str, meant: str | None) -> None:
+    known = ["gcn", "gin", "auc", "accuracy", "accuracy_of_all", "fedproximal", "fedaveraging"]
+    said = str(unknown("x", got, known))
+    assert f"did you mean {meant}?" in said if meant else "did you mean" not in said
+
+
 def test_choices_do_not_depend_on_their_order() -> None:
     names = ["gcn", "sage", "mlp"]
     assert str(unknown("x", "gcm", names)) == str(unknown("x", "gcm", reversed(names)))

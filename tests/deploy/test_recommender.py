@@ -96,6 +96,14 @@ def test_recommended_are_the_best_items_that_the_user_has_not_rated(
     assert run_app(["recommend", str(folder), "--user", user, "--top", "4"]) == 0
     out = capsys.readouterr().out
     assert all(item in out and f"{value:.2f}" in out for item, value in told)
+    assert all(f"{found.score(user, item):.3f}" in out for item, _ in told)
+    assert run_app(["recommend", str(folder), "--user", user, "--top", "4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["items"]
+    assert [(row["item"], row["rating"]) for row in rows] == told
+    assert [row["score"] for row in rows] == sorted((r["score"] for r in rows), reverse=True)
+    one = ["recommend", str(folder), "--user", user, "--item", told[0][0], "--json"]
+    assert run_app(one) == 0
+    assert json.loads(capsys.readouterr().out) == {"user": user, "items": rows[:1]}
     assert run_app(["recommend", str(folder), "--user", user, "--item", told[0][0]]) == 0
     assert capsys.readouterr().out.strip() == f"{told[0][1]:.2f}"
 

@@ -249,8 +249,8 @@ def test_layers_without_weights_do_not_count(make_graph: MakeGraph) -> None:
     [
         (
             {"options": {"private": 2}},
-            "expected private below the number of layers, 2, got 2: nothing would be shared; use "
-            "method local for clients that train alone",
+            "option private: expected less than the number of layers, 2, got 2: nothing would "
+            "be shared; use method local for clients that train alone",
         ),
         (
             {"options": {"private": -1}},
@@ -259,8 +259,8 @@ def test_layers_without_weights_do_not_count(make_graph: MakeGraph) -> None:
         ({"options": {"private": 0.5}}, "private: input should be a valid integer, got a number"),
         (
             {"layers": 1},
-            "expected private below the number of layers, 1, got 1: nothing would be shared; use "
-            "method local for clients that train alone",
+            "option private: expected less than the number of layers, 1, got 1: nothing would be "
+            "shared; use method local for clients that train alone",
         ),
     ],
 )

@@ -160,17 +160,24 @@ def test_an_ample_budget_changes_nothing(make_graph: MakeGraph) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 100}, r"pays for a round of 1, got 100 B: .* spent before round 1 and a "),
-        ({"least_clients": 5}, "selector.least_clients of at most 4 clients, got 5"),
+        (
+            {"budget": 100},
+            r"which pay for a round, of 1 client, got 100 B: .* spent before round 1 and a ",
+        ),
+        (
+            {"least_clients": 5},
+            "option selector.least_clients: expected at most 4 clients, got 5: lower it",
+        ),
         (
             {"least_selections": 17},
-            "selector.least_selections that 4 rounds of 1 to 4 clients can have, got 17",
+            "option selector.least_selections: expected at most 16, which 4 rounds of 1 to 4 "
+            "clients can have, got 17: lower it",
         ),
         (
             {"budget": 15000, "least_selections": 15},
             r"got 15 with a budget of 15.0 kB: .* selections in all",
         ),
-        ({"budget": 5000}, "pays for the first round of all, of 4 clients, got 5.0 kB"),
+        ({"budget": 5000}, "which pay for the first round of all, of 4 clients, got 5.0 kB"),
         ({"budget": "10 miles"}, "expected a number of bytes"),
         ({"budget": 0}, "greater than or equal to 1"),
         ({"least_clients": 0}, "greater than or equal to 1"),
@@ -182,6 +189,24 @@ def test_what_cannot_be_met_is_refused_with_figures(
     named = {f"selector.{name}": value for name, value in options.items()}
     with pytest.raises(ConfigError, match=message):
         go(make_graph(), selector="all", options=named)
+
+
+def test_the_least_budget_and_the_most_selections_are_enough(make_graph: MakeGraph) -> None:
+    def least(budget: int) -> int:
+        with pytest.raises(ConfigError, match="raise it") as raised:
+            go(make_graph(), selector="all", options={"selector.budget": budget})
+        return int(str(raised.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+
+    enough = least(5000)
+    assert least(enough - 1) == enough
+    assert len(go(make_graph(), selector="all", options={"selector.budget": enough}).rounds) == 1
+    options = {"selector.budget": 15000, "selector.least_selections": 99}
+    with pytest.raises(ConfigError, match="lower it") as raised:
+        go(make_graph(), options=options)
+    most = int(str(raised.value).split("at most ")[1].split(",")[0])
+    go(make_graph(), options={**options, "selector.least_selections": most})
+    with pytest.raises(ConfigError, match=f"at most {most}, "):
+        go(make_graph(), options={**options, "selector.least_selections": most + 1})
 
 
 @pytest.mark.parametrize(
@@ -203,25 +228,33 @@ def test_a_budget_needs_a_method_whose_messages_are_known(
     ("selector", "options", "message"),
     [
         *(
-            (name, {"clients": 5}, "selector.clients of at most 4, the number of clients, got 5: l")
+            (
+                name,
+                {"clients": 5},
+                "selector.clients: expected at most 4, the number of clients, got 5: l",
+            )
             for name in ("round_robin", "power_of_choice", "oort", "harmony")
         ),
         (
             "power_of_choice",
             {"candidates": 5},
-            "selector.candidates of at most 4, the number of clients, got 5: lower it, or leave",
+            "selector.candidates: expected at most 4, the number of clients, got 5: lower it",
         ),
         (
             "power_of_choice",
             {"clients": 3, "candidates": 2},
-            "selector.candidates of at least 3, the clients of a round, got 2: raise it, or leave",
+            "selector.candidates: expected at least 3, the clients of a round, got 2: raise it",
         ),
         (
             "ucb",
             {"arms": 5},
-            "selector.arms of at most 4, the number of sizes that a round can have, got 5: lower",
+            "selector.arms: expected at most 4, the number of sizes that a round can have, got 5:",
         ),
-        ("ucb", {"arms": 4, "least_clients": 2}, "selector.arms of at most 3, the number of siz"),
+        (
+            "ucb",
+            {"arms": 4, "least_clients": 2},
+            "selector.arms: expected at most 3, the number of siz",
+        ),
     ],
 )
 def test_more_than_there_are_is_refused(

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from runs import FAST, go, rows_of
+from silograph.cli import run_app
 from silograph.control.ddpg import PROFILE
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
@@ -17,7 +18,7 @@ from silograph.deploy.silo import start_facts
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph
 from silograph.study import train_agent as training
-from silograph.study.train_agent import AgentTraining, train_agent
+from silograph.study.train_agent import AgentTraining, lacking, train_agent
 
 MakeGraph = Callable[..., Graph]
 RUN: dict[str, Any] = {
@@ -71,11 +72,45 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(
     one, two = (go(graph, **{**RUN, "options": options, "seed": seed}) for seed in (5, 5))
     assert rows_of(one) == rows_of(two)
 
-    with pytest.raises(ConfigError, match="expected to go on with the training in"):
+    with pytest.raises(ConfigError, match="expected to go on with the training in") as raised:
         train_agent(asked(4, hidden=16), tmp_path / "parts", graph)
+    hidden = RUN["hidden"]
+    assert f"another config (hidden={hidden} there, 16 now): take another" in str(raised.value)
     (tmp_path / "parts" / "episodes.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="expected the episodes of an agent in"):
         train_agent(asked(4), tmp_path / "parts", graph)
+
+
+def test_what_differs_between_trainings_is_named_key_by_key() -> None:
+    there, ours = asked(1), asked(1, lr=0.5, options={**RUN["options"], "share": "all"})
+    said = training.differing(training.described(there), training.described(ours))
+    assert said == "lr=0.05 there, 0.5 now, option share=none there, all now"
+    assert training.differing("of another version", "null") == ""
+
+
+def test_what_ends_within_the_profile_says_that_nothing_was_learned(
+    make_graph: MakeGraph, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = make_graph(60)
+    result = go(graph, **RUN)
+    assert result.advice is not None
+    line = "all 12 rounds were the agent's profile (it takes 20): the agent set nothing"
+    assert result.advice.startswith(line)
+    path = train_agent(asked(1), Path("agents"), graph)
+    assert lacking(Path("agents")) == PROFILE + 1 - 12
+    options = {**RUN["options"], "agent": str(path)}
+    longer = go(graph, **{**RUN, "options": options})  # 24 rounds in all, 4 of them the agent's
+    assert "profile" not in (longer.advice or "")
+    fixed = go(graph, **{**RUN, "options": {"share": "none"}, "rounds": 1})
+    assert "profile" not in (fixed.advice or "")
+    command = ["train-agent", "g.npz", "--method", "fedgraph", "--option", "policy=ddpg"]
+    command += ["--option", "share=none", "--rounds", "1", "--clients", "2", "--speeds", "equal"]
+    for episodes, missing in (("1", "20 more rounds"), ("2", "19 more rounds")):
+        assert run_app([*command, "--episodes", episodes, "--out", "a", "--hidden", "4"]) == 0
+        shown = capsys.readouterr().out
+        assert "nothing was learned yet" in shown
+        assert f"{missing} at least: raise --episodes" in shown
+        assert "use it with" not in shown
 
 
 def test_a_config_without_an_agent_is_refused(tmp_path: Path) -> None:

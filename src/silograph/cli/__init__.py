@@ -15,8 +15,9 @@ import typer
 from silograph.cli import agent, audit, federation, reproduce, server, silo  # noqa: F401 - registers them
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
-from silograph.cli.hints import INTERRUPTED, StoppedError, flag_error, resume_hint
-from silograph.cli.spelling import as_flags, logged_as_flags
+from silograph.cli.hints import INTERRUPTED, StoppedError, resume_hint, usage_error
+from silograph.cli.spelling import logged_as_flags
+from silograph.cli.typed import as_typed
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.text import counted, printable
@@ -73,7 +74,13 @@ def resume_command(
     progress = "none" if quiet else best_mode()
     with resume_hint(str(folder), trust=trust):
         if is_comparison(folder):
-            return print_comparison(resume_comparison(folder, trust=trust, progress=progress), json)
+            before = _lines(folder)
+            found = resume_comparison(folder, trust=trust, progress=progress)
+            if before == _lines(folder) and not quiet:
+                typer.echo(
+                    f"the comparison in {folder} was complete: nothing was trained", err=True
+                )
+            return print_comparison(found, json)
         if is_search(folder):
             return print_search(resume_search(folder, trust=trust, progress=progress), json)
         is_complete = (folder / RESULT).exists()
@@ -82,6 +89,14 @@ def resume_command(
         typer.echo(f"the run in {folder} was complete: nothing was trained", err=True)
     _print(result, json)
     return 0
+
+
+def _lines(folder: Path) -> bytes | None:
+    """Return the lines of the runs of a comparison, None before the first."""
+    from silograph.study.compare.compare import LINES
+
+    path = folder / LINES
+    return path.read_bytes() if path.exists() else None
 
 
 @app.command("report")
@@ -148,17 +163,19 @@ def recommend_command(
         str | None, typer.Option("--item", help="predict the user's rating of this item only")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="number of items")] = 10,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Print the items of a silo that a user would rate highest, without those rated already."""
-    from silograph.cli.printing import print_table
+    from silograph.cli.printing import print_recommended
     from silograph.experiment.run.recommender import load_recommender, recommender_file
 
     found = load_recommender(recommender_file(run))
-    if item is not None:
+    if item is None:
+        print_recommended(found, user, found.recommend(user, top), as_json=json)
+    elif json:
+        print_recommended(found, user, [(item, found.predict(user, item))], as_json=True)
+    else:
         typer.echo(f"{found.predict(user, item):.2f}")
-        return
-    rows = [(name, f"{value:.2f}") for name, value in found.recommend(user, top)]
-    print_table(["item", "predicted rating"], rows)
 
 
 def _print(result: "Result", json: bool) -> None:
@@ -301,13 +318,10 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(error.ctx.get_help())
         return 2
     except click.ClickException as error:
-        text = (
-            flag_error(error) if isinstance(error, click.NoSuchOption) else error.format_message()
-        )
-        typer.echo(f"error: {' '.join(text.split())}", err=True)
+        typer.echo(f"error: {' '.join(usage_error(error).split())}", err=True)
         return 2
     except SilographError as error:  # which may quote what another machine said
-        text = as_flags(" ".join(str(error).splitlines()))
+        text = as_typed(" ".join(str(error).splitlines()), arguments)
         typer.echo(f"error: {printable(text)}", err=True)
         return 2
     except StoppedError as stopped:

@@ -9,6 +9,7 @@ import typer
 from silograph.cli.flags import FIELDS, Given, command
 from silograph.cli.hints import going_on
 from silograph.core.errors import ConfigError
+from silograph.core.text import counted
 
 
 @command(
@@ -31,7 +32,7 @@ from silograph.core.errors import ConfigError
 )
 def train_agent_command(given: Given, episodes: int, seeds: int) -> None:
     """Train an agent that sets a method's knobs, over runs with seeds of their own."""
-    from silograph.study.train_agent import AgentTraining, train_agent
+    from silograph.study.train_agent import PROFILE, AgentTraining, lacking, train_agent
 
     config = given.config
     if config.out is None:
@@ -41,7 +42,14 @@ def train_agent_command(given: Given, episodes: int, seeds: int) -> None:
     out = Path(config.out)
     with going_on(f"the same command, which goes on in {shlex.quote(config.out)}"):
         path = train_agent(AgentTraining(config, episodes, seeds), out, told=_show)
-    typer.echo(f"written to {path}: use it with --option agent={path} --option explore=false")
+    missing = lacking(out)
+    if missing:
+        typer.echo(
+            f"written to {path}: nothing was learned yet, for the first {PROFILE} rounds of an "
+            f"agent are its profile: {counted(missing, 'more round')} at least: raise --episodes"
+        )
+    else:
+        typer.echo(f"written to {path}: use it with --option agent={path} --option explore=false")
 
 
 def _show(line: dict[str, Any]) -> None:

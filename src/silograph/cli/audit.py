@@ -37,6 +37,10 @@ def audit_command(
     try:
         with file.open("rb") as reader:
             found = read_audit(reader, head)
+    except IsADirectoryError:
+        raise ConfigError(
+            f"expected an audit file, got the folder {file}: name its audit.jsonl"
+        ) from None
     except OSError as error:
         raise ConfigError(f"expected an audit file at {file}, got: {error.strerror}") from None
     missing = head is not None and found.noted is None

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from silograph.cli.spelling import as_flags
+from silograph.core.text import counted
 
 MISTAKE, INTERRUPTED = 2, 130  # exit codes; the latter is that of a program stopped by Ctrl-C
 
@@ -69,17 +70,56 @@ def resume_hint(folder: str, *, trust: bool) -> AbstractContextManager[None]:
     return going_on(f"silograph resume {shlex.quote(folder)}{' --trust' * trust}", folder)
 
 
+def usage_error(error: click.ClickException) -> str:
+    """Return what is wrong with a command line, and how to mend it where that is known."""
+    if isinstance(error, click.NoSuchOption):
+        return flag_error(error)
+    said = error.format_message()
+    if not isinstance(error, click.MissingParameter) or error.param is None:
+        return said
+    param = error.param
+    name = (
+        f"{param.opts[0]} VALUE" if isinstance(param, click.Option) else param.human_readable_name
+    )
+    help = getattr(param, "help", None)
+    return f"{said} Give {name}: {help}" if help else said
+
+
 def flag_error(error: click.NoSuchOption) -> str:
     """Return what is wrong with a flag that does not exist: it may be an option of a part."""
     from silograph.experiment.resolve.parts import listed, owners_of
     from silograph.methods import METHODS
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    owners = owners_of(name)
+    own = [] if error.ctx is None else [opt for p in error.ctx.command.params for opt in p.opts]
+    owners = owners_of(name) if {"--option", "--options"} & {*own} else []
     if not owners:
-        return error.format_message()
+        return _elsewhere(error)
     kind, _, method = owners[0].partition(" ")
     flag = f"--option {name}"
     if kind == "method" and error.ctx is not None and error.ctx.info_name == "compare":
         flag = f"--options {method}.{name}" if method in METHODS else flag
     return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
+
+
+def _elsewhere(error: click.NoSuchOption) -> str:
+    """Return that there is no such flag, and which other commands have it."""
+    context, said = error.ctx, error.format_message()
+    if context is None or context.parent is None:
+        return said
+    group = context.parent.command
+    assert isinstance(group, click.Group)  # silograph itself
+    having = [
+        f"silograph {name}"
+        for name, each in group.commands.items()
+        if any(error.option_name in (*p.opts, *p.secondary_opts) for p in each.params)
+    ]
+    if not having:
+        return said
+    if context.info_name == "resume" and "silograph run" in having:
+        return (
+            f"No such option: {error.option_name}. A run's settings are fixed: silograph run "
+            f"--config DIR/config.toml {error.option_name} VALUE begins another one"
+        )
+    others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
+    return f"{said}{'' if said.endswith('?') else '.'} It is a flag of {having[0]}{others}"

@@ -14,6 +14,7 @@ from silograph.core.text import counted
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generating
+from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
 from silograph.experiment.terminal_table import console_to, table_of
 from silograph.graph.datasets import DATASETS
@@ -149,6 +150,20 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for column in table.columns:
         column.justify = "left"
     _console().print(table)
+
+
+def print_recommended(
+    found: Recommender, user: str, items: Sequence[tuple[str, float]], *, as_json: bool
+) -> None:
+    """Print items with their predicted ratings, and with what orders those that are clipped."""
+    rows = [(item, rating, found.score(user, item)) for item, rating in items]
+    if as_json:
+        keys = ("item", "rating", "score")
+        told = {"user": user, "items": [dict(zip(keys, row, strict=True)) for row in rows]}
+        print(json.dumps(told))  # noqa: T201
+        return
+    columns = ["item", "predicted rating", "unclipped"]
+    print_table(columns, [(item, f"{r:.2f}", f"{score:.3f}") for item, r, score in rows])
 
 
 def print_datasets() -> None:

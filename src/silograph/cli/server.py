@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import os
 import shlex
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from silograph.core.errors import ConfigError, ProtocolError
 if TYPE_CHECKING:
     from silograph.deploy.venue import Venue
 
+LOG = logging.getLogger("silograph")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in our own words
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
@@ -111,7 +113,9 @@ def server_command(given: Given, **said: Any) -> None:
     flags, words = ServerFlags(**said), _words()
     if flags.resume is not None:
         _check_alone(words)
+    _check_number(given, flags, words)
     config, venue = _served(given.config), _venue(flags)
+    _tell_unused(config, words)
     mode = "none" if flags.quiet else best_mode()
     folder = str(config.out if flags.resume is None else flags.resume)
     if own_code(config):
@@ -161,6 +165,27 @@ def _venue(flags: ServerFlags) -> "Venue":
         hand_over=not flags.keep_model,
         update_norm=flags.max_update_norm,
     )
+
+
+def _tell_unused(config: RunConfig, words: Mapping[str, list[str]]) -> None:
+    """Log what was given and changes nothing of the training."""
+    if "dataset" in words:
+        LOG.warning("%s is a name in tables only: the data are the silos' own", config.dataset)
+    if "block_size" in words and config.block_size != 1:
+        LOG.warning("%s is not used: each silo trains by itself", " ".join(words["block_size"]))
+
+
+def _check_number(given: Given, flags: ServerFlags, words: Mapping[str, list[str]]) -> None:
+    """Raise `ConfigError` where a run file has another number of silos than there are names."""
+    number = given.file.clients
+    if flags.silos is None or number is None or "clients" in given.flags:
+        return
+    names = flags.silos.split(",")
+    if len(names) != number:
+        raise ConfigError(
+            f"--silos: expected as many names as clients = {number} in {words['config'][1]}, got "
+            f"{len(names)}: leave clients out of the file, or add --clients {len(names)}"
+        )
 
 
 def _check_alone(words: Mapping[str, list[str]]) -> None:

@@ -20,7 +20,18 @@ SETTINGS = {
 CHOICES = {n: get_args(f.type) for n, f in SETTINGS.items() if get_origin(f.type) is Literal}
 OTHERS = (
     *("listen", "silos", "least", "metrics", "wait", "round_seconds", "rejoin_seconds"),
-    *("max_update_norm", "log_level", "server", "seeds", "trials", "max_minutes", "search_seed"),
+    *(
+        "max_update_norm",
+        "log_level",
+        "ca",
+        "certs",
+        "secret",
+        "server",
+        "seeds",
+        "trials",
+        "max_minutes",
+        "search_seed",
+    ),
 )
 # A name stands alone: it is no part of a path, of a quotation or of a dotted or longer name.
 BEFORE, AFTER = r"(?<![\w./'\"=-])(?<!--option )", r"(?![\w'\"/=-]|\.\w|\()"

@@ -107,6 +107,14 @@ Learn = Callable[
 ]
 
 
+Note = Callable[[Any, ControllerState, int], str | None]
+
+
+def nothing_to_say(options: object, state: ControllerState, rounds: int) -> None:
+    """Return no line for the result of a run."""
+    del options, state, rounds
+
+
 def remember_nothing(options: object, knobs: Knobs, standing: RunStanding) -> ControllerState:
     """Return the state of a controller that remembers nothing."""
     del options, knobs, standing
@@ -131,6 +139,8 @@ class Controller:
         needs_scores: whether it decides by scores: then methods that use it score the first
             weights and keep the last scores (`Needs.score_first`).
         options: of its own; a method that has any for it sets them with `replace`.
+        note: from options, the state after a run and the number of its rounds: a line for the
+            result; None is nothing.
     """
 
     name: str
@@ -140,6 +150,7 @@ class Controller:
     observe: Learn | None = None
     needs_scores: bool = False
     options: Any = None
+    note: Note = nothing_to_say
 
 
 def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, ...]:

@@ -190,6 +190,17 @@ def observe(
     return _learned(options, _stored(new, one, rounds))
 
 
+def note(options: AgentOptions, state: ControllerState, rounds: int) -> str | None:
+    """Return that the agent has set nothing yet, where a run ends within the profile."""
+    if not options.explore or int(state["rounds"]) > PROFILE:
+        return None
+    return f"{_all_of(rounds)} the agent's profile (it takes {PROFILE}): the agent set nothing"
+
+
+def _all_of(rounds: int) -> str:
+    return f"all {rounds} rounds were" if rounds > 1 else "the only round was"
+
+
 def rewards(
     options: AgentOptions, agent: ControllerState, score: Tensor, seconds: Tensor
 ) -> Tensor:
@@ -298,4 +309,5 @@ DDPG = Controller(
     observe,
     needs_scores=True,
     options=AgentOptions(),
+    note=note,
 )

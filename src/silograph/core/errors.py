@@ -14,7 +14,7 @@ SilographError
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -78,11 +78,21 @@ def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"
     """
     known = sorted(choices)
-    near = difflib.get_close_matches(str(got).lower(), known, n=1, cutoff=0.5)
+    near = _nearest(str(got).lower(), known)
     if near and len(known) > MOST_CHOICES:
-        return ConfigError(f"unknown {what} {got!r}: did you mean {near[0]!r}?")
-    hint = f": did you mean {near[0]!r}? Choices" if near else "; choices"
+        return ConfigError(f"unknown {what} {got!r}: did you mean {near!r}?")
+    hint = f": did you mean {near!r}? Choices" if near else "; choices"
     return ConfigError(f"unknown {what} {got!r}{hint}: {', '.join(known)}")
+
+
+def _nearest(got: str, known: Sequence[str]) -> str | None:
+    """Return the name that was meant most likely: swapped letters, a beginning, or other slips."""
+    swapped = [name for name in known if sorted(name) == sorted(got)]
+    longer = sorted((name for name in known if name.startswith(got)), key=len)
+    if len(got) < 3 or not all(name.startswith(longer[0]) for name in longer):
+        longer = []  # it may be the beginning of several
+    near = swapped or longer or difflib.get_close_matches(got, known, n=1, cutoff=0.5)
+    return near[0] if near else None
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:

@@ -330,9 +330,11 @@ class Meeting:
             self.close(reason_of(error))
 
     def _stop(self) -> None:
-        say_stopping(self._there(), self._report)
+        there = self._there()
+        say_stopping(there, self._report)
         self._hub.close()
-        self._report(Event(What.STOPPED))
+        waits = bool(there) or self.folder is not None  # else none has ever attached
+        self._report(Event(What.STOPPED, silos=None if waits else 0))
 
     def _there(self) -> dict[str, Peer]:
         """Return all silos that are attached, also those that are in no round yet."""

@@ -19,7 +19,7 @@ def read_roots(ca: Path | None, *, insecure: bool) -> bytes | None:
             "expected the certificate of the server's authority, got none: give --ca FILE, or "
             "--insecure to try it on this machine"
         )
-    return read_file(ca)
+    return read_file(ca, "ca")
 
 
 def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
@@ -38,8 +38,8 @@ def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
             "got none: put it into the silo's folder as the file secret, or give --secret FILE"
         )
     if path.is_dir():
-        return {name: read_file(path / check_part(name)) for name in others}
-    return dict.fromkeys(others, read_file(path))
+        return {name: read_file(path / check_part(name), "secret") for name in others}
+    return dict.fromkeys(others, read_file(path, "secret"))
 
 
 def check_part(name: str) -> str:
@@ -49,9 +49,9 @@ def check_part(name: str) -> str:
     return name
 
 
-def read_file(path: Path) -> bytes:
-    """Return what a file holds; raise `ConfigError` where it cannot be read."""
+def read_file(path: Path, setting: str) -> bytes:
+    """Return what a file holds; raise `ConfigError`, which names the setting, if it cannot be."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"expected a file at {path}, got: {error.strerror}") from None
+        raise ConfigError(f"{setting}: expected a file at {path}, got: {error.strerror}") from None

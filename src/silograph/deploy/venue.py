@@ -118,4 +118,4 @@ def credentials(venue: Venue) -> tuple[bytes, bytes] | None:
             "certs makes one to try with), or --insecure on this machine"
         )
     chain, key = venue.certificate
-    return read_file(chain), read_file(key)
+    return read_file(chain, "certs"), read_file(key, "certs")

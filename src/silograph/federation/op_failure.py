@@ -58,6 +58,22 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
         raise OpError(f"{line}; round {number}, at the server") from error
 
 
+@contextmanager
+def in_function(function: Callable[..., Any], called: str) -> Iterator[None]:
+    """Raise `OpError`, of one line, where a function of a user's own fails before a run.
+
+    Args:
+        function: the function; errors of silograph's own keep their tracebacks.
+        called: what it is called in the error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if says_all(error) or getattr(function, "__module__", "").startswith("silograph."):
+            raise
+        raise OpError(f"in {called}: {_what(error)}{_place(error)}") from error
+
+
 def context(op: Op, number: int, block: ClientBlock, state: State, inbox: Payload) -> str:
     """Return where an op failed that says itself what is wrong."""
     return (

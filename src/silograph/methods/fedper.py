@@ -83,8 +83,8 @@ def split(weights: Mapping[str, Value], private: int) -> tuple[dict[str, Value],
     layers = list(dict.fromkeys(map(layer_of, weights)))
     if private >= len(layers):
         raise ConfigError(
-            f"expected private below the number of layers, {len(layers)}, got {private}: nothing "
-            "would be shared; use method local for clients that train alone"
+            f"option private: expected less than the number of layers, {len(layers)}, got "
+            f"{private}: nothing would be shared; use method local for clients that train alone"
         )
     mine = layers[len(layers) - private :]
     own = {name: w for name, w in weights.items() if layer_of(name) in mine}

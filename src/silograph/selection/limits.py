@@ -35,6 +35,14 @@ class SelectionLimits:
         return self.clients if self.affordable is None else min(self.clients, self.affordable)
 
     @property
+    def most_in_all(self) -> int:
+        """Selections that all rounds together may have at most."""
+        if self.affordable is None:
+            return self.clients * self.rounds
+        fitting = min(self.rounds, self.affordable // self.least)
+        return min(self.affordable, self.clients * fitting)
+
+    @property
     def can_be_met(self) -> bool:
         """Whether there are rounds of L to N clients that together are enough and not too many."""
         if self.lacking <= 0:

@@ -61,7 +61,7 @@ def check_at_most(name: str, value: int | None, most: int, what: str) -> None:
     """
     if value is not None and value > most:
         raise ConfigError(
-            f"expected selector.{name} of at most {most}, the number of {what}, got {value}: "
+            f"option selector.{name}: expected at most {most}, the number of {what}, got {value}: "
             "lower it, or leave it out"
         )
 

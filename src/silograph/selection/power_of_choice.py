@@ -62,8 +62,8 @@ def init(ids: Sequence[str], options: PowerOfChoiceOptions) -> SelectorState:
     check_at_most("candidates", options.candidates, clients, "clients")
     if options.candidates is not None and options.candidates < number_of(options.clients, clients):
         raise ConfigError(
-            f"expected selector.candidates of at least {number_of(options.clients, clients)}, the "
-            f"clients of a round, got {options.candidates}: raise it, or leave it out"
+            f"option selector.candidates: expected at least {number_of(options.clients, clients)}, "
+            f"the clients of a round, got {options.candidates}: raise it, or leave it out"
         )
     unknown = torch.full((clients,), -1.0, dtype=torch.float64)
     return {"loss": torch.full_like(unknown, torch.inf), "nodes": unknown}

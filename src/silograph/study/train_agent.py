@@ -9,7 +9,7 @@ An episode that was interrupted is run again from its beginning, with the same r
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,43 @@ def lines_in(out: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def lacking(out: Path) -> int:
+    """Return how many rounds an agent lacks before it has learned anything: 0 if it has."""
+    lines = lines_in(out)
+    return max(PROFILE + 1 - (lines[-1].get("rounds", 0) if lines else 0), 0)
+
+
 def check_same(line: dict[str, Any], asked: AgentTraining, out: Path) -> None:
     """Raise `ConfigError` where an episode that is over was one of another training."""
     ours = described(asked)
     if line["training"] != ours:
         raise ConfigError(
-            f"expected to go on with the training in {out}, got another config: take another "
-            f"folder, or ask for what is there: {line['training']}"
+            f"expected to go on with the training in {out}, got another config "
+            f"({differing(line['training'], ours)}): take another folder, or ask for what is there"
         )
+
+
+def differing(there: str, ours: str) -> str:
+    """Return the keys by which two trainings differ, with the value of each."""
+    known, new = _flat(there), _flat(ours)
+    keys = [key for key in {**known, **new} if known.get(key) != new.get(key)]
+    return ", ".join(f"{key}={_said(known, key)} there, {_said(new, key)} now" for key in keys)
+
+
+def _said(values: Mapping[str, Any], key: str) -> str:
+    value = values.get(key)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flat(text: str) -> dict[str, Any]:
+    """Return what a training was described by, key by key; nothing of what is no description."""
+    try:
+        told = json.loads(text)
+        config = dict(told["config"])
+        options = {f"option {name}": value for name, value in config.pop("options").items()}
+        return {**config, **options, "seeds": told["seeds"]}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
 
 
 def described(asked: AgentTraining) -> str:

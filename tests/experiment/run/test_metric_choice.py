@@ -245,6 +245,10 @@ def test_clients_have_the_metric_where_it_is_one_of_theirs(
     ("options", "text"),
     [
         ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
+        (
+            {"metric": "acc"},
+            "did you mean 'accuracy'? Choices: accuracy, accuracy_client_mean, auc, f1_m",
+        ),
         ({"metric": "auc", "eval_on_receipt": "1"}, "another metric than auc with eval_on_receipt"),
         ({"metric": "rmse"}, "unknown metric of node_class 'rmse'; choices: accuracy, "),
         ({"target": "rmse=0.5"}, "target: unknown metric 'rmse'; choices: accuracy, "),
@@ -259,6 +263,7 @@ def test_metrics_that_cannot_be(make_graph: MakeGraph, options: dict[str, str], 
         go(make_graph(), **options)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "rmse, " not in str(caught.value)  # of another task
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

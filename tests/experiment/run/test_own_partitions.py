@@ -114,14 +114,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"partition": 5}, "by name, FILE.csv, an array .* or a function of the graph, got int"),
     ({"partition": {}}, "or a function of the graph, got dict"),
     ({"partition": big(59)}, r"for each of the 60 nodes of 'planted' as partition, got shape"),
-    ({"partition": lambda g: None}, r"as partition, got shape \(\): give one number"),
+    (
+        {"partition": lambda g: None},
+        "or a Partition, from partition function <lambda>, got None: return one",
+    ),
+    (
+        {"partition": lambda g: g.num_nodes // 0},
+        r"^in partition function <lambda>: ZeroDivisionError: .* \(.*test_own_partitions\.py, line",
+    ),
+    ({"partition": lambda g: 3}, r"as partition, got shape \(\): give one number"),
     ({"partition": "nope.csv"}, r"nope\.csv: expected a CSV file, got No such file"),
     ({"partition": big(), "clients": 7}, "clients: expected 3, as the partition has, got 7: leave"),
     ({"partition": "./cut"}, r"name, or a file of clients whose name ends in \.csv, got '\./cut'"),
     ({"partition": "metos"}, "did you mean 'metis'[?] Choices: FILE.csv, category, class_biased"),
     (
         {"partition": big(), "alpha": 1.0},
-        "alpha: partition silo has no such option, but partition diri",
+        "alpha: partition of your own has no such option, but partition diri",
     ),
     ({"partition": "given:0123456789abcdef"}, "expected the partition given:0123.* in memory; use"),
 ]

@@ -148,6 +148,7 @@ def test_every_event_is_one_line_and_one_record(
             Event(What.STOPPED, "a", address="h:1", seconds=9.0, note="until then"),
             "the server at h:1 was stopped: a waits for it for up to 9 s (until then)",
         ),
+        (Event(What.STOPPED, silos=0), "the server was stopped"),
         (
             Event(What.STOPPED),
             "the server was stopped: its silos wait until the run is continued",

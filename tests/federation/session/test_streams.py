@@ -290,10 +290,17 @@ def test_plaintext_stays_on_this_machine() -> None:
         take_part(attaching("10.0.0.1:5", None, patience=0.0))
 
 
-@pytest.mark.parametrize("text", ["nowhere", ":5", "a:", "a:b", "a:65536", "a:-1", "a:٣"])
+@pytest.mark.parametrize("text", ["nowhere", ":5", "a:", "a:b", "a:-1", "a:٣"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ConfigError, match="server: expected HOST:PORT, got"):
         split_address(text, "server")
+
+
+@pytest.mark.parametrize("port", ["65536", "99999", "9" * 5000])
+def test_a_port_that_is_none(port: str) -> None:
+    with pytest.raises(ConfigError, match=r"^listen: expected a port from 1 to 65535 in HOST:PORT"):
+        split_address(f"localhost:{port}", "listen")
+    assert split_address("localhost:65535", "listen") == ("localhost", 65535)
 
 
 def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:

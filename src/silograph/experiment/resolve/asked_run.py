@@ -16,6 +16,7 @@ from silograph.experiment.resolve.model_options import own_module
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by, taken
 from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.run_metric import check_metric_of
 from silograph.experiment.resolve.user_code import absolute
 from silograph.graph.datasets import check_columns, check_scale, is_path
 from silograph.graph.generated.generate import ProgressCallback
@@ -87,10 +88,12 @@ def requested(
     if "model" in given:
         given["model"] = name_of(given["model"])
     asked, source = asked_run(call.graph, config, given)
+    data = call.graph if isinstance(call.graph, Graph | Silos) else None
+    if isinstance(data, Graph):
+        check_metric_of(asked, data.task)
     parts = choose(asked, method if isinstance(method, Method) else None)
     check_selected(parts)
     make = own.models.get(asked.model) or own_module(asked)
-    data = call.graph if isinstance(call.graph, Graph | Silos) else None
     return RunRequest(asked, source, parts, make, data, call.partition)
 
 

@@ -5,7 +5,7 @@ again. Where every node has one client, the graph itself carries them, as its si
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, PartitionError
+from silograph.federation.op_failure import in_function
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import (
     assigned,
@@ -117,7 +118,7 @@ def cut_by(
             "partition: expected none with silos, got one in memory: they are cut already"
         )
     if callable(partition) and not isinstance(partition, Partition):
-        partition = partition(data)
+        partition = _called(partition, data)
     if isinstance(partition, Partition):
         if partition.num_nodes != data.num_nodes:
             raise PartitionError(
@@ -132,6 +133,24 @@ def cut_by(
         found = assigned(data, partition)
         partition = of_silos(found)
     return found, replace(config, partition=f"{GIVEN}{partition.hash}")
+
+
+def _called(function: Callable[[Graph], Any], graph: Graph) -> Any:
+    """Return what a user's function makes of a graph.
+
+    Raises:
+        OpError: it failed: one line, which names it and the place in its file.
+        PartitionError: it returned nothing.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    with in_function(function, f"partition function {name}"):
+        found = function(graph)
+    if found is None:
+        raise PartitionError(
+            f"expected the client of every node, or a Partition, from partition function {name}, "
+            "got None: return one"
+        )
+    return found
 
 
 def cut_again(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph | CutGraph:

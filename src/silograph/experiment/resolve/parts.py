@@ -204,6 +204,9 @@ def placed(config: RunConfig, parts: Mapping[str, NamedPart]) -> dict[str, dict[
     Raises:
         ConfigError: see `place_of`; or one option twice.
     """
+    if names_clients(config.partition) and config.partition != "silo":
+        own = dataclasses.replace(PARTITIONERS["silo"], name="of your own")
+        parts = {**parts, "partition": own}
     values: dict[str, dict[str, Scalar]] = {kind: {} for kind in parts}
     said: dict[tuple[str, str], str] = {}
     for shown, name, value in _asked(config):

@@ -80,6 +80,14 @@ def check_metric(config: RunConfig) -> None:
     check_on_receipt(config)
 
 
+def check_metric_of(config: RunConfig, task: str) -> None:
+    """Raise `ConfigError` for a metric that does not exist; its choices are those of a task."""
+    known = task_of(task).metrics
+    if config.metric is not None and config.metric not in METRICS:
+        metric_among(config.metric, known, "metric")
+    parse_target(config.target, None, known)
+
+
 def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
     """Whether validation nodes are scored by what they are not in every run: the AUC."""
     target = parse_target(config.target, config.metric)

@@ -11,6 +11,7 @@ from silograph.core.resolved_config import training_key
 from silograph.core.text import counted
 from silograph.experiment.advice import advice_of
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.controlling import controlling
 from silograph.experiment.run.divergence import check_loss
 from silograph.experiment.run.local_bias import local_bias
 from silograph.experiment.run.result import Result
@@ -27,6 +28,7 @@ from silograph.experiment.run.round_scores import (
     uncut_rows,
     views_of,
 )
+from silograph.experiment.run.server_parts import CONTROLLER, part_of
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.experiment.run.trained_model import TrainedModel
@@ -85,7 +87,7 @@ def make_result(
         best_round=best.round,
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
-        advice=_advice(setup, best, rows),
+        advice=_advice(setup, best, rows, snapshot),
         model=None if best.weights is None else _model(setup, best.weights),
         client_models=_own_models(setup, best),
         local_bias=_local_bias(setup, snapshot, tell),
@@ -119,9 +121,9 @@ def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Vie
     return val, test
 
 
-def _advice(setup: Setup, best: Judged, rows: Sequence[Row]) -> str | None:
-    """Return what the scores say about the number of rounds, None where nothing."""
-    return advice_of(
+def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
+    """Return what the number of rounds was too small or too large for, None where nothing."""
+    by_scores = advice_of(
         rows,
         setup.method.evaluate.view,
         run_metric(setup),
@@ -129,6 +131,11 @@ def _advice(setup: Setup, best: Judged, rows: Sequence[Row]) -> str | None:
         rounds=setup.config.rounds,
         patience=setup.config.patience,
     )
+    control, said = controlling(setup), None
+    if control is not None:
+        found, known = control.controller, part_of(snapshot.state, CONTROLLER)
+        said = found.note(found.options, known, snapshot.round)
+    return "; ".join(line for line in (said, by_scores) if line is not None) or None
 
 
 def _model(setup: Setup, weights: Params) -> TrainedModel:

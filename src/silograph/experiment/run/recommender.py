@@ -65,6 +65,14 @@ class Recommender:
         column = self._place("item", item)
         return self._shown(self._ratings(row)[column])
 
+    def score(self, user: str, item: str) -> float:
+        """Return what the model says of an item, which may be beyond the scale of ratings.
+
+        Raises:
+            DataError: the silo has no such user or item.
+        """
+        return float(self._ratings(self._place("user", user))[self._place("item", item)])
+
     def recommend(self, user: str, top: int = 10) -> list[tuple[str, float]]:
         """Return the items that a user would rate highest, best first, with predicted ratings.
 

@@ -68,7 +68,8 @@ class Result:
             nodes.
         rounds: one row for each judged round; bytes and flops are totals so far.
         stopped: why the run ended.
-        advice: what the course of the scores says about the number of rounds; None is nothing.
+        advice: what the course of the scores, and what sets knobs, say about the number of rounds;
+            None is nothing.
         model: the server's model at the best round; None where the server has none.
         client_models: the clients' own models at the best round, by client; empty where they
             predict with the server's, and where silos keep theirs.

@@ -199,26 +199,31 @@ class Selection:
         found, name = self._limits(state, 1), self.selector.name
         if found.least > found.clients:
             raise ConfigError(
-                f"expected selector.least_clients of at most {counted(found.clients, 'client')}, "
-                f"got {found.least}"
+                f"option selector.least_clients: expected at most "
+                f"{counted(found.clients, 'client')}, got {found.least}: lower it"
             )
         cost = "" if self._budget is None else self._figures(found)
         if found.affordable is not None and found.affordable < found.least:
-            raise ConfigError(
-                f"expected a selector.budget that pays for a round of {found.least}, got {cost}"
-            )
+            raise self._too_little(found.least, "a round", cost)
         if not found.can_be_met:
             raise ConfigError(
-                f"expected selector.least_selections that {counted(found.rounds, 'round')} of "
-                f"{found.least} to {found.clients} clients can have, got {found.lacking}"
+                f"option selector.least_selections: expected at most {found.most_in_all}, which "
+                f"{counted(found.rounds, 'round')} of {found.least} to "
+                f"{counted(found.clients, 'client')} can have, got {found.lacking}"
                 + (cost and f" with a budget of {cost}")
+                + ": lower it"
             )
         wanted = len(self._drawn(state, 1, training_key(self.setup.config)))
         if found.number(wanted) is None:
-            raise ConfigError(
-                f"expected a selector.budget that pays for the first round of {name}, of {wanted} "
-                f"clients, got {cost}"
-            )
+            raise self._too_little(wanted, f"the first round of {name}", cost)
+
+    def _too_little(self, clients: int, what: str, cost: str) -> ConfigError:
+        """Return the error for a budget that does not pay for so many clients."""
+        needed = self._spent() + clients * self._each(1)
+        return ConfigError(
+            f"option selector.budget: expected at least {needed:,} bytes, which pay for {what}, of "
+            f"{counted(clients, 'client')}, got {cost}: raise it"
+        )
 
     def _figures(self, found: SelectionLimits) -> str:
         """Return what a client costs and what the budget pays for, in words."""

@@ -194,6 +194,8 @@ def _line(e: Event) -> str:
             return f"{e.silo} has no stream to {e.address}, tries again{_wait(e)}: {e.reason}"
         case What.STOPPED if e.silo is not None:
             return f"the server at {e.address} was stopped: {e.silo} waits for it{_wait(e)}"
+        case What.STOPPED if e.silos == 0:
+            return "the server was stopped"
         case What.STOPPED:
             return "the server was stopped: its silos wait until the run is continued"
         case What.DECLINED:

@@ -56,8 +56,10 @@ def split_address(text: str, setting: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
+    if not (colon and host and port.isascii() and port.isdigit()):
         raise ConfigError(f"{setting}: expected HOST:PORT, got {text!r}")
+    if len(port) > 5 or int(port) >= 2**16:
+        raise ConfigError(f"{setting}: expected a port from 1 to 65535 in HOST:PORT, got {text!r}")
     return host, int(port)
 
 

@@ -129,6 +129,13 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"expected the folder of a silo, got {path}: no such folder")
+    inside = sorted(found.parent.name for found in path.glob(f"*/{SPEC}"))
+    if inside and not is_silo(path):
+        names = ", ".join([*inside[:3], *["..."] * (len(inside) > 3)])
+        raise DataError(
+            f"expected the folder of a silo, got {path}, which holds folders of silos: name one of "
+            f"them ({names})"
+        )
     spec = read_spec(path / SPEC)
     if spec.task == "rating":
         return _rating_silo(path, spec)

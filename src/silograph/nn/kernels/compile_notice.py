@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from numba.core import event
 
-LINE = "compiling the kernels, once for this machine and precision: about a minute ..."
+LINE = "compiling kernels that this run needs, once for this machine: up to a minute ..."
 
 
 class CompileWatch(event.Listener):
