@@ -32,7 +32,8 @@ from silograph.core.text import counted
 )
 def train_agent_command(given: Given, episodes: int, seeds: int) -> None:
     """Train an agent that sets a method's knobs, over runs with seeds of their own."""
-    from silograph.study.train_agent import PROFILE, AgentTraining, lacking, train_agent
+    from silograph.control.ddpg import PROFILE
+    from silograph.study.train_agent import AgentTraining, lacking, train_agent
 
     config = given.config
     if config.out is None:

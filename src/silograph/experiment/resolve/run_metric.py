@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.graph.graph import Schema
+from silograph.graph.graph import LabelForm, Schema
 from silograph.nn.any_model import AnyModel
 from silograph.task.metric_table import METRICS, RANKINGS, metric_among, metric_of
 from silograph.task.ranking import RankingModel
@@ -80,7 +80,7 @@ def check_metric(config: RunConfig) -> None:
     check_on_receipt(config)
 
 
-def check_metric_of(config: RunConfig, task: str) -> None:
+def check_metric_of(config: RunConfig, task: LabelForm) -> None:
     """Raise `ConfigError` for a metric that does not exist; its choices are those of a task."""
     known = task_of(task).metrics
     if config.metric is not None and config.metric not in METRICS:

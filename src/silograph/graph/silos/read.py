@@ -131,10 +131,10 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         raise DataError(f"expected the folder of a silo, got {path}: no such folder")
     inside = sorted(found.parent.name for found in path.glob(f"*/{SPEC}"))
     if inside and not is_silo(path):
-        names = ", ".join([*inside[:3], *["..."] * (len(inside) > 3)])
+        some = ", ".join([*inside[:3], *["..."] * (len(inside) > 3)])
         raise DataError(
             f"expected the folder of a silo, got {path}, which holds folders of silos: name one of "
-            f"them ({names})"
+            f"them ({some})"
         )
     spec = read_spec(path / SPEC)
     if spec.task == "rating":
