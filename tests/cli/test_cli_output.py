@@ -349,12 +349,22 @@ def test_ratings_need_a_model_for_them(capsys: Capture, work: Path, name: str) -
 
 def test_a_complete_run_says_so_and_shows_its_result(work: Path, capsys: Capture) -> None:
     first = printed(capsys, "run", "g.npz", *QUICK, "--quiet", "--out", "x")
+    path = Path("x/result.json")
+    told = path.read_text()
+    memory = json.loads(told)["peak_memory_bytes"]
+    path.write_text(told.replace(f'"peak_memory_bytes": {memory}', '"peak_memory_bytes": 12345'))
+    assert run_app(["resume", "x"]) == 0
+    assert "peak memory 12.3 kB" in capsys.readouterr().out  # of the process that ran it
+    path.write_text(told)
     assert run_app(["resume", "x"]) == 0
     shown = capsys.readouterr()
     assert shown.out == first
     assert shown.err.splitlines()[-1] == "the run in x was complete: nothing was trained"
     assert run_app(["resume", "x", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
+    path.write_text(told[:-20])
+    assert run_app(["resume", "x"]) == 2
+    assert "expected the result of a run in x/result.json, got something" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_that_could_not_begin_today(

@@ -147,6 +147,7 @@ def train(
         compiling(),
     )
     if folder is not None:
+        result = folder.as_told(result) if complete else result
         folder.finish(result, setup)
         add_report(folder.path)
     if not complete:

@@ -27,6 +27,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,23 @@ class ResultFolder:
     def is_complete(self) -> bool:
         """Whether the run is over and its result written."""
         return (self.path / RESULT).exists()
+
+    def as_told(self, result: Result) -> Result:
+        """Return the result of a complete run with what the process that ran it took.
+
+        Raises:
+            CheckpointError: result.json is damaged.
+        """
+        path = self.path / RESULT
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            memory, seconds = int(told["peak_memory_bytes"]), float(told["compile_seconds"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"expected the result of a run in {path}, got something else: remove the file, and "
+                "resume writes it anew"
+            ) from error
+        return replace(result, peak_memory_bytes=memory, compile_seconds=seconds)
 
     def finish(self, result: Result, setup: Setup) -> None:
         """Write the final clients.csv, the model, and last result.json; once."""
