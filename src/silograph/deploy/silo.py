@@ -227,7 +227,6 @@ class OwnData:
         )
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
-        keep = partial(self.keep, run)
         to, silos = self.server, written.clients
         shown = [*lines_of(plan, written.rounds, audit.hello, to, silos, needs)]
         shown += [line for line in (weighed, scale_line(written, silo.graph)) if line is not None]
@@ -245,7 +244,7 @@ class OwnData:
             course,
             nodes,
             note,
-            keep,
+            partial(self.keep, run),
             tuple(shown),
             {**agreed, "nodes": nodes},
             written.method in needs,
