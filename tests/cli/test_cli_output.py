@@ -362,9 +362,11 @@ def test_a_complete_run_says_so_and_shows_its_result(work: Path, capsys: Capture
     assert shown.err.splitlines()[-1] == "the run in x was complete: nothing was trained"
     assert run_app(["resume", "x", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
-    path.write_text(told[:-20])
-    assert run_app(["resume", "x"]) == 2
-    assert "expected the result of a run in x/result.json, got something" in capsys.readouterr().err
+    for damaged in (told[:-20], "[]", told.replace(f"{memory}", "Infinity")):
+        path.write_text(damaged)
+        assert run_app(["resume", "x"]) == 2
+        said = capsys.readouterr().err
+        assert "expected the result of a run in x/result.json, got something" in said
 
 
 def test_a_run_goes_on_that_could_not_begin_today(

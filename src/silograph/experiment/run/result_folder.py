@@ -356,7 +356,7 @@ class ResultFolder:
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             memory, seconds = int(told["peak_memory_bytes"]), float(told["compile_seconds"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"expected the result of a run in {path}, got something else: remove the file, and "
                 "resume writes it anew"
