@@ -82,14 +82,15 @@ def _classes(graph: Graph, clients: int, key: Key, count: int | None) -> Tensor 
     if count is None:
         return None
     require_classes(graph, "share_classes")
-    there = graph.y[graph.y != MISSING].unique()
+    there: Tensor = graph.y[graph.y != MISSING].unique()
     if count > len(there):
         raise PartitionError(
             f"expected at most {len(there)} share_classes, as many classes as nodes of "
             f"{graph.name!r} have, got {count}"
         )
     draws = key.fold("classes").matrix(clients, len(there))
-    return there[draws.argsort(dim=1, stable=True)[:, :count]]
+    drawn: Tensor = there[draws.argsort(dim=1, stable=True)[:, :count]]
+    return drawn
 
 
 def _drawn(words: Tensor, share: float, key: Key) -> Tensor:
