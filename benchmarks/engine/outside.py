@@ -10,6 +10,7 @@ hand over arrays.
 """
 
 import argparse
+import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -65,8 +66,8 @@ def timed_kernels() -> Iterator[Clock]:
     with ExitStack() as stack:
         for path in KERNELS:
             module, _, name = path.rpartition(".")
-            imported = __import__(module, fromlist=[name])
-            stack.enter_context(patch(path, clock.around(getattr(imported, name))))
+            kernel = getattr(importlib.import_module(module), name)
+            stack.enter_context(patch(path, clock.around(kernel)))
         yield clock
 
 
