@@ -43,6 +43,7 @@ CONSISTENT = {"model": "consisrec", "rounds": 10}
 NEAR: dict[str, Scalar] = {"model.embedding": 16, "model.sampled": 0.3, "model.levels": 5}
 SHARED: dict[str, Scalar] = {"model.items": 2**17}
 HALF: dict[str, Scalar] = {"selector.participation": 0.5}
+FIVE: dict[str, Scalar] = {"selector.clients": 5}  # the same half, for selectors of a number
 NOISY = GAT | {"eval_every": 10}
 
 
@@ -53,9 +54,9 @@ def protected(noise: float) -> dict[str, Scalar]:
 
 
 def selected(selector: str) -> Row:
-    """Return the row of the GCN with a selector."""
+    """Return the row of the GCN with a selector of half of the clients."""
     paper = {"power_of_choice": "1.064", "uniform": "1.049", "oort": "1.051", "harmony": "1.047"}
-    options = WIDE | (HALF if selector == "uniform" else {})
+    options = WIDE | (HALF if selector == "uniform" else FIVE)
     return GCN | {"method": "fedavg", "selector": selector}, options, "server", paper[selector]
 
 

@@ -54,7 +54,7 @@ def _listed(text: str, what: str) -> list[str]:
         row = []
     found = [value.strip() for value in row]
     if not found or not all(found):
-        raise ConfigError(f"expected {what} as a list like a,b or \"a, b\",c, got {text!r}")
+        raise ConfigError(f'expected {what} as a list like a,b or "a, b",c, got {text!r}')
     return found
 
 
