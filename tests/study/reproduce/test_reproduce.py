@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "selection"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
+import acs_cells as acs
 import fedais_cells as fedais
 import personal_cells as personal
 import recipe_citations as baselines
@@ -278,7 +279,12 @@ def again_of(line: Line) -> Cell:
         assert control is not None
         return control
     if "ranked" in labels:
-        return of_tables.cell_of(labels["row"], labels["seed"])
+        return of_tables.cell_of(labels["row"], labels["seed"], labels["dataset"])
+    if "cut" in labels:
+        lines = read_lines(PAGES / "fedacs" / "selection.jsonl")
+        place = acs.cell_in(Found(lines), *(labels[p] for p in ("dataset", "cut", "row", "seed")))
+        assert place is not None
+        return place
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
