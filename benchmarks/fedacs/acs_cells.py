@@ -16,8 +16,8 @@ from silograph.study.reproduce.recipe import Found, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recipe_profiles import PROTOCOL
-from recipe_tables import GCN, WIDE
+from recipe_profiles import BIASES, PROTOCOL
+from recipe_tables import GCN, SOLVED, WIDE
 
 DATASETS = ("ciao", "epinions")
 SEEDS = (0, 1, 2)
@@ -31,6 +31,7 @@ CUTS: dict[str, tuple[int, str]] = {
     "20 clients": (20, "average"),
 }
 CLOCK: dict[str, Any] = {"speeds": "lognormal", "links": "10:0.05", "eval_every": 1}
+ALONE = "biases in each silo"
 EVERYBODY, BANDIT = "FedGraphNN (all)", "FedACS"
 NUMBER, CLIENTS = "FedACS, number only (ND)", "FedACS, clients only (CS)"
 SAME, TURN = "Rand at FedACS' mean", "round-robin at FedACS' mean"
@@ -68,6 +69,16 @@ def own_options(row: str, clients: int, share: float | None) -> dict[str, Scalar
 
 
 @cache
+def alone(dataset: str, cut: str) -> Cell:
+    """Return the cell of what needs neither training nor bytes, seed 0."""
+    clients, how = CUTS[cut]
+    labels: dict[str, Scalar] = {"dataset": dataset, "cut": cut, "row": ALONE, "seed": 0}
+    placed: dict[str, Scalar] = {"partition.column": "category", "partition.spread": how}
+    fields = PROTOCOL | BIASES | {"clients": clients, "method": "fedavg"}
+    return cell(labels, **fields, dataset=dataset, seed=0, options=placed | SOLVED)
+
+
+@cache
 def cell_of(dataset: str, cut: str, row: str, seed: int, share: float | None = None) -> Cell:
     """Return a cell; `share` of the clients is for what waits for the bandit."""
     clients, how = CUTS[cut]
@@ -81,6 +92,8 @@ def cell_of(dataset: str, cut: str, row: str, seed: int, share: float | None = N
 
 def cell_in(found: Found, dataset: str, cut: str, row: str, seed: int) -> Cell | None:
     """Return a cell; None of a control whose bandit has not run."""
+    if row == ALONE:
+        return alone(dataset, cut)
     if row not in (SAME, TURN):
         return cell_of(dataset, cut, row, seed)
     lines = found.scored([cell_of(dataset, cut, name, seed) for name in (BANDIT, EVERYBODY)])
@@ -106,7 +119,7 @@ def lines_of(found: Found, dataset: str, cut: str, row: str) -> dict[int, Line]:
 
 def cells(found: Found) -> list[Cell]:
     """Return all cells: Ciao's seed 0 first, then Ciao's other seeds, then Epinions."""
-    wanted: list[Cell | None] = []
+    wanted: list[Cell | None] = [alone(dataset, cut) for dataset in DATASETS for cut in CUTS]
     for dataset in DATASETS:
         for seed in SEEDS:
             wanted += [cell_in(found, dataset, c, row, seed) for c in CUTS for row in EVERYWHERE]

@@ -32,6 +32,7 @@ from acs_cells import (
     SEEDS,
     SHARES,
     Cost,
+    alone,
     cells,
     cost_to,
     levels,
@@ -114,10 +115,9 @@ def score_table(found: Found, dataset: str, cut: str) -> str:
     return markdown_table(heads, rows)
 
 
-def cost_table(found: Found, dataset: str, cut: str) -> str:
+def cost_table(found: Found, dataset: str, cut: str, unit: str) -> str:
     """Return what each row takes to the levels, and in all."""
-    heads = ["", *(f"{s:.0%}, {unit}" for unit in COSTS for s in SHARES)]
-    heads += [f"all, {unit}" for unit in COSTS]
+    cost, text = COSTS[unit]
     rows = []
     for row in ROWS:
         lines = lines_of(found, dataset, cut, row)
@@ -125,28 +125,32 @@ def cost_table(found: Found, dataset: str, cut: str) -> str:
             continue
         goals = {s: levels(whole_of(found, dataset, cut, s)) for s in lines}
         texts = []
-        for cost, text in COSTS.values():
-            for place in range(len(SHARES)):
-                got = mean([cost_to(line, goals[s][place], cost) for s, line in lines.items()])
-                texts.append("never" if got is None else text(got))
-        ends = [
-            text(statistics.mean(c(v)[-1] for v in lines.values())) for c, text in COSTS.values()
-        ]
-        rows.append([row, *texts, *ends])
-    return markdown_table(heads, rows)
+        for place in range(len(SHARES)):
+            got = mean([cost_to(line, goals[s][place], cost) for s, line in lines.items()])
+            texts.append("never" if got is None else text(got))
+        texts.append(text(statistics.mean(cost(line)[-1] for line in lines.values())))
+        rows.append([row, *texts])
+    return markdown_table([unit, *(f"{share:.0%} of the way" for share in SHARES), "all"], rows)
+
+
+def untrained(found: Found, dataset: str, cut: str) -> tuple[float, float] | None:
+    """Return the test RMSE of the mean and of biases in each silo, seed 0; None: not run."""
+    lines = found.scored([alone(dataset, cut)])
+    return (mean_of(lines[0]), lines[0]["test"]["server"]["rmse"]) if lines else None
 
 
 def part_of(found: Found, dataset: str, cut: str) -> str:
     """Return the tables of a cut."""
+    text = f"**{dataset}, {cut}**"
+    known = untrained(found, dataset, cut)
+    if known is not None:
+        text += f": the mean's RMSE is {known[0]:.4f}, "
+        text += f"that of biases in each silo, without any byte, {known[1]:.4f} (seed 0)."
     if not lines_of(found, dataset, cut, EVERYBODY):
-        return f"**{dataset}, {cut}**: no cell has run."
-    line = next(iter(lines_of(found, dataset, cut, EVERYBODY).values()))
-    first = f"The mean's RMSE: {mean_of(line):.4f} (the first seed that has run)"
-    biases = line["untrained"]["silo biases"]["rmse"]
-    return (
-        f"**{dataset}, {cut}**\n\n{first}; biases of each silo, without any byte: {biases:.4f}.\n\n"
-        f"{score_table(found, dataset, cut)}\n\n{cost_table(found, dataset, cut)}"
-    )
+        return f"{text} No cell that trains has run."
+    tables = [score_table(found, dataset, cut)]
+    tables += [cost_table(found, dataset, cut, unit) for unit in COSTS]
+    return "\n\n".join([text, *tables])
 
 
 def ratio(value: float | None, whole: float | None) -> str:
@@ -181,24 +185,20 @@ def paper_targets(found: Found) -> str:
     heads += ["RMSE of silo biases", EVERYBODY, BANDIT]
     rows = []
     for figure, dataset, cut, targets in TARGETS:
+        known = untrained(found, dataset, cut)
         lines = [line_of(found, dataset, cut, row, 0) for row in (EVERYBODY, BANDIT)]
-        whole = lines[0]
         for target in targets:
-            told = ["-", "-"]
-            if whole is not None:
-                told = [f"{mean_of(whole):.4f}"]
-                told.append(f"{whole['untrained']['silo biases']['rmse']:.4f}")
-            ends = [to_target(line, target) for line in lines]
+            told = ["-", "-"] if known is None else [f"{value:.4f}" for value in known]
+            free = known is not None and known[0] <= target
+            ends = ["0" if free else to_target(line, target) for line in lines]
             rows.append([figure, dataset, cut, f"{target:g}", *told, *ends])
     return markdown_table(heads, rows)
 
 
 def to_target(line: Line | None, target: float) -> str:
-    """Return the bytes to a target, 0 where predicting the mean is enough."""
+    """Return the bytes to a target."""
     if line is None:
         return "-"
-    if mean_of(line) <= target:
-        return "0"
     spent = cost_to(line, target, training_bytes)
     return "never" if spent is None else size_text(round(spent))
 
@@ -251,7 +251,7 @@ def courses(found: Found, rows: Sequence[str], title: str) -> Curves:
         if line is not None:
             megabytes = [spent / 1e6 for spent in training_bytes(line)]
             lines[row] = (megabytes, line["curve"]["test"])
-    return Curves(title, "MB without evaluation", "test RMSE", lines, scale="log")
+    return Curves(title, "MB without evaluation", "test RMSE", lines)
 
 
 def choices(found: Found) -> Curves:
@@ -262,7 +262,8 @@ def choices(found: Found) -> Curves:
         if line is not None:
             share = [100 * n / CUTS[cut][0] for n in line["curve"]["participants"]]
             lines[f"{dataset}, {cut}"] = (line["curve"]["round"], share)
-    return Curves("FedACS' bandit, seed 0", "round", "clients that train, %", lines, bottom=0)
+    title, y = "FedACS' bandit, seed 0", "clients that train, %"
+    return Curves(title, "round", y, lines, markers=True, bottom=0)
 
 
 def page(found: Found) -> Page:
