@@ -281,10 +281,10 @@ def again_of(line: Line) -> Cell:
     if "ranked" in labels:
         return of_tables.cell_of(labels["row"], labels["seed"], labels["dataset"])
     if "cut" in labels:
-        lines = read_lines(PAGES / "fedacs" / "selection.jsonl")
-        place = acs.cell_in(Found(lines), *(labels[p] for p in ("dataset", "cut", "row", "seed")))
-        assert place is not None
-        return place
+        found = Found(read_lines(PAGES / "fedacs" / "selection.jsonl"))
+        again = acs.cell_in(found, *(labels[p] for p in ("dataset", "cut", "row", "seed")))
+        assert again is not None
+        return again
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
