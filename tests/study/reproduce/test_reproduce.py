@@ -3,6 +3,7 @@
 import builtins
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "models"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "selection"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
+import acs_cells as acs
 import fedais_cells as fedais
 import personal_cells as personal
 import recipe_citations as baselines
@@ -44,7 +46,7 @@ import sweep_cells as sweep
 
 import silograph as sg
 from silograph.cli import run_app
-from silograph.cli.reproduce import only_of
+from silograph.cli.reproduce import _again, only_of
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError, SilographError
 from silograph.study.cells import Cell, Line, digest_of
@@ -277,7 +279,12 @@ def again_of(line: Line) -> Cell:
         assert control is not None
         return control
     if "ranked" in labels:
-        return of_tables.cell_of(labels["row"], labels["seed"])
+        return of_tables.cell_of(labels["row"], labels["seed"], labels["dataset"])
+    if "cut" in labels:
+        found = Found(read_lines(PAGES / "fedacs" / "selection.jsonl"))
+        again = acs.cell_in(found, *(labels[p] for p in ("dataset", "cut", "row", "seed")))
+        assert again is not None
+        return again
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:
@@ -390,6 +397,18 @@ def test_mistakes() -> None:
     for wrong in (["a"], ["a=1", "a=2"]):
         with pytest.raises(ConfigError, match="expected --only KEY=VALUE,VALUE, each key once"):
             only_of(wrong, None)
+    for text in ("", "a,,b", '"a', '"a"b'):
+        with pytest.raises(ConfigError, match='expected --only row as a list like a,b or "a, b",c'):
+            only_of([f"row={text}"], None)
+
+
+@pytest.mark.parametrize("values", [["a", "b"], ["`local`, x", "b"], ['say "a"', "b, c"]])
+def test_values_of_cells_with_commas_and_quotes_are_read_as_they_are_written(
+    values: list[str],
+) -> None:
+    said = shlex.split(_again("r", Path("r"), Path("o"), {"row": values}, {}))
+    only = next(word for word in said if word.startswith("--only="))
+    assert only_of([only.removeprefix("--only=")], None) == {"row": values}
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
