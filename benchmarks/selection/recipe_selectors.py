@@ -247,14 +247,16 @@ def score_table(found: Found, cut: str) -> str:
         assert whole is not None  # see `levels`
         most = training_bytes(whole)[-1]
         budgets = [100 * within(line, share * most) for share in BUDGETS]
-        return [100 * training_bytes(line)[-1] / most, *budgets, 100 * within(line, float("inf"))]
+        ends = [100 * within(line, float("inf")), 100 * line["curve"]["test"][-1]]
+        return [100 * training_bytes(line)[-1] / most, *budgets, *ends]
 
     heads = [
         "selector",
         "seeds",
         "mean clients",
         *(f"{b:.0%} of the bytes" for b in BUDGETS),
-        "end",
+        "best validation",
+        "last round",
     ]
     rows = [
         [name, str(seeds), f"{means[0]:.0f}", *(f"{v:.1f}" for v in means[1:])]
