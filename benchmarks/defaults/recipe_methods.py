@@ -44,7 +44,7 @@ SERVER: dict[str, Scalar] = {
     "server_lr": 0.01,
     "server_beta1": 0.9,
     "server_beta2": 0.99,
-    "server_relative_tau": 0.1,
+    "server_relative_tau": 0.01,
 }
 LOCAL, FEDOPT, FEDAVG, LEARNS = "local", "fedopt", "fedavg", "fedavg with SGD .1 x 10"
 FEDPROX, SCAFFOLD, LLCG = "fedprox", "scaffold", "llcg"

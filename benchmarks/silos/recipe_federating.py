@@ -154,9 +154,9 @@ RECIPE = Recipe(
 # When does federating pay?
 
 Test scores in percent at the round that validation picks and in the last, pooled over silos, three
-seeds, ten on WebKB, mean ± standard deviation. `local` is judged by each silo's own model, FedAvg and FedOpt by
-the server's model, each node through its own silo's graph; no edge crosses silos, so `centralized`
-sees the same edges and adds only that the data are in one place.
+seeds, ten on WebKB, mean ± standard deviation. `local` is judged by each silo's own model, FedAvg
+and FedOpt by the server's model, each node through its own silo's graph; no edge crosses silos, so
+`centralized` sees the same edges and adds only that the data are in one place.
 
 <!-- again -->
 <!-- again -->
