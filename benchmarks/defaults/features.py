@@ -90,7 +90,7 @@ def behind(lines: Sequence[Line], at: At, other: str, part: str) -> Paired:
     of = together(lines, at, (other, DEFAULT))
     overlap = overlap_of(PROTOCOL["split"], None) or 0.0
     scores = [[100 * line[part] for line in of[setting]] for setting in (other, DEFAULT)]
-    return paired(*scores, "resampled", overlap)
+    return paired(scores[0], scores[1], "resampled", overlap)
 
 
 def points(gap: Paired) -> str:
