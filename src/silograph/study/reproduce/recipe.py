@@ -89,6 +89,11 @@ def scores_of(
 ) -> list[float]:
     """Return test scores of the view that each line's method is about, of the lines that have them.
 
+    >>> line = {"judge": "server", "test": {"server": {"accuracy": 0.8}}}
+    >>> line["last"] = {"test_server_accuracy": 0.7}
+    >>> scores_of([line]), scores_of([line], last=True), scores_of([line], "f1_micro", last=True)
+    ([0.8], [0.7], [])
+
     Args:
         lines: lines with scores.
         metric: the name of the score.
