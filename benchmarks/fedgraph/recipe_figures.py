@@ -49,7 +49,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "options": {"neighbors.size": 256},
     },
     "FedAvg": {"method": "fedavg"},
-    "FedOpt": {"method": "fedopt", "optimizer": "sgd", "lr": 0.1, "keep_optimizer": False},
+    "FedOpt": {
+        "method": "fedopt",
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "keep_optimizer": False,
+        "options": {"server_relative_tau": 0.1},
+    },
 }
 BASELINES = ("full batch", "GraphSAGE", "FastGCN", "FedAvg", "FedOpt")
 

@@ -38,6 +38,7 @@ import recipe_profiles as profiles
 import recipe_pubmed as pubmed
 import recipe_ratings as of_ratings
 import recipe_selectors as selectors
+import recipe_spread as over_seeds
 import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
 import recipe_table3 as sensitivity
@@ -254,6 +255,10 @@ def selection_of(cut: str, name: str, seed: int, clock: str) -> Cell:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "run" in labels:
+        return over_seeds.cell_of(labels["run"], labels["seed"])
+    if labels.get("setting") in layers.SMALLER:
+        return layers.cell_of(*labels.values())
     if "adam" in labels:
         return fedais.cell_again(labels)
     if "base" in labels:
@@ -341,9 +346,9 @@ def test_lines_of_every_recipe_would_be_known() -> None:
 def test_a_diverged_cell_has_no_test_score() -> None:
     """Its mean over cells counts 0, as in validation."""
     lines = [c.start | {"error": "diverged"} for s in sweep.SEEDS for c in everywhere(s)]
-    for test in (False, True):
+    for score in (sweep.value_of, tables_of_the_sweep.tested):
         name = sweep.DEFAULT.name
-        mean = tables_of_the_sweep.mean_over(Found(lines), name, sweep.SEEDS, test=test)
+        mean = tables_of_the_sweep.mean_over(Found(lines), name, sweep.SEEDS, score)
         assert mean == "0.00"
 
 
