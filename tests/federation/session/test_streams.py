@@ -430,7 +430,7 @@ def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
     ("told", "signed", "says"),
     [
         ("127.0.0.1", "127.0.0.1", None),
-        ("evil.example.org", "evil.example.org", "expected a silo that attaches to s.example.org, "),
+        ("evil.example.org", "evil.example.org", "expected a silo that attaches to s.exam"),
         ("127.0.0.1", "evil.example.org", "expected a signature of the silo's own key, got "),
         ("", "", "expected a silo that attaches to s.example.org, 127.0.0.1, got one that "),
         (None, "127.0.0.1", "expected a silo that attaches to s.example.org, "),
