@@ -153,7 +153,7 @@ def verdict(lines: Sequence[Line]) -> str:
 
 def _learns(lines: Sequence[Line], at: At) -> bool:
     reference = together(lines, at, (CENTRAL, DEFAULT))[CENTRAL]
-    return statistics.mean(line["test"] for line in reference) >= LEARNS
+    return statistics.mean(float(line["test"]) for line in reference) >= LEARNS
 
 
 def tried_table(lines: Sequence[Line]) -> str:
