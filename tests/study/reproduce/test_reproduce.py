@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
 import acs_cells as acs
 import fedais_cells as fedais
+import fedgraph_cells as fedgraph
 import personal_cells as personal
 import recipe_citations as baselines
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
-import recipe_figures as fedgraph
 import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
@@ -273,7 +273,8 @@ def again_of(line: Line) -> Cell:
     if "selector" in labels:
         return selection_of(labels["cut"], labels["selector"], labels["seed"], labels["clock"])
     if "clock" in labels:
-        return fedgraph.cell_of(*(labels[p] for p in ("dataset", "method", "clock", "seed")))
+        named = (labels[p] for p in ("dataset", "method", "clock", "seed"))
+        return fedgraph.cell_of(*named, labels.get("shape", fedgraph.PLAIN))
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
