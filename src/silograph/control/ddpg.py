@@ -183,8 +183,7 @@ def observe(
 ) -> ControllerState:
     """Return the agent after a round: what it has seen, and in exploring what it has learned."""
     clock = _clock(standing)
-    taken = {"virtual": clock - float(state["seconds"]), "measured": facts["seconds"], "none": 0.0}
-    took = taken[options.time]
+    took = _took(options, clock - float(state["seconds"]), facts)
     new = {**state, "sketch": sketch_of(standing.weights), "seconds": _scalar(clock)}
     if not options.explore:
         return new
@@ -305,6 +304,17 @@ def _normal(key: Key, size: int) -> Tensor:
     """Return standard normal draws (size,) float64 (Box and Muller, 1958)."""
     u = key.matrix(2, size)
     return (-2 * torch.log1p(-u[0])).sqrt() * torch.cos(2 * math.pi * u[1])
+
+
+def _took(options: AgentOptions, virtual: float, facts: Mapping[str, float]) -> float:
+    """Return the seconds of a round that count in the reward."""
+    match options.time:
+        case "virtual":
+            return virtual
+        case "measured":
+            return facts["seconds"]
+        case _:
+            return 0.0
 
 
 def _clock(standing: RunStanding) -> float:
