@@ -1,5 +1,7 @@
 """`silograph reproduce`: recipes, listed and made."""
 
+import csv
+import io
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from silograph.cli.compare_tune import FAILED, words
+from silograph.cli.compare_tune import FAILED
 from silograph.cli.flags import app
 from silograph.cli.hints import going_on
 from silograph.core.errors import ConfigError
@@ -20,8 +22,12 @@ RECIPES = Path("benchmarks")
 def only_of(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
     """Return the values that cells may have, by key, of `KEY=V1,V2`.
 
+    A value with a comma stands in double quotes, as in CSV.
+
     >>> only_of(["clients=10,100"], "cora")
     {'clients': ['10', '100'], 'dataset': ['cora']}
+    >>> only_of(['row="FedGNN, noise 0.002",FeSoG'], None)
+    {'row': ['FedGNN, noise 0.002', 'FeSoG']}
 
     Raises:
         ConfigError: another form, or a key twice.
@@ -32,8 +38,31 @@ def only_of(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
         key, equals, values = text.partition("=")
         if not equals or key in found:
             raise ConfigError(f"expected --only KEY=VALUE,VALUE, each key once, got {text!r}")
-        found[key] = words(values, f"--only {key}")
+        found[key] = _listed(values, f"--only {key}")
     return found
+
+
+def _listed(text: str, what: str) -> list[str]:
+    """Return the values of a line of CSV.
+
+    Raises:
+        ConfigError: one of them is empty, or quotes that do not end where a value does.
+    """
+    try:
+        row = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error:
+        row = []
+    found = [value.strip() for value in row]
+    if not found or not all(found):
+        raise ConfigError(f'expected {what} as a list like a,b or "a, b",c, got {text!r}')
+    return found
+
+
+def _joined(values: Sequence[str]) -> str:
+    """Return the line of CSV that `_listed` reads so."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()
 
 
 @app.command("reproduce")
@@ -47,7 +76,7 @@ def reproduce_command(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="run only cells with KEY=VALUE,VALUE (repeatable)"),
+        typer.Option("--only", help='run only cells with KEY=VALUE,"A, B" (repeatable)'),
     ] = None,
     recipes: Annotated[Path, typer.Option("--recipes", help="folder of recipes by name")] = RECIPES,
     out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = RECIPES,
@@ -105,7 +134,7 @@ def _again(
     """Return the command with which a recipe that was interrupted goes on."""
     arguments = ["reproduce", recipe, "--out", str(out)]
     arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
-    arguments += [f"--only={key}={','.join(values)}" for key, values in chosen.items()]
+    arguments += [f"--only={key}={_joined(values)}" for key, values in chosen.items()]
     for flag, value in said.items():
         arguments += [] if value is None else [flag, str(value)]
     return f"silograph {shlex.join(arguments)}"

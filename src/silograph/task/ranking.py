@@ -10,7 +10,7 @@ Relevant are those that the user has rated with `least` or more, in validation o
 Equal scores have no order, so both are means over all orders of equals (as
 `sklearn.metrics.ndcg_score` has it): models that know nothing of an item score many alike.
 
-n: rows. D: width of factors. I: items. P: relevant ratings.
+n: rows. D: width of factors. I: items. P: relevant ratings. U: users that are ranked together.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from silograph.task.scores import PARTS, Part
 
 FIRST = 10  # k
 MOST_USERS = 2000  # that a silo ranks items for, in validation and in test
-AT_ONCE = 2**23  # scores: rows of so many relevant ratings and items are worked out together
+AT_ONCE = 2**23  # scores: rows of so many users and items are worked out together
 SAME = 1e-9  # scores that differ by less are equal: products round by where a row stands
 USERS, RECALL, NDCG = "ranked", "recall", "ndcg"
 COUNTED = (USERS, RECALL, NDCG)
@@ -127,12 +127,7 @@ def _part_counts(
     chosen = torch.isin(user, users)
     user, item = user[chosen], shelf.place[item[chosen]]
     number = torch.bincount(user, minlength=len(block.y))[user].double()
-    size = max(1, AT_ONCE // max(1, len(shelf.bias)))
-    gains = [
-        _gains(factors.user[some].double(), some, wanted, shelf)
-        for some, wanted in zip(user.split(size), item.split(size), strict=True)
-    ]
-    hit, gain = torch.cat(gains, dim=1) if gains else shelf.bias.new_zeros(2, 0)
+    hit, gain = _all_gains(factors.user, users, user, item, shelf)
     best = _discounts(user.device)[number.long().clamp(max=FIRST)]
     sums = [(hit / number).sum(), (gain / best).sum()]
     return torch.stack([shelf.bias.new_tensor(len(users)), *sums])
@@ -144,25 +139,66 @@ def drawn_users(block: ClientBlock, users: Tensor) -> Tensor:
     return users[draws.argsort()[:MOST_USERS]]
 
 
-def _gains(factor: Tensor, user: Tensor, item: Tensor, shelf: _Shelf) -> Tensor:
+def _all_gains(factor: Tensor, users: Tensor, user: Tensor, item: Tensor, shelf: _Shelf) -> Tensor:
     """Return hits among the first k and discounts of relevant ratings, (2, P), in expectation.
 
     Args:
-        factor: (P, D) of their users.
-        user: (P,) rows of their users.
-        item: (P,) places of their items.
+        factor: (n, D) of rows that are users.
+        users: rows of the users that are ranked.
+        user: (P,) rows of those who rated.
+        item: (P,) places of what they rated.
         shelf: of the client.
     """
-    scores = (factor @ shelf.item.T + shelf.bias).nan_to_num_(nan=-torch.inf)
-    which = torch.arange(len(user), device=user.device)
-    taken = which.repeat_interleave(shelf.off.diff()[user])
-    scores[taken, shelf.rated[rows_of(shelf.off, user)]] = -torch.inf
-    own = scores[which, item][:, None]
-    above = (scores > own + SAME).sum(dim=1)
-    equal = (scores >= own - SAME).sum(dim=1) - above
-    first, last = above.clamp(max=FIRST), (above + equal).clamp(max=FIRST)
-    table = _discounts(user.device)
-    return torch.stack([(last - first).double(), table[last] - table[first]]) / equal
+    place = users.new_empty(len(factor))
+    place[users] = torch.arange(len(users), device=users.device)
+    order = place[user].argsort(stable=True)
+    off = offsets(torch.bincount(place[user], minlength=len(users)))
+    size = max(1, AT_ONCE // max(1, len(shelf.bias)))
+    gains = shelf.bias.new_zeros(2, len(user))
+    for start in range(0, len(users), size):
+        some = users[start : start + size]
+        which = order[off[start] : off[start + len(some)]]
+        scores = _scores(factor[some].double(), some, shelf)
+        gains[:, which] = _gains(scores, place[user[which]] - start, item[which], size)
+    return gains
+
+
+def _scores(factor: Tensor, users: Tensor, shelf: _Shelf) -> Tensor:
+    """Return the scores of all items for some users, (U, I); -inf of what they rated in training.
+
+    Args:
+        factor: (U, D) float64 of the users.
+        users: (U,) their rows.
+        shelf: of the client.
+    """
+    scores = (factor @ shelf.item.T).add_(shelf.bias).nan_to_num_(nan=-torch.inf)
+    which = torch.arange(len(users), device=users.device)
+    taken = which.repeat_interleave(shelf.off.diff()[users])
+    scores[taken, shelf.rated[rows_of(shelf.off, users)]] = -torch.inf
+    return scores
+
+
+def _gains(scores: Tensor, row: Tensor, item: Tensor, size: int) -> Tensor:
+    """Return what `_all_gains` does of some users.
+
+    The first k scores tell most; all items are counted only for scores that equal the k-th.
+
+    Args:
+        scores: (U, I) of `_scores`.
+        row: (P,) which of these users rated.
+        item: (P,) places of what they rated.
+        size: ratings whose items are counted at once.
+    """
+    own = scores[row, item]
+    best = scores.topk(min(FIRST, scores.shape[1])).values[row]
+    above = (best > own[:, None] + SAME).sum(dim=1)
+    reach = (best >= own[:, None] - SAME).sum(dim=1)
+    tied = ((reach == FIRST) & (above < FIRST)).nonzero()[:, 0]
+    for some in tied.split(size):
+        reach[some] = (scores[row[some]] >= own[some, None] - SAME).sum(dim=1)
+    last, table = reach.clamp(max=FIRST), _discounts(row.device)
+    found = torch.stack([(last - above).double(), table[last] - table[above]])
+    return found / (reach - above).clamp(min=1)  # 0 where nothing is among the first k
 
 
 def _discounts(device: torch.device) -> Tensor:
