@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -172,7 +173,7 @@ def clients_of(block: ClientBlock, route: Route, width: int, *, tensors: bool) -
     ]
     start, sender = around.graph.adj.indptr.tolist(), around.graph.adj.indices.tolist()
     places, off, clients = around.place.tolist(), block.off.tolist(), []
-    for first, last in zip(off[:-1], off[1:], strict=True):
+    for first, last in pairwise(off):
         nodes = list(range(first, last))
         lists = [[names[s] for s in sender[start[p] : start[p + 1]]] for p in places[first:last]]
         seen = list(dict.fromkeys([*nodes, *(node for near in lists for node in near)]))
@@ -285,11 +286,11 @@ class Loop:
             for node in nodes:
                 owner = self.owner[node]
                 wanted.setdefault(id(owner), (owner, {}))[1][node] = None
-        for owner, named in wanted.values():
-            rows = [owner.row[node] for node in named]
+        for owner, nodes in wanted.values():
+            asked_rows = [owner.row[node] for node in nodes]
             with torch.no_grad():
-                h = self._first(owner, rows, [owner.inside[row] for row in rows])
-            owner.history.put(list(named), h)
+                h = self._first(owner, asked_rows, [owner.inside[row] for row in asked_rows])
+            owner.history.put(list(nodes), h)
         for number, nodes in asked.items():
             by_owner: dict[int, list[int]] = {}
             for node in nodes:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-HERE = Path(__file__).parents[2] / "benchmarks"
-sys.path[:0] = [str(HERE / "fedais"), str(HERE / "speed")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fedais"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "speed"))
 
 import side
 from fedais_loop import Loop, Rules

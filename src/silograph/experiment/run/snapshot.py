@@ -30,8 +30,10 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
-COUNTED = ("best/personalized", "best/server", "scores/personalized", "scores/server")
-COUNTED += ("pending", "each")
+COUNTED = (
+    *("best/personalized", "best/server", "scores/personalized", "scores/server"),
+    *("pending", "each"),
+)
 OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
