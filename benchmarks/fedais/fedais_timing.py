@@ -26,15 +26,19 @@ CASES = (("fedavg", "auto"), ("fedais", "auto"), ("fedall", "auto"), ("fedais", 
 
 def seconds_of(given: argparse.Namespace, method: str, kernels: str, rounds: int) -> float:
     """Return CPU seconds of a run of so many rounds."""
-    from fedais_cells import Place, cell_of
+    from fedais_cells import BATCHES, Place, cell_of
 
     import silograph as sg
     from silograph.core.config import make_config
 
-    asked = cell_of(Place(given.dataset, clients=int(given.clients)), method, 1).config
+    clients = int(given.clients)
+    asked = cell_of(Place("pubmed", clients=clients), method, 1).config
+    where = {"data_dir": given.data_dir, "scale": given.scale}
     own = {"rounds": rounds, "eval_every": given.rounds, "kernels": kernels}
-    own |= {"data_dir": given.data_dir, "scale": given.scale}
-    asked = make_config({**vars(asked), **own})
+    if asked.batch_size is not None:
+        rows = 0.8 * sg.load(given.dataset, **where).num_nodes / clients
+        own["batch_size"] = max(1, -(-round(rows) // BATCHES))
+    asked = make_config({**vars(asked), "dataset": given.dataset, **where, **own})
     begun = time.process_time()
     sg.run(config=asked)
     return time.process_time() - begun
