@@ -13,6 +13,7 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.collect import collect
 from silograph.experiment.report import add_report
 from silograph.experiment.result_files import Row
+from silograph.experiment.run import each_best
 from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.controlling import controlling, with_knobs
 from silograph.experiment.run.delayed_scores import (
@@ -85,6 +86,7 @@ def _set_up(setup: Setup) -> Snapshot:
         scores=scores,
         virtual_seconds=virtual,
         executed=setup.federation.executed,
+        each={},
     )
 
 
@@ -266,7 +268,10 @@ def _round(
     after = Snapshot(
         t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending, executed
     )
-    return after, scored.rows
+    each = before.each
+    for judged in scored.judged:
+        each = each_best.with_round(setup, each, judged.personalized)
+    return replace(after, each=each), scored.rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,12 +297,14 @@ class _Scored:
         best: the best round so far.
         latest: the round that was scored, None if none was.
         rows: of rounds that were scored.
+        judged: these rounds.
         pending: this round, where the next one completes its scores.
     """
 
     best: Judged | None
     latest: Judged | None
     rows: list[Row]
+    judged: tuple[Judged, ...] = ()
     pending: Pending | None = None
 
 
@@ -307,7 +314,7 @@ def _scored_now(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
         return _Scored(before.best, None, [])
     now, best = judge_finite(setup, done.state, done.t), before.best
     best = _with_own(setup, now) if is_better(setup, now, best) else best
-    return _Scored(best, now, [done.row(setup, now)])
+    return _Scored(best, now, [done.row(setup, now)], (now,))
 
 
 def _scored_late(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
@@ -324,7 +331,7 @@ def _scored_late(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
     if _is_judged(setup, done.t):
         seconds = time.monotonic() - done.began
         pending = begin(setup, done.t, done.report, seconds, done.virtual)
-    return _Scored(best, latest, rows, pending)
+    return _Scored(best, latest, rows, () if latest is None else (latest,), pending)
 
 
 def _scored_at_last(setup: Setup, done: _Trained, scored: _Scored) -> _Scored:
@@ -338,10 +345,10 @@ def _scored_at_last(setup: Setup, done: _Trained, scored: _Scored) -> _Scored:
         )
         now, row = complete(setup, scored.pending, counts, weights)
         best = now if is_better(setup, now, best) else best
-        return _Scored(best, scored.latest, [*scored.rows, row])
+        return _Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, now))
     if best is None:  # a limit before the first evaluation
         best = _with_own(setup, judge_finite(setup, done.state, done.t))
-        return _Scored(best, scored.latest, [done.row(setup, best)])
+        return _Scored(best, scored.latest, [done.row(setup, best)], (best,))
     return scored
 
 
