@@ -138,8 +138,9 @@ def curves(
             x = [statistics.mean(values) for values in zip(*map(of, lines), strict=True)]
             tests = zip(*(line["curve"]["test"] for line in lines), strict=True)
             drawn[method] = (x, [100 * statistics.mean(values) for values in tests])
-    who = NAMES[dataset] if shape == MANY else f"{NAMES[dataset]}, 20 clients"
-    title = ", ".join([who, shape or f"{clock} clock".replace("link clock", "link")])
+    title = ", ".join(
+        [f"{NAMES[dataset]}, 20 clients", shape or f"{clock} clock".replace("link clock", "link")]
+    )
     return Curves(title, label, "test accuracy, %", drawn)
 
 
@@ -191,7 +192,6 @@ def page(found: Found) -> Page:
     plots["figures_slow_link.svg"] = curves(found, "virtual", (*PAPERS, "FedAvg"), SLOW)
     plots["figures_sharing.svg"] = curves(found, "virtual", (OURS, EVERYWHERE, NOWHERE))
     plots["figures_classes.svg"] = curves(found, "virtual", PAPERS, shape=CLASSES)
-    plots["figures_clients.svg"] = curves(found, "virtual", PAPERS, shape=MANY)
     for dataset in ("citeseer", "pubmed"):
         methods = (*PAPERS, "FedAvg")
         plots[f"figures_{dataset}.svg"] = curves(found, "virtual", methods, dataset=dataset)
@@ -250,8 +250,6 @@ The paper: FedGraph still is above the others; its text has no number.
 <!-- many -->
 
 <!-- many -->
-
-![Accuracy by virtual seconds with 50 clients.](figures_clients.svg)
 
 ## Sharing (figure 10)
 
