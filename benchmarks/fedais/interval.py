@@ -16,11 +16,11 @@ import silograph as sg
 from silograph.core.config import make_config
 from silograph.study.reproduce.plots import Curves, svg_of
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from fedais_cells import KEPT, Place, cell_of
 
+HERE = Path(__file__).parent
 LINES = HERE / "interval.jsonl"
 # Cells of recipe_bytes.py: the method and what differs.
 RULES = {
