@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from sessions import TOKEN
-from silograph.federation.session.hub import Hub, Joined
+from silograph.federation.session.hub import PROTOCOL, Hub, Joined
 from silograph.federation.session.identity import SiloKey, signed_text
 from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.wire import OPTIONS, PATH
@@ -31,11 +31,11 @@ class Raw:
         self, name: str, key: SiloKey, *, signer: SiloKey | None = None, **other: Any
     ) -> Message:
         """Attach as a silo does and return the server's verdict."""
-        said = {"name": name, "key": key.public.hex(), "protocol": 2, **other}
+        said = {"name": name, "key": key.public.hex(), "protocol": PROTOCOL, **other}
         self.say(Type.HELLO, **said)
         nonce = bytes.fromhex(self.hear().facts()["nonce"])
-        signature = (signer or key).sign(signed_text(self.token, nonce, name))
-        self.say(Type.PROOF, self.token, signature=signature.hex())
+        signature = (signer or key).sign(signed_text(self.token, nonce, name, ""))
+        self.say(Type.PROOF, self.token, signature=signature.hex(), host="")
         return self.hear()
 
     def close(self) -> None:

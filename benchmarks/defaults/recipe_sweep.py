@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -57,9 +57,14 @@ def judged(line: Line, view: str = "server") -> float | None:
     return accuracy
 
 
+def tested(line: Line) -> float:
+    """Return the test accuracy at the best round by validation; 0 where training diverged."""
+    return judged(line) or 0.0
+
+
 def last_of(line: Line) -> float | None:
-    """Return the test accuracy of the last round."""
-    accuracy: float | None = line["last"]["test_server_accuracy"]
+    """Return the test accuracy of the last round, None where it was not written down."""
+    accuracy: float | None = line.get("last", {}).get("test_server_accuracy")
     return accuracy
 
 
@@ -70,14 +75,19 @@ def three(values: Sequence[float | None]) -> str:
 
 
 def entry(lines: Sequence[Line]) -> str:
-    """Return test accuracy at the best validation round, and that validation accuracy."""
+    """Return test accuracy at the best validation round, that validation accuracy, and the last.
+
+    The last round's test accuracy is left out where lines do not have it.
+    """
     if not lines:
         return "-"
     if any("error" in line for line in lines):
         return "diverged"
     lines = lines if len(lines) == len(SEEDS) else lines[:1]
     val = 100 * statistics.mean(value_of(line) for line in lines)
-    return f"{three([judged(line) for line in lines])} ({val:.1f})"
+    last = three([last_of(line) for line in lines])
+    text = f"{three([judged(line) for line in lines])} ({val:.1f})"
+    return text if last == "-" else f"{text}, {last}"
 
 
 def label(name: str) -> str:
@@ -95,12 +105,14 @@ def dataset_table(found: Found, dataset: str) -> str:
     return markdown_table(["local / server", *(f"{k} clients" for k in CLIENTS)], rows)
 
 
-def mean_over(found: Found, name: str, seeds: Sequence[int], *, test: bool) -> str:
-    """Return the mean over all nine pairs and these seeds in percent, - if a cell is missing."""
+def mean_over(
+    found: Found, name: str, seeds: Sequence[int], score: Callable[[Line], float | None]
+) -> str:
+    """Return the mean over all nine pairs and these seeds in percent, - if a score is missing."""
     lines = [line for pair in PAIRS for line in lines_of(found, pair, BY_NAME[name], seeds)]
-    if len(lines) < len(PAIRS) * len(seeds):
+    values = [value for line in lines if (value := score(line)) is not None]
+    if len(values) < len(PAIRS) * len(seeds):
         return "-"
-    values = [(judged(line) or 0.0) if test else value_of(line) for line in lines]
     return f"{100 * statistics.mean(values):.2f}"
 
 
@@ -113,13 +125,14 @@ def means_table(found: Found) -> str:
         ran = {p: lines[0] for p, lines in first.items() if lines}
         gaps = [best[pair] - value_of(line) for pair, line in ran.items()]
         mean = statistics.mean(value_of(ran[pair]) for pair in FULL + THIRD)
-        texts = [f"{100 * mean:.2f}", mean_over(found, name, SEEDS[:1], test=False)]
-        texts += [mean_over(found, name, SEEDS, test=test) for test in (False, True)]
+        texts = [f"{100 * mean:.2f}", mean_over(found, name, SEEDS[:1], value_of)]
+        texts += [mean_over(found, name, SEEDS, score) for score in (value_of, tested, last_of)]
         texts.append(f"{100 * max(gaps):.1f}" + ("" if len(ran) == len(PAIRS) else " *"))
         rounds = [round_95(line) for line in ran.values() if "error" not in line]
         rows.append([label(name), *texts, f"{statistics.mean(rounds):.0f}" if rounds else "-"])
     head = ["local / server", "3 cells", "9 cells", "9 cells, 3 seeds", "test, 9 cells, 3 seeds"]
-    return markdown_table([*head, "worst gap", "rounds to 95 %"], rows)
+    head += ["its last round", "worst gap", "rounds to 95 %"]
+    return markdown_table(head, rows)
 
 
 def pair_table(found: Found) -> str:
@@ -160,7 +173,7 @@ def range_of(lines: Sequence[Line | None]) -> str:
         return "-"
     if any("error" in line for line in known):
         return "diverged"
-    tests = [100 * (judged(line) or 0.0) for line in known]
+    tests = [100 * tested(line) for line in known]
     return f"{statistics.mean(tests):.1f} ({min(tests):.1f} to {max(tests):.1f})"
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from silograph.experiment.markdown import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+from silograph.study.reproduce.recipe import Found, Page, Recipe, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fedais_cells import KEPT, REBUILT, Place, cell_of, line_of, rows_bytes, scores, total_bytes
+from fedais_cells import KEPT, REBUILT, Place, cell_of, line_of, rows_bytes, total_bytes
 
 CLIENTS = (100, 300, 500, 700, 1000)
 METHODS = ("fedais", "fedall", "fedavg", "fedlocal")
@@ -40,15 +40,15 @@ def table_of(found: Found, how: str) -> str:
             have = [line for line in lines if line]
             if not have:
                 continue
-            values = [v for x in have if (v := scores(x, x["judge"], "accuracy")) is not None]
             each = [rows_bytes(have[0])[-1], total_bytes(have[0])[-1], have[0]["flops"]]
             texts.append(
-                [str(clients), method, str(len(have)), spread(values)]
+                [str(clients), method, str(len(have)), spread(scores_of(have))]
+                + [spread(scores_of(have, last=True))]
                 + [f"{value / 1e9:,.1f}" for value in each]
                 + [f"{(have[0]['peak_memory_bytes'] or 0) / 1e9:.1f}"]
             )
-    heads = ["clients", "method", "folds", "accuracy", "rows, GB", "all, GB", "GFLOP", "peak GB"]
-    return markdown_table(heads, texts) if texts else "No cell has run."
+    heads = ["clients", "method", "folds", "accuracy", "last round", "rows, GB", "all, GB"]
+    return markdown_table([*heads, "GFLOP", "peak GB"], texts) if texts else "No cell has run."
 
 
 def page(found: Found) -> Page:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from silograph.experiment.markdown import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, spread
+from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -117,8 +117,10 @@ def table_of(found: Found, place: Place) -> str:
         reached = met(found, place, method)
         cost = [percent(saved[name]) for name in saved]
         got = f"{sum(reached)} of {len(reached)}" if reached else "-"
+        by_metric.append(spread(scores_of(have, last=True)))
         texts.append([method, str(len(have)), *by_metric, spread(whole), spread(own), got, *cost])
-    heads = ["method", "folds", *METRICS, "uncut", "own models", "reach the goal"]
+    heads = ["method", "folds", *METRICS, "accuracy, last round", "uncut", "own models"]
+    heads.append("reach the goal")
     heads += [f"{name} saved, %" for name in COSTS]
     return markdown_table(heads, texts) if texts else "No cell has run."
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from silograph.experiment.markdown import markdown_table
 from silograph.study.cells import Cell
 from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+from silograph.study.reproduce.recipe import Found, Page, Recipe, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,7 +21,6 @@ from fedais_cells import (
     met,
     percent,
     savings,
-    scores,
     total_bytes,
 )
 
@@ -75,13 +74,13 @@ def table_of(found: Found, place: Place) -> str:
         kinds = [line["bytes"]["by_kind"] for line in have]
         rows = sum(k.get("embeddings", 0) + k.get("halo_keys", 0) for k in kinds) / len(kinds)
         weights = sum(k["weights"] for k in kinds) / len(kinds)
-        values = [v for line in have if (v := scores(line, line["judge"], "accuracy")) is not None]
         saved, reached = savings(found, place, method, changes), met(found, place, method, changes)
         got = f"{sum(reached)} of {len(reached)}" if reached else "-"
         cost = [percent(saved[cost]) for cost in COSTS]
         sizes = [f"{rows / 1e9:.2f}", f"{weights / 1e9:.2f}"]
-        texts.append([name, str(len(have)), spread(values), *sizes, got, *cost])
-    heads = ["what", "folds", "accuracy", "rows, GB", "weights, GB", "reach the goal"]
+        last = spread(scores_of(have, last=True))
+        texts.append([name, str(len(have)), spread(scores_of(have)), last, *sizes, got, *cost])
+    heads = ["what", "folds", "accuracy", "last round", "rows, GB", "weights, GB", "reach the goal"]
     heads += [f"{name} saved, %" for name in COSTS]
     return markdown_table(heads, texts) if texts else "No cell has run."
 

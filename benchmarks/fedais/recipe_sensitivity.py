@@ -6,11 +6,11 @@ from pathlib import Path
 
 from silograph.experiment.markdown import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+from silograph.study.reproduce.recipe import Found, Page, Recipe, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fedais_cells import KEPT, Place, cell_of, line_of, rows_bytes, scores
+from fedais_cells import KEPT, Place, cell_of, line_of, rows_bytes
 
 ALPHAS = (0.05, 0.1, 0.5, 1.0, 10.0, 100.0)
 METHODS = ("fedais", "fedall", "fedavg")
@@ -40,21 +40,25 @@ def cells(found: Found) -> Sequence[Cell]:
     return list({cell.digest: cell for cell in wanted}.values())
 
 
-def accuracy(found: Found, place: Place, method: str, changes: str = "") -> tuple[str, str]:
-    """Return accuracy over folds, and GB of rows in the first."""
+def accuracy(found: Found, place: Place, method: str, changes: str = "") -> tuple[str, str, str]:
+    """Return accuracy over folds at the best and in the last round, and GB of rows in the first."""
     lines = [line_of(found, place, method, fold, changes) for fold in FOLDS]
     have = [line for line in lines if line]
-    values = [v for x in have if (v := scores(x, x["judge"], "accuracy")) is not None]
-    return spread(values), f"{rows_bytes(have[0])[-1] / 1e9:.2f}" if have else "-"
+    last = spread(scores_of(have, last=True))
+    return spread(scores_of(have)), last, f"{rows_bytes(have[0])[-1] / 1e9:.2f}" if have else "-"
 
 
 def page(found: Found) -> Page:
     """Return the page."""
-    rows = [[f"{a:g}", *(accuracy(found, place_of(a), m)[0] for m in METHODS)] for a in ALPHAS]
-    sections = {"alpha": markdown_table(["alpha", *METHODS], rows)}
+    rows = [
+        [f"{a:g}", *(text for m in METHODS for text in accuracy(found, place_of(a), m)[:2])]
+        for a in ALPHAS
+    ]
+    heads = [head for method in METHODS for head in (method, f"{method}, last round")]
+    sections = {"alpha": markdown_table(["alpha", *heads], rows)}
     for name, group in SETTINGS.items():
         texts = [[c, *accuracy(found, IID, "fedais", c)] for c in group]
-        sections[name] = markdown_table(["setting", "accuracy", "rows, GB"], texts)
+        sections[name] = markdown_table(["setting", "accuracy", "last round", "rows, GB"], texts)
     return Page(sections)
 
 

@@ -1,23 +1,35 @@
 """Does FedGraph's agent learn? Judged beside a constant at its own mean policy, on other seeds.
 
-    silograph train-agent cora ... --out AGENT        as the page says
-    python benchmarks/fedgraph/agent.py AGENT DATA_DIR     runs what agent.jsonl lacks
+    silograph train-agent cora ... --out DIR/time                          as the page says
+    silograph train-agent cora ... --option time=none --out DIR/scores     a reward without time
+    silograph tune cora ... --out DIR/tuned                                fixed rates
+    python benchmarks/fedgraph/agent.py DIR DATA_DIR       runs what agent.jsonl lacks
 
 Seeds decide partition, split, weights and draws; those of training are 0 to 4, these are 5 to 9.
+What has not been trained or tuned is left out. A line is run again where it was another agent's.
+`python benchmarks/fedgraph/agent.py` alone writes the page of what is there.
 """
 
+import hashlib
 import json
 import math
 import statistics
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import silograph as sg
+from silograph.control.agent_file import write_agent
 from silograph.experiment.markdown import markdown_table
+from silograph.study.reproduce.plots import Curves, svg_of
+from silograph.study.reproduce.reproduce import filled
 
 HERE = Path(__file__).parent
+LINES, EPISODES = HERE / "agent.jsonl", HERE / "agent_episodes.jsonl"
 SEEDS = (5, 6, 7, 8, 9)
 RUN: dict[str, Any] = {
     "clients": 20,
@@ -34,40 +46,70 @@ RUN: dict[str, Any] = {
 }
 KNOBS = ("kappa", "keep_1", "keep_2")
 TARGET, OMEGA, DISCOUNT = 0.9016, 128.0, 0.9
+AGENT, MEAN, ZEROED, SCORES = "agent", "constant at its mean", "state zeroed", "reward without time"
+TUNED = "tuned"
+FIXED: dict[str, dict[str, Any]] = {
+    "drawn": {"policy": "drawn"},
+    "all": {"kappa": 1024, "keep_1": 1.0, "keep_2": 1.0},
+    "defaults": {},
+}
+POLICIES = (AGENT, MEAN, ZEROED, SCORES, f"{MEAN}, {SCORES}", TUNED, *FIXED)
+FILES = {AGENT: "time", SCORES: "scores", ZEROED: "zeroed"}  # folders of agents
+Line = dict[str, Any]
 
 
-def options_of(policy: str, agent: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the options of a policy; the constant is the mean of the agent's on all its seeds."""
-    if policy == "agent":
-        return {"policy": "ddpg", "agent": agent, "explore": False, "target": TARGET}
-    if policy == "constant at its mean":
-        mine = [line for line in lines if line["policy"] == "agent"]
+def file_of(policy: str, folder: Path) -> Path:
+    """Return the file of an agent; that without a state is made of the other one."""
+    path = folder / FILES[policy] / "agent.safetensors"
+    if policy == ZEROED and (whole := file_of(AGENT, folder)).exists():
+        from safetensors.torch import load_file
+
+        tensors = load_file(whole)
+        path.parent.mkdir(exist_ok=True)
+        write_agent(path, {**tensors, "axes": torch.zeros_like(tensors["axes"])})
+    return path
+
+
+def options_of(policy: str, folder: Path, lines: Sequence[Line]) -> dict[str, Any] | None:
+    """Return the options of a policy; None if it is not known yet."""
+    if policy in FILES:
+        path = file_of(policy, folder)
+        own = {"policy": "ddpg", "agent": str(path), "explore": False, "target": TARGET}
+        return own if path.exists() else None
+    if policy.startswith(MEAN):
+        of = SCORES if policy.endswith(SCORES) else AGENT
+        mine = [line for line in lines if line["policy"] == of]
+        if len(mine) < len(SEEDS):
+            return None
         means = {name: statistics.mean(line["knobs"][name] for line in mine) for name in KNOBS}
-        return {
-            "kappa": round(means["kappa"]),
-            "keep_1": means["keep_1"],
-            "keep_2": means["keep_2"],
-        }
-    if policy == "drawn":
-        return {"policy": "drawn"}
-    if policy == "all":
-        return {"kappa": 1024, "keep_1": 1.0, "keep_2": 1.0}
-    return {}
+        return {**means, "kappa": round(means["kappa"])}
+    if policy == TUNED:
+        path = folder / "tuned" / "best.toml"
+        if not path.exists():
+            return None
+        known = tomllib.loads(path.read_text())["options"]
+        return {name: known.get(name, known.get(f"method.{name}")) for name in KNOBS}
+    return FIXED[policy]
 
 
-POLICIES = ("agent", "constant at its mean", "drawn", "all", "defaults")
+def described(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the digest of an agent's file in place of its path."""
+    if "agent" not in options:
+        return options
+    data = Path(options["agent"]).read_bytes()
+    return {**options, "agent": hashlib.blake2b(data, digest_size=8).hexdigest()}
 
 
-def line_of(policy: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+def line_of(policy: str, seed: int, options: dict[str, Any], data_dir: str) -> Line:
     """Run a policy and return what it did."""
-    result = sg.run("cora", seed=seed, options=options, data_dir=sys.argv[2], **RUN)
+    result = sg.run("cora", seed=seed, options=options, data_dir=data_dir, **RUN)
     rows = result.rounds
     assert result.test.server is not None
     over_rounds = {n: [float(row[f"fact_knob_{n}"] or 0) for row in rows] for n in KNOBS}
     return {
         "policy": policy,
         "seed": seed,
-        "options": {k: v for k, v in options.items() if k != "agent"},
+        "options": described(options),
         "knobs": {n: statistics.mean(values) for n, values in over_rounds.items()},
         "over_rounds": over_rounds,
         "validation": [row["val_server_accuracy"] for row in rows],
@@ -79,74 +121,136 @@ def line_of(policy: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def time_to(line: dict[str, Any], score: float) -> float:
+def time_to(line: Line, score: float) -> float:
     """Return the virtual seconds until a validation score; infinity if it was not reached."""
     pairs = zip(line["validation"], line["virtual"], strict=True)
     return next((seconds for found, seconds in pairs if found >= score), math.inf)
 
 
-def reward(line: dict[str, Any], alpha: float, beta: float) -> float:
+def reward(line: Line, scale: dict[str, float]) -> float:
     """Return the discounted return of rounds 2 on (eq. 9): the first one's seconds hold set-up."""
     total, clock = 0.0, line["virtual"]
     for t, score in enumerate(line["validation"][1:]):
-        took = clock[t + 1] - clock[t]
-        total += DISCOUNT**t * (OMEGA ** (score - TARGET) - alpha * (took - beta))
+        late = clock[t + 1] - clock[t] - scale["beta"]
+        total += DISCOUNT**t * (OMEGA ** (score - TARGET) - scale["alpha"] * late)
     return total
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Return mean ± standard deviation."""
-    if any(math.isinf(v) for v in values):
-        return f"{sum(math.isfinite(v) for v in values)} of {len(values)} reached it"
+    """Return mean ± standard deviation, or how many are finite where not all are."""
+    finite = [v for v in values if math.isfinite(v)]
+    if len(finite) < len(values):
+        return f"{len(finite)} of {len(values)} reached it"
     return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-def main() -> None:
-    """Run what is missing and write the table."""
-    agent, path = str(Path(sys.argv[1]).resolve()), HERE / "agent.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file, none if there is no file."""
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def judge(folder: Path, data_dir: str) -> None:
+    """Run what is missing, seed after seed of each policy."""
+    lines = read(LINES)
     for policy in POLICIES:
-        for seed in SEEDS:
-            if any(line["policy"] == policy and line["seed"] == seed for line in lines):
+        options = options_of(policy, folder, lines)
+        for seed in SEEDS if options is not None else ():
+            assert options is not None
+            here = [n for n, o in enumerate(lines) if (o["policy"], o["seed"]) == (policy, seed)]
+            if here and lines[here[0]]["options"] == described(options):
                 continue
-            lines.append(line_of(policy, seed, options_of(policy, agent, lines)))
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            lines = [line for n, line in enumerate(lines) if n not in here]
+            lines.append(line_of(policy, seed, options, data_dir))
+            LINES.write_text("".join(json.dumps(line) + "\n" for line in lines))
             print(policy, seed, lines[-1]["test"], lines[-1]["virtual"][-1], flush=True)
-    print(table(lines, *scale_of(agent)))
 
 
-def scale_of(agent: str) -> tuple[float, float]:
-    """Return alpha and beta of the agent's reward."""
+def keep_episodes(folder: Path) -> None:
+    """Write what is plotted of the trainings: returns by episode, and scales of time."""
     from safetensors.torch import load_file
 
-    tensors = load_file(agent)
-    return float(tensors["alpha"]), float(tensors["beta"])
+    kept = []
+    for policy in (AGENT, SCORES):
+        path = folder / FILES[policy]
+        if (path / "agent.safetensors").exists():
+            tensors = load_file(path / "agent.safetensors")
+            scale = {name: float(tensors[name]) for name in ("alpha", "beta")}
+            of = ("episode", "return", "best_validation", "virtual_seconds")
+            kept += [
+                {"policy": policy, **{name: line[name] for name in of}, **scale}
+                for line in read(path / "episodes.jsonl")
+            ]
+    EPISODES.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
-def table(lines: Sequence[dict[str, Any]], alpha: float, beta: float) -> str:
+def table(lines: Sequence[Line], episodes: Sequence[Line]) -> str:
     """Return what each policy did."""
+    trained = {p: [line for line in episodes if line["policy"] == p] for p in (AGENT, SCORES)}
     reached = [max(line["validation"]) for line in lines if line["policy"] == "all"]
-    goal = statistics.mean(reached) - 0.01
-    rows = []
+    goal, rows = statistics.mean(reached) - 0.01, []
     for policy in POLICIES:
         mine = [line for line in lines if line["policy"] == policy]
         if len(mine) < 2:
             continue
         means = [statistics.mean(line["knobs"][name] for line in mine) for name in KNOBS]
+        times = [time_to(line, goal) for line in mine]
+        of = {ZEROED: AGENT, MEAN: AGENT}.get(policy, policy.removeprefix(f"{MEAN}, "))
+        before = sum(line["virtual_seconds"] for line in trained.get(of, []))
         rows.append(
             [
                 policy,
+                str(len(mine)),
                 f"{means[0]:.0f}, {means[1]:.2f}, {means[2]:.2f}",
                 spread([100 * line["test"] for line in mine], 1),
-                spread([reward(line, alpha, beta) for line in mine], 2),
+                spread([reward(line, trained[AGENT][0]) for line in mine], 2),
                 spread([line["virtual"][-1] for line in mine], 2),
-                spread([time_to(line, goal) for line in mine], 2),
+                spread(times, 2),
+                f"{statistics.mean(times) + before:.0f}" if all(map(math.isfinite, times)) else "-",
                 spread([line["flops"] / 1e9 for line in mine], 1),
             ]
         )
-    goals = f"virtual s to {100 * goal:.1f} % validation"
-    head = ["policy", "mean kappa, keep_1, keep_2", "test", "return", "virtual s", goals, "GFlop"]
+    head = ["policy", "seeds", "mean kappa, keep_1, keep_2", "test", "return", "virtual s"]
+    head += [f"virtual s to {100 * goal:.1f} % validation", "with its training's", "GFlop"]
     return markdown_table(head, rows)
+
+
+def smoothed(values: Sequence[float], over: int = 10) -> list[float]:
+    """Return means of up to so many values up to each."""
+    return [statistics.mean(values[max(0, n + 1 - over) : n + 1]) for n in range(len(values))]
+
+
+def returns(episodes: Sequence[Line], policy: str) -> Curves:
+    """Return the discounted return of each episode, noise of exploring included."""
+    mine = [e for e in episodes if e["policy"] == policy and e["return"] is not None]
+    x, y = [e["episode"] for e in mine], [e["return"] for e in mine]
+    lines = {"episode": (x, y), "mean of ten": (x, smoothed(y))} if mine else {}
+    title = "Cora, 20 clients, 30 rounds an episode"
+    return Curves(f"{title}, {policy}", "episode", "discounted return", lines)
+
+
+def over_rounds(lines: Sequence[Line], knob: str) -> Curves:
+    """Return the mean value of a knob by round."""
+    drawn = {}
+    for policy in (AGENT, ZEROED, SCORES):
+        mine = [line["over_rounds"][knob] for line in lines if line["policy"] == policy]
+        if mine:
+            means = [statistics.mean(values) for values in zip(*mine, strict=True)]
+            drawn[policy] = (list(range(1, len(means) + 1)), means)
+    return Curves(f"Mean {knob} of all clients", "round", knob, drawn, bottom=0)
+
+
+def main() -> None:
+    """Run what is missing, and write table and plots."""
+    if len(sys.argv) > 1:
+        folder = Path(sys.argv[1]).resolve()
+        keep_episodes(folder)
+        judge(folder, sys.argv[2])
+    lines, episodes, page = read(LINES), read(EPISODES), HERE / "agent.md"
+    page.write_text(filled(page.read_text(), "table", table(lines, episodes)))
+    plots = {"returns": returns(episodes, AGENT), "returns_scores": returns(episodes, SCORES)}
+    plots |= {knob: over_rounds(lines, knob) for knob in ("kappa", "keep_2")}
+    for name, plot in plots.items():
+        (HERE / f"agent_{name}.svg").write_text(svg_of(plot))
 
 
 if __name__ == "__main__":

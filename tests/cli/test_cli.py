@@ -50,6 +50,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "part_share": (["--part-share", "0.4"], "part_share = 0.4", 0.4),
     "share_mean": (["--share-mean", "0.6"], "share_mean = 0.6", 0.6),
     "share_variance": (["--share-variance", "0.5"], "share_variance = 0.5", 0.5),
+    "share_classes": (["--share-classes", "3"], "share_classes = 3", 3),
     "drop_edges": (["--drop-edges", "0.25"], "drop_edges = 0.25", 0.25),
     "participation": (["--participation", "0.25"], "participation = 0.25", 0.25),
     "selector": (["--selector", "round_robin"], 'selector = "round_robin"', "round_robin"),

@@ -99,13 +99,27 @@ def test_one_update_is_worked_out_by_hand() -> None:
     before = {n: w.detach().clone() for n, w in networks.weights.items()}
     after = updated(Networks(before, networks.memory), found, learning).weights
     assert error > 0
-    expected = torch.tensor([[0.6, 3.0]])  # 1/2 and 3, the first up by 0.1
+    expected = torch.tensor([[0.6, 2.9]])  # 1/2 up by 0.1; 3 has no gradient but its decay's
     torch.testing.assert_close(after["critic/1.weight"], expected, rtol=0, atol=1e-6)
     expected = torch.tensor([[0.51, 2.0]])  # the critic still wants more
     torch.testing.assert_close(after["actor/1.weight"], expected, rtol=0, atol=1e-6)
-    expected = torch.tensor([[0.525, 3.0]])  # a quarter of the way from 1/2 to 0.6
+    expected = torch.tensor([[0.525, 2.975]])  # a quarter of the way from 1/2 to 0.6
     torch.testing.assert_close(after["target_critic/1.weight"], expected, rtol=0, atol=1e-6)
     assert all(torch.equal(before[n], networks.weights[n]) for n in before)
+
+
+@pytest.mark.parametrize(("centering", "weight"), [(0.0, 0.5), (0.03, 0.49)])
+def test_what_the_critic_does_not_value_goes_back_to_the_middle(
+    centering: float, weight: float
+) -> None:
+    """The critic does not see the action; the actor has sigmoid(1) in state 4, above the middle."""
+    networks, found = by_hand()
+    blind = networks.weights | {"critic/0.weight": torch.tensor([[1.0, 0.0], [-1.0, 0.0]])}
+    learning = Learning(actor_lr=0.01, critic_lr=0.0, centering=centering)
+    there = replace(found, state=found.after)
+    after = updated(Networks(blind, networks.memory), there, learning).weights
+    expected = torch.tensor([[weight, 2.0]])
+    torch.testing.assert_close(after["actor/1.weight"], expected, rtol=0, atol=1e-6)
 
 
 def test_losses_are_those_of_torchrl() -> None:
@@ -233,6 +247,33 @@ def test_the_profile_fixes_components_and_the_scale_of_time() -> None:
     assert not torch.equal(later["net/actor/0.weight"], state["net/actor/0.weight"])
     assert torch.equal(later["replay/after"][20], later["replay/state"][21])
     assert int(later["rounds"]) == 35
+
+
+def drawn(state: ControllerState, rounds: int, number: int) -> Tensor:
+    """What is proposed for the clients by an agent that has seen so many rounds."""
+    seen, knobs = {**state, "rounds": torch.tensor(rounds)}, (Knob("keep", 0, 1.0, 0.5, True),)
+    return agents.propose(SMALL, knobs, seen, standing_at(0), Key.of(number))["keep"]
+
+
+def test_half_of_what_is_drawn_is_alike_at_all_clients() -> None:
+    state = dict(agents.blank_agent(SMALL, (Knob("keep", 0, 1.0, 0.5, True),), CLIENTS))
+    state["sketch"] = sketch_of(standing_at(0).weights)
+    for rounds in range(agents.PROFILE):
+        assert len(drawn(state, rounds, rounds).unique()) == (CLIENTS if rounds % 2 else 1)
+    found = torch.stack([drawn(state, 200, number) for number in range(2000)])  # noise of .12
+    together = torch.corrcoef(found.T)
+    assert (together[~torch.eye(CLIENTS, dtype=torch.bool)] - 0.5).abs().max() < 0.1
+    assert (found.std(0) - 0.3 * 0.995**180).abs().max() < 0.01
+    assert (found.mean(0) - 0.5).abs().max() < 0.02
+
+
+def test_a_reward_without_time() -> None:
+    state = after_rounds(agents.PROFILE + 5, replace(SMALL, time="none"))
+    assert float(state["alpha"]) == 0
+    expected = 128 ** (torch.tensor([0.4 + t / 100 for t in range(1, 26)]) - 0.9)
+    torch.testing.assert_close(state["replay/reward"][:25], expected)
+    unclocked = replace(standing_at(0), virtual_seconds=None)
+    assert agents.init(replace(SMALL, time="none"), KNOBS, unclocked)
 
 
 def test_the_oldest_transitions_make_room() -> None:

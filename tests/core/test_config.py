@@ -46,6 +46,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "part_share": st.floats(0, 1, exclude_min=True),
     "share_mean": st.floats(0, 1, exclude_min=True),
     "share_variance": st.floats(0, 1e300),
+    "share_classes": st.none() | COUNTS,
     "drop_edges": st.floats(0, 1),
     "participation": st.floats(0, 1, exclude_min=True),
     "selector": st.sampled_from(["all", "uniform", "round_robin"]),

@@ -55,7 +55,7 @@ def frame_of(message: Message) -> tuple[Envelope, Payload] | None:
         case Type.HELLO:
             assert message.facts().keys() == {"versions", "name", "key", "protocol", "process"}
         case Type.PROOF:
-            assert message.facts().keys() == {"signature"}
+            assert message.facts().keys() == {"signature", "host"}
         case _:
             assert message.type is Type.DONE
             told = message.facts()  # how many nodes train, validate and test, after START

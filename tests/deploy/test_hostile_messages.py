@@ -323,6 +323,34 @@ def test_null_leaves_no_default_to_a_silo(silo: Silo, name: str) -> None:
     assert "every default written out, got none of" in said or said.startswith(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rounds", 2.0),
+        ("rounds", "2"),
+        ("seed", False),
+        ("seed", 0.0),
+        ("local_bias", 0),
+        ("keep_optimizer", "no"),
+        ("hidden", 8.0),
+        ("clients", True),
+        ("options.method.beta", "0.9"),
+        ("options.model.residual", 0),
+        ("options.method.server_lr", True),
+    ],
+)
+def test_a_config_says_what_the_silo_reads(silo: Silo, name: str, value: Any) -> None:
+    """Else who reads what was agreed to, in the audit or in run.json, reads another run."""
+    server = Hostile(silo)
+    facts = server.facts(method="fedopt")
+    place, _, key = name.partition(".")
+    told = facts["config"]["options"] if place == "options" else facts["config"]
+    told[key if place == "options" else name] = value
+    said = reason(server.ask(Type.START, facts_body(facts)))
+    assert (key or name).rpartition(".")[2] in said
+    assert server.start(method="fedopt").type is Type.DONE  # nothing was agreed to
+
+
 @pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "a\nb", "../../x", 5, None, [], {}])
 def test_names_of_a_config_are_those_that_a_silo_has(silo: Silo, name: Any) -> None:
     server = Hostile(silo)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
 
+import silograph as sg
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, put, take_all
@@ -123,6 +125,54 @@ def test_called_is_take(
         assert torch.equal(mine.csr.transposed.indices, theirs.csr.transposed.indices)
     assert one.ids == other.ids
     assert torch.equal(one.row_key, other.row_key)
+
+
+def test_a_called_block_copies_a_field_when_it_is_asked_for(
+    make_graph: Callable[..., Graph], cut_block: Cut
+) -> None:
+    block, _ = cut_block(make_graph(60), 4)
+    positions = torch.tensor([1, 3])
+    part, whole = block.called(positions), block.take(positions)
+    assert vars(part).keys() == {"ids", "source", "memo"}
+    assert torch.equal(part.y, whole.y)
+    assert {"off", "x", "split", "adj", "row_key", "halo"}.isdisjoint(vars(part))
+    for one, other in ((part.split, whole.split), (part.halo, whole.halo)):
+        for name, t in vars(other).items():
+            assert not isinstance(t, torch.Tensor) or torch.equal(getattr(one, name), t)
+    assert torch.equal(part.off, whole.off)
+    assert type(whole) is ClientBlock
+    assert whole.source is None
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_a_round_with_half_of_the_clients_reads_and_writes_their_rows_only(
+    make_graph: Callable[..., Graph],
+    monkeypatch: pytest.MonkeyPatch,
+    kernels: Literal["compiled", "torch"],
+) -> None:
+    """FedAvg between evaluations: nothing is read, and what they say of their judged rows kept."""
+    take, put_, calls = BlockState.take, BlockState.put, list[tuple[int, dict[str, int], int]]()
+
+    def reading(self: BlockState, *given: object) -> State:
+        found = take(self, *given)  # type: ignore[arg-type]
+        assert found == {}
+        return found
+
+    def writing(self: BlockState, old: State, new: State, at: torch.Tensor, *given: object) -> None:
+        known = self.all["own/logits"]
+        assert isinstance(known, Ragged)
+        theirs = int(known.off.diff()[at].sum())
+        calls.append((len(at), {name: len(f.t) for name, f in new.items()}, theirs))
+        put_(self, old, new, at, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BlockState, "take", reading)
+    monkeypatch.setattr(BlockState, "put", writing)
+    run = partial(sg.run, make_graph(60), method="fedavg", clients=4, hidden=4, kernels=kernels)
+    run(participation=0.5, rounds=3, eval_every=3)
+    assert len(calls) == 3
+    for clients, written, theirs in calls:
+        assert clients == 2
+        assert written == {"own/logits": theirs}
 
 
 def test_blocks_are_kept_for_as_many_clients_as_there_are(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 import silograph
 from commands import save
@@ -20,7 +21,7 @@ from silograph.graph.graph import Graph
 pytest.importorskip("numba")
 
 from silograph.nn.kernels.compile_notice import LINE
-from silograph.nn.kernels.one_compiler import one_at_a_time
+from silograph.nn.kernels.one_compiler import one_at_a_time, saved_alone
 
 MakeGraph = Callable[..., Graph]
 CODE = """
@@ -118,6 +119,31 @@ def test_of_processes_that_start_together_one_compiles(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_makes_nobody_wait(tmp_path: Path) -> None:
     compiles = one_at_a_time(lambda signature: f"compiled for {signature}", tmp_path / "no", "k")
     assert compiles("float32") == "compiled for float32"
+
+
+def test_code_for_two_types_that_is_saved_at_once_is_all_there(tmp_path: Path) -> None:
+    """The index of numba loses one of two that are saved together, or mixes their files up."""
+    both = threading.Barrier(2)
+
+    def save(types: str) -> None:
+        file: Any = IndexDataCacheFile(str(tmp_path), "k", b"stamp")  # type: ignore[no-untyped-call]
+        write = file._save_index
+
+        def later(known: object) -> None:
+            time.sleep(0.05)  # the other one would have read the index by then
+            write(known)
+
+        file._save_index = later
+        both.wait()
+        saved_alone(file.save, tmp_path / "k.lock")(types, f"code for {types}")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, ["float32", "float64"]))
+    found: Any = IndexDataCacheFile(str(tmp_path), "k", b"stamp")  # type: ignore[no-untyped-call]
+    assert [found.load(t) for t in ("float32", "float64")] == [
+        "code for float32",
+        "code for float64",
+    ]
 
 
 def test_a_compilation_that_fails_leaves_the_lock(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ CUT_FIELDS = (
     "part_share",
     "share_mean",
     "share_variance",
+    "share_classes",
     "drop_edges",
     "seed",
     "partition_seed",

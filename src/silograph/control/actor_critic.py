@@ -36,12 +36,17 @@ class Learning:
         critic_lr: for the critic.
         discount: of the return (gamma).
         follow: share of the way that targets go to the networks in an update (phi, tau).
+        critic_decay: L2 penalty on the critic's weights, that of the paper of DDPG.
+        centering: weight of the actor's mean squared values before the sigmoid in its loss; without
+            it they run to where the sigmoid is flat, and no gradient brings them back.
     """
 
     actor_lr: float = 1e-4
     critic_lr: float = 1e-3
     discount: float = 0.9
     follow: float = 0.01
+    critic_decay: float = 0.01
+    centering: float = 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +153,13 @@ def updated(networks: Networks, found: Transitions, learning: Learning) -> Netwo
     critic = {name: w.detach().requires_grad_() for name, w in networks.part(CRITIC).items()}
     with torch.enable_grad():
         loss = critic_loss(critic, networks, found, learning.discount)
-    networks = _stepped(networks, CRITIC, critic, loss, learning.critic_lr)
+    optimizer = _optimizer(learning.critic_lr, learning.critic_decay)
+    networks = _stepped(networks, CRITIC, critic, loss, optimizer)
     actor = {name: w.detach().requires_grad_() for name, w in networks.part(ACTOR).items()}
     with torch.enable_grad():
         loss = actor_loss(actor, networks.part(CRITIC), found.state)
-    networks = _stepped(networks, ACTOR, actor, loss, learning.actor_lr)
+        loss = loss + learning.centering * forward(actor, found.state).square().mean()
+    networks = _stepped(networks, ACTOR, actor, loss, _optimizer(learning.actor_lr))
     weights = dict(networks.weights)
     for name in weights:
         if name.startswith(TARGET):
@@ -161,22 +168,22 @@ def updated(networks: Networks, found: Transitions, learning: Learning) -> Netwo
 
 
 def _stepped(
-    networks: Networks, name: str, leaves: Mapping[str, Tensor], loss: Tensor, lr: float
+    networks: Networks, name: str, leaves: Mapping[str, Tensor], loss: Tensor, optimizer: Adam
 ) -> Networks:
-    """Return the networks after a step of Adam of one of them down a loss."""
+    """Return the networks after a step of one of them down a loss."""
     found = torch.autograd.grad(loss, list(leaves.values()))
     grads = _stacked(dict(zip(leaves, found, strict=True)))
     weights = {n: w.detach()[None].clone() for n, w in leaves.items()}
     memory = {n: m.clone() for n, m in below(name, networks.memory).items()}
-    _optimizer(lr).step_(weights, grads, memory)
+    optimizer.step_(weights, grads, memory)
     own = {n: w[0] for n, w in weights.items()}
     return Networks(
         {**networks.weights, **named(name, own)}, {**networks.memory, **named(name, memory)}
     )
 
 
-def _optimizer(lr: float) -> Adam:
-    return Adam(lr)
+def _optimizer(lr: float, decay: float = 0.0) -> Adam:
+    return Adam(lr, decay)
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> Params:

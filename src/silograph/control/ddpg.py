@@ -7,9 +7,15 @@ TPDS 2022, algorithm 4 and eq. 9-14, on the networks of `silograph.control.actor
     action   all knobs, each scaled to 0..1 of its range; by-client knobs have a value a client
     reward   omega^(score - target) - alpha (seconds - beta)
 
-The first 20 rounds are a profile: values are drawn alike over the ranges; then principal components
-are fixed, and beta is the least time of a round, alpha such that the time term is 1 on the mean.
-From then on the actor acts, with noise that decays, and every round is followed by an update.
+The first 20 rounds are a profile: values are drawn alike over the ranges, in every second round one
+for all clients. Then principal components are fixed, and beta is the least time of a round, alpha
+such that the time term is 1 on the mean. From then on the actor acts, with noise that decays, and
+every round is followed by an update.
+
+Values that are drawn for each client apart hardly move the time of a round, which its slowest
+client decides, nor any mean. So half of the profile, and half of the noise's variance, is alike at
+all clients: the profile has the times that policies can reach, and the critic sees what a knob
+does.
 
 What we changed: the state has the server's weights only, not those of every client, which the
 server never has by themselves; the score is the clients' pooled validation score, where the paper
@@ -47,6 +53,7 @@ from silograph.core.payload import below, named
 
 PROFILE = 20  # rounds; as many as there are principal components
 COMPONENTS = 20
+Time = Literal["virtual", "measured", "none"]
 OF_THE_RUN = ("sketch", "seconds")  # what another run begins anew
 
 
@@ -57,7 +64,8 @@ class AgentOptions:
     Attributes:
         target: score that the reward is measured from (Lambda), a fraction.
         omega: base of the reward.
-        time: whose seconds a round takes: those of the virtual clock, or measured ones.
+        time: whose seconds a round takes: those of the virtual clock, measured ones, or none, for
+            a reward without time.
         explore: whether it learns; else it acts by what it has learned, without noise.
         agent: path of a file to go on from.
         seed: of its first weights and of what it draws from the replay.
@@ -72,7 +80,7 @@ class AgentOptions:
 
     target: float = 0.9
     omega: float = 128.0
-    time: Literal["virtual", "measured"] = "virtual"
+    time: Time = "virtual"
     explore: bool = True
     agent: str | None = None
     seed: int = 0
@@ -152,12 +160,16 @@ def propose(
     """Return drawn values in the profile, then the actor's, with noise if it explores."""
     rounds, size = int(state["rounds"]), state["replay/action"].shape[1]
     if rounds < PROFILE:
-        action = key.fold("profile").matrix(1, size)[0]
+        alike = key.fold("profile alike").matrix(1, len(knobs))[0]
+        own = key.fold("profile").matrix(1, size)[0]
+        action = own if rounds % 2 else _spread(knobs, alike, standing.clients)
     else:
         action = act(_networks(state).part(ACTOR), _seen(state, state["sketch"])[None])[0].double()
         if options.explore:
             scale = max(options.least_noise, options.noise * options.decay ** (rounds - PROFILE))
-            action = (action + scale * _normal(key.fold("noise"), size)).clamp(0, 1)
+            alike = _spread(knobs, _normal(key.fold("noise alike"), len(knobs)), standing.clients)
+            noise = (_normal(key.fold("noise"), size) + alike) / math.sqrt(2)
+            action = (action + scale * noise).clamp(0, 1)
     return to_knobs(knobs, action, standing.clients)
 
 
@@ -171,7 +183,7 @@ def observe(
 ) -> ControllerState:
     """Return the agent after a round: what it has seen, and in exploring what it has learned."""
     clock = _clock(standing)
-    took = facts["seconds"] if options.time == "measured" else clock - float(state["seconds"])
+    took = _took(options, clock - float(state["seconds"]), facts)
     new = {**state, "sketch": sketch_of(standing.weights), "seconds": _scalar(clock)}
     if not options.explore:
         return new
@@ -254,6 +266,11 @@ def action_size(knobs: Knobs, clients: int) -> int:
     return sum(_count(knob, clients) for knob in knobs)
 
 
+def _spread(knobs: Knobs, values: Tensor, clients: int) -> Tensor:
+    """Return an action (A,) that has the value of a knob, of values (knobs,), at all clients."""
+    return values.repeat_interleave(torch.tensor([_count(knob, clients) for knob in knobs]))
+
+
 def to_knobs(knobs: Knobs, action: Tensor, clients: int) -> dict[str, Tensor]:
     """Return the values of knobs from an action (A,) in 0..1, knob after knob."""
     parts = action.double().split([_count(knob, clients) for knob in knobs])
@@ -287,6 +304,17 @@ def _normal(key: Key, size: int) -> Tensor:
     """Return standard normal draws (size,) float64 (Box and Muller, 1958)."""
     u = key.matrix(2, size)
     return (-2 * torch.log1p(-u[0])).sqrt() * torch.cos(2 * math.pi * u[1])
+
+
+def _took(options: AgentOptions, virtual: float, facts: Mapping[str, float]) -> float:
+    """Return the seconds of a round that count in the reward."""
+    match options.time:
+        case "virtual":
+            return virtual
+        case "measured":
+            return facts["seconds"]
+        case _:
+            return 0.0
 
 
 def _clock(standing: RunStanding) -> float:

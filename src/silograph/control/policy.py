@@ -8,7 +8,7 @@ from silograph.control.ddpg import DDPG, AgentOptions
 from silograph.control.drawn import DRAWN
 
 TARGET = {"help": "ddpg: score that the reward is measured from"}
-TIME = {"help": "ddpg: seconds of a round in the reward"}
+TIME = {"help": "ddpg: seconds of a round in the reward; none: a reward of scores alone"}
 EXPLORE = {"help": "ddpg: learn, and add noise to what the agent does"}
 AGENT: dict[str, Any] = {"help": "ddpg: file of an agent to go on from", "server_only": True}
 AGENT_SEED = {"help": "ddpg: seed of a new agent's networks and of its replay"}

@@ -131,6 +131,7 @@ class RunConfig:
     part_share: float | None = field(default=None, metadata=of_part("partition", "Clients"))
     share_mean: float | None = field(default=None, metadata=of_part("partition", "Clients"))
     share_variance: float | None = field(default=None, metadata=of_part("partition", "Clients"))
+    share_classes: int | None = field(default=None, metadata=of_part("partition", "Clients"))
     drop_edges: Annotated[float, Field(ge=0, le=1)] = field(
         default=0.0,
         metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),

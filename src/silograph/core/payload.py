@@ -10,7 +10,6 @@ A message may also have `Patched` fields: `Stacked` ones, held in less memory. T
 C: clients in the block. n_c: rows of client c.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -115,7 +114,7 @@ def patched_problem(field: Patched, clients: int) -> str | None:
         return f"a part for each of {clients} clients, got {len(field.which)}"
     if ends[0] != 0 or ends[-1] != rows or len(field.index) != rows:
         return f"runs of {rows} rows, got offsets {ends[:9]} and {len(field.index)} places"
-    if any(a > b for a, b in itertools.pairwise(ends)):
+    if ends != sorted(ends):
         return f"ascending offsets, got {ends[:9]}"
     if field.t.shape[1:] != field.base.shape[2:]:
         return f"rows as those of the base, got shapes {tuple(field.t.shape)}"
@@ -123,8 +122,9 @@ def patched_problem(field: Patched, clients: int) -> str | None:
         ("place", field.index, field.base.shape[1]),
         ("base", field.which, len(field.base)),
     ):
-        if len(t) and not 0 <= int(t.min()) <= int(t.max()) < size:
-            return f"every {name} below {size}, got {int(t.min())} to {int(t.max())}"
+        least, most = (int(end) for end in t.aminmax()) if len(t) else (0, 0)
+        if len(t) and not 0 <= least <= most < size:
+            return f"every {name} below {size}, got {least} to {most}"
     for what, t in (("which", field.which), ("index", field.index), ("off", field.off)):
         if t.dtype is not torch.int64:
             return f"{what} of int64, got {t.dtype}"

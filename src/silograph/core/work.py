@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,11 +64,19 @@ class Meter:
         """Say that this much of the work, of all clients together, is not executed here."""
         self._spared += flops
 
-    @property
-    def executed(self) -> float:
-        """Operations executed here, all kinds, all clients; see `report_spared`."""
-        parts = sum(part.executed for part in self.apart.values())
-        return float(self.flops.sum()) - self._spared + parts
+    def add_all(self, flops: Tensor) -> None:
+        """Add work (C,) of all clients."""
+        self._fixed += flops.cpu()
+
+    def summed(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
+        """Return the work of each client, that for other purposes, and what is executed here of it.
+
+        Work is (C,) float64. What is executed is that of all clients and kinds together; see
+        `report_spared`.
+        """
+        own, apart = self.flops, {kind: part.summed() for kind, part in self.apart.items()}
+        executed = float(own.sum()) - self._spared + sum(done for _, _, done in apart.values())
+        return own.numpy(), {kind: flops for kind, (flops, _, _) in apart.items()}, executed
 
     @property
     def flops(self) -> Tensor:
@@ -85,7 +94,9 @@ class Meter:
 
     def part(self, kind: Kind) -> "Meter":
         """Return the meter of work for another purpose."""
-        return self.apart.setdefault(kind, Meter(self._clients))
+        if kind not in self.apart:
+            self.apart[kind] = Meter(self._clients)
+        return self.apart[kind]
 
 
 @contextmanager
@@ -140,7 +151,7 @@ def report_clients(flops: Tensor) -> None:
     """Report operations of each client, (C,) float64."""
     meter = _METER.get()
     if meter is not None:
-        meter.add_at(torch.arange(len(flops)), flops)
+        meter.add_all(flops)
 
 
 def report_steps(flops: Tensor | float) -> None:

@@ -1,5 +1,6 @@
 """What a silo holds a server's config to before it agrees to a run."""
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
+from silograph.core.text import shown
 from silograph.core.widths import hidden_widths
 from silograph.experiment.resolve.parts import Parts
 from silograph.graph.silos.data import Silo
@@ -32,9 +34,11 @@ PRIVATE = (
     "columns",
 )  # of the server's config; silos need none
 
+OWN = (*PRIVATE, "options", "device", "block_size")  # that a silo sets, or reads apart
+
 
 def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
-    """Raise `ConfigError` for a server's config that leaves a default to the silo.
+    """Raise `ConfigError` for a server's config that leaves a default or a reading to the silo.
 
     Both ends, and whoever reads what a silo agreed to, must mean the same by it.
     """
@@ -45,6 +49,16 @@ def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
         raise ConfigError(
             f"expected a server's config with every default written out, got none of {missing[0]}"
         )
+    _check_read_alike({k: v for k, v in told.items() if k not in OWN}, mine)
+    _check_read_alike(told.get("options", {}), mine["options"])
+
+
+def _check_read_alike(told: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value that the silo reads as another one, as 2.0 for rounds."""
+    for name, value in told.items():
+        got, used = (json.dumps(each) for each in (value, mine.get(name)))
+        if got != used:  # as texts: 2.0 and true are no 2 and 1 there
+            raise ConfigError(f"expected {name} as it is used, {used}, got {shown(value)} (server)")
 
 
 def _left_out(told: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:

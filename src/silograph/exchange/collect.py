@@ -18,7 +18,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, offsets, owners
-from silograph.exchange.generated import with_generated
+from silograph.exchange.generated import COUNTS, GENERATED, with_generated
 from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import SLOTS, FieldSpec, FieldSpecs, places
@@ -28,6 +28,7 @@ from silograph.graph.block.extension import extended
 from silograph.nn.doors import check_places, dtype_of
 
 SLOT, ROWS = "collected/slot", "collected/x"
+LOCAL_GRAPH = (SLOT, ROWS, COUNTS, GENERATED)  # what `local_graph` reads of the state
 
 
 def collect(fed: Federation, share: float, key: Key) -> None:

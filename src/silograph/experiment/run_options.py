@@ -70,6 +70,9 @@ class StudyOptions(TypedDict, total=False):
     """shares: mean share of all nodes at a client (default: 0.8)"""
     share_variance: float | None
     """shares: variance of that share (default: 0.1)"""
+    share_classes: int | None
+    """shares: classes drawn for each client, whose nodes it draws from; none is all (default:
+    none)"""
     drop_edges: float
     """share of a client's internal edges dropped, in any cut"""
     participation: float | None

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from silograph.core.kinds import Kind
@@ -48,12 +47,14 @@ class Account:
         self, envelope: Envelope, positions: Tensor, sizes: np.ndarray, meters: Sequence[Meter]
     ) -> None:
         """Write down what came back, and the work; meters cover the clients in their order."""
-        self.executed += sum(meter.executed for meter in meters)
-        work = torch.cat([meter.flops for meter in meters]).numpy()
+        found = [meter.summed() for meter in meters]
+        self.executed += sum(executed for _, _, executed in found)
+        work = np.concatenate([own for own, _, _ in found])
         self._record(envelope, "up", positions, sizes, work)
         for kind in sorted({kind for meter in meters for kind in meter.apart}):
-            apart = torch.cat([meter.part(kind).flops for meter in meters]).numpy()
-            self._record(replace(envelope, kind=kind), "up", positions, None, apart)
+            none = (np.zeros(len(own)) for own, _, _ in found)
+            parts = [by.get(kind, zeros) for (_, by, _), zeros in zip(found, none, strict=True)]
+            self._record(replace(envelope, kind=kind), "up", positions, None, np.concatenate(parts))
 
     def _record(
         self,
@@ -63,7 +64,7 @@ class Account:
         sizes: np.ndarray | None,
         flops: np.ndarray | None = None,
     ) -> None:
-        zeros = np.zeros(len(positions))
+        clients = positions.numpy()
         self.ledger.append(
             Record(
                 round=envelope.round,
@@ -71,8 +72,8 @@ class Account:
                 op=envelope.op,
                 what=envelope.kind,
                 direction=direction,
-                clients=positions.numpy(),
-                bytes=zeros.astype(np.int64) if sizes is None else sizes,
-                flops=zeros if flops is None else flops,
+                clients=clients,
+                bytes=np.zeros(clients.shape, np.int64) if sizes is None else sizes,
+                flops=np.zeros(clients.shape) if flops is None else flops,
             )
         )

@@ -3,9 +3,8 @@
 Without this, an op that breaks a rule would be noticed on some block sizes and engines only.
 """
 
-import itertools
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
@@ -20,7 +19,7 @@ from silograph.core.payload import (
     copied,
     patched_problem,
 )
-from silograph.federation.base import Op, is_overwritten, is_read
+from silograph.federation.base import NOTHING, Op, is_overwritten, is_read
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
@@ -37,6 +36,7 @@ def check_fields(
     shared: bool = False,
     patched: bool = False,
     rows: bool = True,
+    known: Mapping[str, Field] = NOTHING,
 ) -> None:
     """Raise `ProtocolError` unless every field has a part for each client, and frames carry it.
 
@@ -47,26 +47,24 @@ def check_fields(
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
         patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
+        known: fields that keep the rules; the same ones are not looked at again.
     """
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
     for name, field in fields.items():
+        if field is known.get(name):
+            continue
         problem = _problem(name, field, clients, shared, patched, rows)
         if problem:
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
 
-@runtime_checkable
-class ByRound(Protocol):
-    """What ops read, where it changes from round to round."""
-
-    def in_round(self, number: int) -> Any:
-        """Return what ops read in a round; 0 is before the first."""
-
-
 def of_round(cfg: Any, number: int) -> Any:
-    """Return what ops read in a round: a pure function of both, at a server and at its silos."""
-    return cfg.in_round(number) if isinstance(cfg, ByRound) else cfg
+    """Return what ops read in a round: a pure function of both, at a server and at its silos.
+
+    What changes from round to round has a method `in_round(number)`; 0 is before the first.
+    """
+    return cfg.in_round(number) if hasattr(cfg, "in_round") else cfg
 
 
 def run_op(
@@ -117,7 +115,7 @@ def run_op(
         new = {**{name: field for name, field in state.items() if name not in seen}, **new}
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
-    check_fields(new, clients, f"state after {op.__name__}")
+    check_fields(new, clients, f"state after {op.__name__}", known=state)
     for name in new:
         if name.startswith(HAS):
             raise ProtocolError(
@@ -167,6 +165,6 @@ def _problem(
             ends, count = off.tolist(), shape[0]
             if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != count:
                 return f"runs of {count} rows for {clients} clients, got offsets {ends[:9]}"
-            if any(a > b for a, b in itertools.pairwise(ends)):
+            if ends != sorted(ends):
                 return f"ascending offsets, got {ends[:9]}"
     return None

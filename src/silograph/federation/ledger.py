@@ -13,7 +13,7 @@ C: clients of the federation. k: clients of a call.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -165,8 +165,9 @@ class Ledger:
     def append(self, record: Record) -> None:
         """Add a record."""
         copy = self._store.copy
-        clients, sizes, flops = copy(record.clients), copy(record.bytes), copy(record.flops)
-        self._records.append(replace(record, clients=clients, bytes=sizes, flops=flops))
+        kept = copy(record.clients), copy(record.bytes), copy(record.flops)
+        plain = record.round, record.step, record.op, record.what, record.direction
+        self._records.append(Record(*plain, *kept))
         self._by_kind[record.what] += int(record.bytes.sum())
         self._flops[record.what] += float(record.flops.sum())
 

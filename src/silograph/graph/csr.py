@@ -178,9 +178,7 @@ class CSR:
 
         Block c has rows row_off[c]:row_off[c + 1] and columns col_off[c]:col_off[c + 1].
         """
-        new_col_off = offsets(col_off.diff()[positions])
-        shift = new_col_off[:-1] - col_off[positions]
-        return Runs(self, row_off, positions, shift, int(new_col_off[-1]))
+        return Runs(self, row_off, positions, col_off)
 
     def copied(self) -> "CSR":
         """Return the matrix in memory of its own, apart from one that it is a part of."""
@@ -191,7 +189,7 @@ class CSR:
 
         Client c has rows row_off[c]:row_off[c + 1].
         """
-        return Runs(self, row_off, positions, None, self.num_cols)
+        return Runs(self, row_off, positions, None)
 
     def with_columns(self, indices: Tensor, num_cols: int) -> "CSR":
         """Return the same rows and values with other columns (nnz,), ascending in each row."""
@@ -225,20 +223,34 @@ class Runs(CSR):
         whole: the matrix; it is kept.
         off: (C + 1,) int64, the rows of each client.
         positions: (k,) int64, of the clients whose rows these are.
-        shift: (k,) int64, what is added to the columns of each; None: nothing.
-        num_cols: number of columns.
+        col_off: (C + 1,) int64, the columns of each client, of which only theirs are kept; None:
+            all columns are.
     """
 
-    def __init__(
-        self, whole: CSR, off: Tensor, positions: Tensor, shift: Tensor | None, num_cols: int
-    ) -> None:
-        self.__dict__ |= {"num_cols": num_cols}  # as dataclasses do that are frozen
-        self.__dict__ |= {"_whole": whole, "_off": off, "_positions": positions, "_shift": shift}
+    def __init__(self, whole: CSR, off: Tensor, positions: Tensor, col_off: Tensor | None) -> None:
+        # As dataclasses do that are frozen.
+        self.__dict__ |= {"_whole": whole, "_off": off, "_positions": positions}
+        self.__dict__ |= {"_col_off": col_off}
 
     _whole: CSR
     _off: Tensor
     _positions: Tensor
-    _shift: Tensor | None
+    _col_off: Tensor | None
+
+    @cached_property
+    def num_cols(self) -> int:
+        """Number of columns."""
+        if self._col_off is None:
+            return self._whole.num_cols
+        return int(self._col_off.diff()[self._positions].sum())
+
+    @cached_property
+    def _shift(self) -> Tensor | None:
+        """What is added to the columns of each client, (k,) int64, or None."""
+        if self._col_off is None:
+            return None
+        first = offsets(self._col_off.diff()[self._positions])[:-1]
+        return first - self._col_off[self._positions]
 
     @cached_property
     def _entry_off(self) -> Tensor:

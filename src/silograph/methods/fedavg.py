@@ -12,7 +12,7 @@ FedOpt's own step is Adam with bias correction and a tau relative to the size of
 that it holds for raw, row-normalized and standardized features alike (`ScaleFreeAdam`). With
 `server_tau` it is FedAdam as in the paper, but for v, which starts at 0 where the paper asks for at
 least tau^2. The defaults (local SGD of rate 0.1, one epoch, server Adam of rate 0.01, relative tau
-0.1) are derived in benchmarks/defaults/features.md. FedAvg keeps the setting of most papers on
+0.01) are derived in benchmarks/defaults/features.md. FedAvg keeps the setting of most papers on
 graphs, local Adam of rate 0.01 built anew every round, which does not learn on small clients.
 """
 
@@ -93,7 +93,7 @@ class FedOptOptions:
         default=0.99, metadata={"help": "adam: decay of the second moment"}
     )
     server_relative_tau: Annotated[float, Field(ge=0)] = field(
-        default=0.1,
+        default=0.01,
         metadata={
             "help": "adam: degree of adaptivity, relative to the size of the updates",
             "tune": log(1e-3, 10.0),

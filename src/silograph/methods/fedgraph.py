@@ -138,7 +138,7 @@ class FedGraphOptions:
         },
     )
     target: Share = field(default=0.9, metadata=TARGET)
-    time: Literal["virtual", "measured"] = field(default="virtual", metadata=TIME)
+    time: Literal["virtual", "measured", "none"] = field(default="virtual", metadata=TIME)
     explore: bool = field(default=True, metadata=EXPLORE)
     agent: str | None = field(default=None, metadata=AGENT)
     agent_seed: int = field(default=0, metadata=AGENT_SEED)

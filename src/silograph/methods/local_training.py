@@ -37,9 +37,9 @@ from silograph.evaluation.evaluate import TABLES, logits_specs, no_logits, remem
 from silograph.evaluation.evaluation_steps import tallies
 from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
 from silograph.evaluation.ranking import no_ranking, ranked, rankings_specs
-from silograph.exchange.collect import local_graph
+from silograph.exchange.collect import LOCAL_GRAPH, local_graph
 from silograph.exchange.sent_weights import arrived, gives, kept, learn_steps, leaving, takes
-from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean
+from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean, reads
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.federation.op_failure import at_server
 from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
@@ -140,6 +140,7 @@ def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:
     return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in found.items() if name != STEPS}
 
 
+@reads("optimizer/", f"{NEIGHBORS}/", f"{TABLES}/", *LOCAL_GRAPH)
 def train(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:

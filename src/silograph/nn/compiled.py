@@ -89,9 +89,11 @@ def _train(
 ) -> arrays.Filled:
     """Train the weights in `params` in place; return what comes of it besides."""
     block, filled = inputs.block, _unfilled(model, inputs.block, params)
-    degree, seed = block.adj.degree, np.uint64(inputs.key.value)
-    shape = model_shape(model, training.schedule, int(degree.max()) if len(degree) else 0)
-    rule = step_rule(training)
+    seed, rule = np.uint64(inputs.key.value), step_rule(training)
+    most = 0
+    if not training.schedule.whole and len(block.row_key):
+        most = int(block.adj.degree.max())
+    shape = model_shape(model, training.schedule, most)
 
     def train(first: int, end: int) -> None:
         kernels.train(

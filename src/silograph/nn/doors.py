@@ -132,8 +132,10 @@ def check_memory(
 
 def check_labels(model: AnyModel, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless training rows have labels that the model has outputs for."""
+    while block.source is not None:  # once for all clients, not anew for those of each call
+        block = block.source[0]
     name = ("labels", model.task, model.outputs)
-    if name in block.memo or (block.source is not None and name in block.source[0].memo):
+    if name in block.memo:
         return
     y, task = block.y, task_of(model.task)
     wrong = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)

@@ -1,9 +1,11 @@
 """Threads that the compiled kernels run in, each with a range of a block's clients."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -12,16 +14,31 @@ from silograph.graph.block.block import ClientBlock
 
 
 @lru_cache(maxsize=1)
-def _blas() -> ThreadpoolController:
+def _blas() -> tuple[Any, ...]:
     # What products in kernels call: it must be loaded to be found. Looking takes milliseconds.
     importlib.import_module("scipy.linalg.cython_blas")
-    return ThreadpoolController()
+    found = ThreadpoolController().lib_controllers
+    return tuple(library for library in found if library.user_api == "blas")
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Inside, products in kernels take one thread; threadpoolctl's own form describes libraries."""
+    before = [(library, library.num_threads) for library in _blas()]
+    several = [(library, number) for library, number in before if number != 1]
+    try:
+        for library, _ in several:
+            library.set_num_threads(1)
+        yield
+    finally:
+        for library, number in several:
+            library.set_num_threads(number)
 
 
 def share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
     """Run ranges of clients, with about as many rows each, on torch's number of threads."""
     threads = min(torch.get_num_threads(), block.num_clients)
-    with _blas().limit(limits=1, user_api="blas"):
+    with _one_thread_each():
         if threads == 1:
             run(0, block.num_clients)
             return

@@ -47,33 +47,33 @@ def _pass_flops(model: Staged, counts: np.ndarray, *, sparse: bool, passes: int)
         passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
     """
     layers = len(model.stages)
-    work = counts.astype(np.float64).T
-    rows, edges = work[: layers + 1], work[layers + 1 : 2 * layers + 1]
-    entries, own_entries = work[2 * layers + 1], work[2 * layers + 2]
-    total = np.zeros(len(counts))
+    edges, entries, own_entries = layers + 1, 2 * layers + 1, 2 * layers + 2
+    each = [0] * counts.shape[1]  # operations for one of what is counted
     for layer, stage in enumerate(model.stages):
         width, out, rooted = stage.inputs, stage.outputs, stage.conv.rooted
-        into, left = rows[layer], rows[layer + 1]
+        into, left = layer, layer + 1
         if layer == 0 and sparse:
-            total += 2 * out * passes * (entries + own_entries * rooted)
+            each[entries] += 2 * out * passes
+            each[own_entries] += 2 * out * passes * rooted
         else:
             products = passes + (passes > 1 and layer > 0)
-            total += 2 * width * out * products * (into + left * rooted)
+            each[into] += 2 * width * out * products
+            each[left] += 2 * width * out * products * rooted
         if stage.conv.sums and stage.conv.scales is not None:
             scales = stage.conv.scales
-            each = (scales.post is not None) + 2 * (scales.own is not None)
-            total += out * passes * (2 * edges[layer] + (scales.pre is not None) * into)
-            total += out * passes * each * left
-        total += out * left * rooted  # the sum with the own row
-        total += out * passes * left  # bias
+            each[edges + layer] += 2 * out * passes
+            each[into] += out * passes * (scales.pre is not None)
+            each[left] += out * passes * ((scales.post is not None) + 2 * (scales.own is not None))
+        each[left] += out * rooted  # the sum with the own row
+        each[left] += out * passes  # bias
         if stage.drop > 0 and passes > 1:
             if layer:
-                total += 2 * width * passes * into
+                each[into] += 2 * width * passes
             else:  # features have no gradient
-                total += 2 * (entries if sparse else width * into)
-        if stage.relu:
-            total += out * passes * left
-    return total
+                each[entries if sparse else into] += 2 if sparse else 2 * width
+        each[left] += out * passes * stage.relu
+    flops: np.ndarray = counts.astype(np.float64) @ np.array(each, np.float64)  # exact: integers
+    return flops
 
 
 def report_pass(model: Staged, block: ClientBlock) -> None:

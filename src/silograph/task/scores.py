@@ -196,7 +196,8 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
     nodes, tp, fp, fn = _whole(counts, part, ("nodes", "tp", "fp", "fn"))
     if nodes.sum() == 0:
         return None
-    right, judged = _right_and_judged(counts, part, task)
+    one = task == "multiclass"
+    right, judged = (_by_client(tp), nodes) if one else _right_and_judged(counts, part, task)
     busy = judged > 0
     hits, errors = _by_class(tp), _by_class(fp + fn)
     present = hits + errors > 0

@@ -95,7 +95,7 @@ OPTIONS = {
     "method.server_momentum": 0.9,
     "method.server_beta1": 0.9,
     "method.server_beta2": 0.99,
-    "method.server_relative_tau": 0.1,
+    "method.server_relative_tau": 0.01,
     "method.server_tau": None,
     "model.residual": False,
     "model.input_dropout": 0.0,
@@ -120,7 +120,7 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
     assert setups[0].method is METHODS["fedopt"]
     assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
     options = setups[0].method_config.options
-    assert options == FedOptOptions("adam", 0.01, 0.9, 0.9, 0.99, 0.1, None)
+    assert options == FedOptOptions("adam", 0.01, 0.9, 0.9, 0.99, 0.01, None)
     assert_same(result, small(make_graph(), method="fedopt"))
 
 
@@ -133,7 +133,7 @@ def test_weight_decay_is_by_method(make_graph: MakeGraph) -> None:
 
 
 def test_the_step_of_the_server() -> None:
-    assert server_step(FedOptOptions()) == ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau=0.1)
+    assert server_step(FedOptOptions()) == ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau=0.01)
     of_the_paper = FedOptOptions(server_tau=1e-5)
     assert server_step(of_the_paper) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=1e-5)
     momentum = FedOptOptions(server_optimizer="momentum")

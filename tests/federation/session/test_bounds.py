@@ -27,6 +27,7 @@ from silograph.federation.session import chunks  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
 from silograph.federation.session.chunks import LEAD, MAGIC, SHORT, cut, whole  # noqa: E402
 from silograph.federation.session.greeting import FROM_ONE, WAITING, Greetings  # noqa: E402
+from silograph.federation.session.hub import PROTOCOL  # noqa: E402
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
 from silograph.federation.session.limits import (  # noqa: E402
     AROUND,
@@ -224,7 +225,7 @@ def test_half_greetings_keep_nobody_out(hubs: Any, raws: Any) -> None:
     for number in range(60):
         silent = raws(hub)
         if number % 2:
-            silent.say(Type.HELLO, name="north", key=known.public.hex(), protocol=2)
+            silent.say(Type.HELLO, name="north", key=known.public.hex(), protocol=PROTOCOL)
     for _ in range(3):
         assert raws(hub).greet("north", SiloKey.new()).type in (Type.WELCOME, Type.REFUSED)
     assert raws(hub).greet("south", known).type is Type.WELCOME

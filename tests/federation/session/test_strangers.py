@@ -22,7 +22,14 @@ from cryptography.hazmat.primitives.serialization import (
 from sessions import TOKEN
 from silograph.core.errors import ConfigError
 from silograph.federation.session.certificates import make_certificates
-from silograph.federation.session.hub import LONGEST_GREETING, UNREAD, Hub, Joined, StreamLink
+from silograph.federation.session.hub import (
+    LONGEST_GREETING,
+    PROTOCOL,
+    UNREAD,
+    Hub,
+    Joined,
+    StreamLink,
+)
 from silograph.federation.session.identity import Register, SiloKey, signed_text
 from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.peer import LostError
@@ -33,7 +40,7 @@ def test_names_that_are_none(hubs: Any, raws: Any, caplog: pytest.LogCaptureFixt
     hub, key = hubs(Register(None, 2)), SiloKey.new()
     for name, shown in (("\ud800", "?"), (["a"], "something else"), ("x" * 999, "x" * 80)):
         raw = raws(hub)
-        raw.say(Type.HELLO, name=name, key=key.public.hex(), protocol=2)
+        raw.say(Type.HELLO, name=name, key=key.public.hex(), protocol=PROTOCOL)
         raw.hear()
         raw.say(Type.PROOF, TOKEN, signature="")
         assert refusal(raw.hear()) == f"expected a silo's name, got {shown!r}"
@@ -45,7 +52,7 @@ def test_what_a_stranger_hears_is_short(hubs: Any, raws: Any) -> None:
     others: tuple[Any, ...] = ("long " * 9999, [[[]]])
     for protocol in others:
         said = refusal(raws(hub).greet("north", SiloKey.new(), protocol=protocol))
-        assert said.startswith("expected protocol 2, got ")
+        assert said.startswith("expected protocol 3, got ")
         assert len(said) <= 300
 
 
@@ -75,10 +82,10 @@ def requests_of(
     def packed(kind: Type, token: bytes, **facts: Any) -> bytes:
         return pack(Message(kind, token, 0, facts_body(facts)))
 
-    yield packed(Type.HELLO, NO_TOKEN, name=name, key=key.public.hex(), protocol=2)
+    yield packed(Type.HELLO, NO_TOKEN, name=name, key=key.public.hex(), protocol=PROTOCOL)
     nonce = bytes.fromhex(unpack(answers.get()).facts()["nonce"])
-    signature = key.sign(signed_text(TOKEN, nonce, name)).hex()
-    yield packed(Type.PROOF, TOKEN, signature=signature)
+    signature = key.sign(signed_text(TOKEN, nonce, name, "")).hex()
+    yield packed(Type.PROOF, TOKEN, signature=signature, host="")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,13 @@ pytest.importorskip("cryptography")
 from sessions import TOKEN, worker_of  # noqa: E402
 from silograph.core.errors import ConfigError  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
-from silograph.federation.session.certificates import make_certificates  # noqa: E402
+from silograph.federation.session.certificates import (  # noqa: E402
+    hosts_of,
+    is_host_of,
+    make_certificates,
+)
 from silograph.federation.session.events import log_event  # noqa: E402
-from silograph.federation.session.hub import Hub, StreamLink  # noqa: E402
+from silograph.federation.session.hub import PROTOCOL, Hub, StreamLink  # noqa: E402
 from silograph.federation.session.identity import (  # noqa: E402
     Register,
     SiloKey,
@@ -80,15 +84,16 @@ def test_a_signature_holds_for_its_stream_name_and_key_only(hubs: Any, raws: Any
     says = "expected a signature of the silo's own key, got another"
     assert refusal(raws(hub).greet("north", key, signer=SiloKey.new())) == says
     silo = raws(hub)
-    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=2)
+    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=PROTOCOL)
     silo.hear()
-    old = key.sign(signed_text(TOKEN, bytes(32), "north"))  # of another stream: replayed
-    silo.say(Type.PROOF, TOKEN, signature=old.hex())
+    old = key.sign(signed_text(TOKEN, bytes(32), "north", ""))  # of another stream: replayed
+    silo.say(Type.PROOF, TOKEN, signature=old.hex(), host="")
     assert refusal(silo.hear()) == says
     silo = raws(hub)
-    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=2)
+    silo.say(Type.HELLO, name="north", key=key.public.hex(), protocol=PROTOCOL)
     nonce = bytes.fromhex(silo.hear().facts()["nonce"])
-    silo.say(Type.PROOF, TOKEN, signature=key.sign(signed_text(TOKEN, nonce, "south")).hex())
+    signature = key.sign(signed_text(TOKEN, nonce, "south", ""))
+    silo.say(Type.PROOF, TOKEN, signature=signature.hex(), host="")
     assert refusal(silo.hear()) == says
 
 
@@ -120,10 +125,10 @@ def test_who_is_not_expected(hubs: Any, raws: Any) -> None:
     )
     assert refusal(raws(hub).greet("a/b", SiloKey.new())) == "expected a silo's name, got 'a/b'"
     assert refusal(raws(hub).greet("north", SiloKey.new(), protocol=1)) == (
-        "expected protocol 2, got 1: use the same version of silograph at server and silos"
+        "expected protocol 3, got 1: use the same version of silograph at server and silos"
     )
     silo = raws(hub)
-    silo.say(Type.HELLO, name="north", key="xyz", protocol=2)
+    silo.say(Type.HELLO, name="north", key="xyz", protocol=PROTOCOL)
     silo.hear()
     silo.say(Type.PROOF, TOKEN, signature="")
     assert refusal(silo.hear()) == "expected a key and a signature in hexadecimal, got others"
@@ -419,3 +424,56 @@ def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
     with pytest.raises(ConfigError, match=line):
         take_part(replace(attaching("127.0.0.1:9", None, patience=5.0), make_worker=make))
     assert len(workers) == (1 if agreed else 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "signed", "says"),
+    [
+        ("127.0.0.1", "127.0.0.1", None),
+        ("evil.example.org", "evil.example.org", "expected a silo that attaches to s.exam"),
+        ("127.0.0.1", "evil.example.org", "expected a signature of the silo's own key, got "),
+        ("", "", "expected a silo that attaches to s.example.org, 127.0.0.1, got one that "),
+        (None, "127.0.0.1", "expected a silo that attaches to s.example.org, "),
+    ],
+)
+def test_a_challenge_that_is_handed_on_gets_nobody_in(
+    hubs: Any, tmp_path: Path, told: str | None, signed: str, says: str | None
+) -> None:
+    """A silo signs the name by which it reaches its own server, which TLS has verified."""
+    make_certificates(tmp_path, ["127.0.0.1", "s.example.org"])
+    pair = (tmp_path / "server.pem").read_bytes(), (tmp_path / "server.key").read_bytes()
+    hub, key, nonce = hubs(Register(None, 2), credentials=pair), SiloKey.new(), bytes(32)
+    hello = {"name": "north", "key": key.public.hex(), "protocol": PROTOCOL}
+    signature = key.sign(signed_text(TOKEN, nonce, "north", signed)).hex()
+    reason = hub._refusal(hello, {"signature": signature, "host": told}, nonce)
+    assert reason is None if says is None else str(reason).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "is_one"),
+    [
+        ("a.org", ("a.org",), True),
+        ("A.org.", ("a.org",), True),
+        ("x.a.org", ("*.a.org",), True),
+        ("x.y.a.org", ("*.a.org",), False),
+        ("a.org", ("*.org",), False),
+        ("org", ("*.org", "*"), False),
+        ("::1", ("::1",), True),
+        ("0:0:0:0:0:0:0:1", ("::1",), True),
+        ("127.0.0.2", ("127.0.0.1",), False),
+        ("", ("a.org",), False),
+        ("", (), True),
+        ("a.org", (), False),
+    ],
+)
+def test_which_hosts_a_certificate_stands_for(
+    host: str, hosts: tuple[str, ...], is_one: bool
+) -> None:
+    assert is_host_of(host, hosts) is is_one
+
+
+def test_names_of_a_certificate(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["s.example.org", "::1", "10.0.0.1"])
+    found = hosts_of((tmp_path / "server.pem").read_bytes())
+    assert found == ("s.example.org", "::1", "10.0.0.1")
+    assert hosts_of((tmp_path / "ca.pem").read_bytes())[0].startswith("silograph trial authority")

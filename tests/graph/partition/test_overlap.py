@@ -81,9 +81,29 @@ def test_shares_follow_a_clipped_normal_distribution(make_graph: MakeGraph) -> N
     assert min(near) >= 30
 
 
+def test_shares_of_some_classes(make_graph: MakeGraph) -> None:
+    """All of the nodes of two classes each; over many clients every class is drawn alike often."""
+    graph = make_graph(60)
+    labels, sizes = graph.y.unique(), torch.bincount(graph.y)
+    drawn = cut(graph, "shares", 60, share_mean=1.0, share_variance=0.0, share_classes=2)
+    seen = torch.zeros(len(sizes))
+    for nodes in drawn.nodes:
+        found = graph.y[nodes].unique()
+        assert len(found) == 2
+        assert len(nodes) == int(sizes[found].sum())
+        seen[found] += 1
+    expected = 60 * 2 / len(labels)
+    assert (seen[labels] - expected).abs().max() < 5 * expected**0.5
+    half = cut(graph, "shares", 5, share_mean=0.5, share_variance=0.0, share_classes=1)
+    for nodes in half.nodes:
+        (label,) = graph.y[nodes].unique()
+        assert len(nodes) == int(0.5 * int(sizes[label]) + 0.5)
+
+
 @pytest.mark.parametrize(
     ("method", "clients", "options", "message"),
     [
+        ("shares", 3, {"share_classes": 9}, "at most . share_classes, as many classes .* got 9"),
         ("metis_overlapping", 12, {}, "multiple of clients_per_part .* got 12 clients at 5 a part"),
         (
             "metis_overlapping",

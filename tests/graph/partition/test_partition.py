@@ -85,6 +85,7 @@ CHANGED: dict[str, Any] = {
     "part_share": 0.8,
     "share_mean": 0.3,
     "share_variance": 0.0,
+    "share_classes": 1,
 }
 
 

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "silos"))
 
 import acs_cells as acs
 import fedais_cells as fedais
+import fedgraph_cells as fedgraph
 import personal_cells as personal
 import recipe_citations as baselines
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
-import recipe_figures as fedgraph
 import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
@@ -38,6 +38,7 @@ import recipe_profiles as profiles
 import recipe_pubmed as pubmed
 import recipe_ratings as of_ratings
 import recipe_selectors as selectors
+import recipe_spread as over_seeds
 import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
 import recipe_table3 as sensitivity
@@ -254,6 +255,10 @@ def selection_of(cut: str, name: str, seed: int, clock: str) -> Cell:
 def again_of(line: Line) -> Cell:
     """The cell of a recipe of the repository, by the labels of its line."""
     labels = dict(line["labels"])
+    if "run" in labels:
+        return over_seeds.cell_of(labels["run"], labels["seed"])
+    if labels.get("setting") in layers.SMALLER:
+        return layers.cell_of(*labels.values())
     if "adam" in labels:
         return fedais.cell_again(labels)
     if "base" in labels:
@@ -268,7 +273,8 @@ def again_of(line: Line) -> Cell:
     if "selector" in labels:
         return selection_of(labels["cut"], labels["selector"], labels["seed"], labels["clock"])
     if "clock" in labels:
-        return fedgraph.cell_of(*(labels[p] for p in ("dataset", "method", "clock", "seed")))
+        named = (labels[p] for p in ("dataset", "method", "clock", "seed"))
+        return fedgraph.cell_of(*named, labels.get("shape", fedgraph.PLAIN))
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
@@ -341,9 +347,9 @@ def test_lines_of_every_recipe_would_be_known() -> None:
 def test_a_diverged_cell_has_no_test_score() -> None:
     """Its mean over cells counts 0, as in validation."""
     lines = [c.start | {"error": "diverged"} for s in sweep.SEEDS for c in everywhere(s)]
-    for test in (False, True):
+    for score in (sweep.value_of, tables_of_the_sweep.tested):
         name = sweep.DEFAULT.name
-        mean = tables_of_the_sweep.mean_over(Found(lines), name, sweep.SEEDS, test=test)
+        mean = tables_of_the_sweep.mean_over(Found(lines), name, sweep.SEEDS, score)
         assert mean == "0.00"
 
 

@@ -44,6 +44,7 @@ from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
 from silograph.methods.base import RoundReport, ServerState, own_weights
+from silograph.methods.local_training import selected
 from silograph.selection.uniform import ALL, UNIFORM
 
 
@@ -216,6 +217,8 @@ def _round(
     cfg = setup.method_config
     if selection is not None:
         cfg = selection.choose(before.state, t, key)
+    elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
+        cfg = replace(cfg, selected=selected(fed, cfg, t, key))
     control = controlling(setup)
     if control is not None:
         known = before.state, before.scores, before.virtual_seconds

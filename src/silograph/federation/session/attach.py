@@ -183,8 +183,9 @@ class _Stream:
             nonce = bytes.fromhex(str(challenge.facts()["nonce"]))
         except (KeyError, ValueError):
             raise FrameError("expected a nonce to sign, got none") from None
-        text = signed_text(challenge.token, nonce, silo.name)
-        proof = {"signature": silo.key.sign(text).hex()}
+        host = "" if silo.roots is None else split_address(silo.server, "server")[0]
+        text = signed_text(challenge.token, nonce, silo.name, host)
+        proof = {"signature": silo.key.sign(text).hex(), "host": host}
         self._send(Type.PROOF, challenge.token, proof)
         self._take(Type.WELCOME)
         return challenge.token

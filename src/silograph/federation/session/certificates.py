@@ -90,6 +90,40 @@ def check_pair(chain: bytes, key: bytes) -> None:
         )
 
 
+def hosts_of(chain: bytes) -> tuple[str, ...]:
+    """Return the names and addresses that the first certificate of a chain (PEM) stands for.
+
+    Those are its alternative names; its common name counts where it has none, as in gRPC.
+    """
+    leaf = x509.load_pem_x509_certificates(chain)[0]
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        commons = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return tuple(str(common.value) for common in commons)
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
+
+
+def is_host_of(host: str, hosts: Sequence[str]) -> bool:
+    """Whether a certificate for some hosts stands for one; without any host it is none's, "".
+
+    >>> is_host_of("a.example.org", ["*.example.org"]), is_host_of("b.a.org", ["*.org"])
+    (True, False)
+    """
+    if not hosts:
+        return host == ""
+    try:
+        return str(ipaddress.ip_address(host)) in hosts
+    except ValueError:
+        pass
+    name = host.lower().rstrip(".")
+    rest = name.partition(".")[2]
+    return any(
+        known.lower().rstrip(".") in (name, f"*.{rest}" if "." in rest else name) for known in hosts
+    )
+
+
 def _spki(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 

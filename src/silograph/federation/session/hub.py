@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
-from silograph.federation.session.certificates import check_pair
+from silograph.federation.session.certificates import check_pair, hosts_of, is_host_of
 from silograph.federation.session.chunks import SHORT, cut, whole
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
 from silograph.federation.session.greeting import FROM_ONE, WAITING, Greetings, Place
@@ -47,7 +47,7 @@ SPARE = 8  # streams that are just being ended
 QUEUE = 1000  # streams that wait for a thread, which is for milliseconds
 UNREAD = 2  # messages of a silo that may wait: it is asked one thing at a time
 LONGEST_GREETING = SHORT  # bytes
-PROTOCOL = 2
+PROTOCOL = 3
 Stream = Iterator[bytes]
 MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was started
 
@@ -189,8 +189,10 @@ class Hub:
         generic = grpc.method_handlers_generic_handler(SERVICE, {ATTACH: handler})
         self._server.add_generic_rpc_handlers((generic,))
         at = join_address(host, port)
+        self._hosts: tuple[str, ...] = ()  # of the server's certificate; none without TLS
         if credentials is not None:
             check_pair(*credentials)
+            self._hosts = hosts_of(credentials[0])
         try:
             if credentials is None:
                 check_plaintext(host)
@@ -338,7 +340,14 @@ class Hub:
                 f"expected protocol {PROTOCOL}, got {_text(protocol)}: use the same version of "
                 "silograph at server and silos"
             )
-        if not is_signed(public, signature, signed_text(self._token, nonce, name)):
+        host = proof.get("host")
+        if not isinstance(host, str) or not is_host_of(host, self._hosts):
+            own = ", ".join(self._hosts) or "a server without TLS"
+            return (
+                f"expected a silo that attaches to {own}, got one that attaches to "
+                f"{_text(host)[:80]!r}: give its --server by a name of the server's certificate"
+            )
+        if not is_signed(public, signature, signed_text(self._token, nonce, name, host)):
             return "expected a signature of the silo's own key, got another"
         with self._lock:
             return self._register.refusal(name, public)

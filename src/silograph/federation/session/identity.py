@@ -26,7 +26,7 @@ from silograph.core.text import counted
 from silograph.federation.session.events import Event, What
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-PURPOSE = b"silograph session 1\0"
+PURPOSE = b"silograph session 2\0"
 
 
 def check_name(name: str) -> str:
@@ -38,9 +38,20 @@ def check_name(name: str) -> str:
     return name
 
 
-def signed_text(token: bytes, nonce: bytes, name: str) -> bytes:
-    """Return what a silo signs: it holds for this run, this stream and this name only."""
-    return PURPOSE + token + nonce + name.encode()
+def signed_text(token: bytes, nonce: bytes, name: str, host: str) -> bytes:
+    """Return what a silo signs: it holds for this run, this stream, this name and this server only.
+
+    Without the server's name a server that the silo attaches to could hand another one's challenge
+    on to it, and attach there in the silo's name.
+
+    Args:
+        token: of the run.
+        nonce: of the stream.
+        name: of the silo.
+        host: by which the silo reaches the server, and which TLS has found in the server's
+            certificate; empty without TLS.
+    """
+    return PURPOSE + token + nonce + name.encode() + b"\0" + host.encode()
 
 
 class SiloKey:

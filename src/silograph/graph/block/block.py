@@ -151,7 +151,16 @@ class ClientBlock:
         part = self.called(positions)
         x = SparseRows(part.x.csr.copied(), part.off) if isinstance(part.x, SparseRows) else part.x
         halo = replace(part.halo, adj=part.halo.adj.copied())
-        return replace(part, x=x, adj=part.adj.copied(), halo=halo, source=None)
+        return ClientBlock(
+            ids=part.ids,
+            off=part.off,
+            x=x,
+            y=part.y,
+            split=part.split,
+            adj=part.adj.copied(),
+            row_key=part.row_key,
+            halo=halo,
+        )
 
     def called(self, positions: Tensor) -> "ClientBlock":
         """Return the same block for calls to some of the clients, while this one stays in memory.
@@ -159,25 +168,7 @@ class ClientBlock:
         What was worked out for this block is used, not worked out again, and only what is read is
         copied: so a call costs what its clients cost.
         """
-        rows = rows_of(self.off, positions)
-        off = offsets(self.off.diff()[positions])
-        x: Rows
-        if isinstance(self.x, SparseRows):
-            csr = self.x.csr.select_runs(self.off, positions)
-            x = SparseRows(csr, off, source=(self.x, positions))
-        else:
-            x = runs_at(self.x, self.off, positions)
-        return ClientBlock(
-            ids=tuple(self.ids[p] for p in positions.tolist()),
-            off=off,
-            x=x,
-            y=self.y[rows],
-            split=self.split.map(lambda mask: mask[rows]),
-            adj=self.adj.select_diagonal(self.off, self.off, positions),
-            row_key=self.row_key[rows],
-            halo=self.halo.take(positions, self.off),
-            source=(self, positions),
-        )
+        return _Part.of(self, positions)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "ClientBlock":
         """Return a copy on another device, with floating point values of `dtype`."""
@@ -197,6 +188,69 @@ class ClientBlock:
             row_key=self.row_key.to(device),
             halo=self.halo.to(device, dtype),
         )
+
+
+class _Part(ClientBlock):
+    """Some clients of a block: every field is copied when it is first asked for."""
+
+    @staticmethod
+    def of(whole: ClientBlock, positions: Tensor) -> "_Part":
+        """Return the clients of a block at `positions` (k,) int64."""
+        part = _Part.__new__(_Part)  # with no field that can be worked out later
+        part.__dict__ |= {"memo": {}, "source": (whole, positions)}
+        part.__dict__ |= {"ids": tuple(whole.ids[p] for p in positions.tolist())}
+        return part
+
+    @cached_property
+    def _of(self) -> tuple[ClientBlock, Tensor]:
+        assert self.source is not None  # see `of`
+        return self.source
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return rows_of(self._of[0].off, self._of[1])
+
+    @cached_property
+    def off(self) -> Tensor:
+        """(k + 1,)."""
+        whole, positions = self._of
+        return offsets(whole.off.diff()[positions])
+
+    @cached_property
+    def x(self) -> Rows:
+        """(n, F)."""
+        whole, positions = self._of
+        if not isinstance(whole.x, SparseRows):
+            return runs_at(whole.x, whole.off, positions)
+        csr = whole.x.csr.select_runs(whole.off, positions)
+        return SparseRows(csr, self.off, source=(whole.x, positions))
+
+    @cached_property
+    def y(self) -> Tensor:
+        """(n,) or (n, T)."""
+        return self._of[0].y[self._rows]
+
+    @cached_property
+    def split(self) -> Split:
+        """(n,) masks."""
+        return self._of[0].split.map(lambda mask: mask[self._rows])
+
+    @cached_property
+    def adj(self) -> CSR:
+        """(n, n)."""
+        whole, positions = self._of
+        return whole.adj.select_diagonal(whole.off, whole.off, positions)
+
+    @cached_property
+    def row_key(self) -> Tensor:
+        """(n,)."""
+        return self._of[0].row_key[self._rows]
+
+    @cached_property
+    def halo(self) -> Halo:
+        """The remote end points of their edges."""
+        whole, positions = self._of
+        return whole.halo.take(positions, whole.off)
 
 
 def make_block(

@@ -30,7 +30,7 @@ def dirichlet(graph: Graph, clients: int, key: Key, options: DirichletOptions) -
     nodes are dealt evenly. Li et al. redraw until no client is short of nodes, which does not
     end with many clients; here an empty client gets one node of the client that is largest then.
     """
-    _require_classes(graph, "dirichlet")
+    require_classes(graph, "dirichlet")
 
     def shares(label: int) -> np.ndarray:
         generator = np.random.Generator(np.random.PCG64(key.fold("shares", label).value))
@@ -58,7 +58,7 @@ def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptio
     of two classes at two clients are those of w, and sizes are equal to within K + 1 nodes.
     Unlabeled nodes are dealt evenly.
     """
-    _require_classes(graph, "class_biased")
+    require_classes(graph, "class_biased")
     favored, favor = options.favored_classes, options.favor
     assert favored is not None  # written out
     if favored >= graph.num_classes:
@@ -70,7 +70,8 @@ def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptio
     return _deal(graph, clients, key, lambda label: table[:, label])
 
 
-def _require_classes(graph: Graph, method: str) -> None:
+def require_classes(graph: Graph, method: str) -> None:
+    """Raise `PartitionError` where nodes have no class each, which `method` needs."""
     if graph.task != "multiclass":
         got = "a multi-label graph" if graph.task == "multilabel" else "numbers to predict"
         raise PartitionError(

@@ -95,3 +95,7 @@ class SharesOptions:
     share_variance: Annotated[float, Field(ge=0)] = field(
         default=0.1, metadata={"help": "variance of that share"}
     )
+    share_classes: Count | None = field(
+        default=None,
+        metadata={"help": "classes drawn for each client, whose nodes it draws from; none is all"},
+    )

@@ -6,13 +6,15 @@ n: nodes of the graph. C: clients.
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
-from silograph.graph.graph import Graph
+from silograph.graph.graph import MISSING, Graph
 from silograph.graph.node_key import drawn_order, node_words
 from silograph.graph.partition.disjoint import metis
+from silograph.graph.partition.label_skew import require_classes
 from silograph.graph.partition.options import (
     MetisOverlappingOptions,
     NoPartitionOptions,
@@ -55,15 +57,40 @@ def shares(graph: Graph, clients: int, key: Key, options: SharesOptions) -> tupl
     Shares are clipped to .05 to 1. F. Chen et al.: "FedGraph: Federated graph learning with
     intelligent sampling", IEEE TPDS 33(8), 2022, section 5, which has a mean of .8 and
     variances of .1, .5 and 1. A node is held by nobody with probability prod (1 - xi).
+
+    With `share_classes` a client draws its share of the nodes of so many classes, and none of
+    others (the paper's non-iid data); each client draws its classes alike among those that occur.
     """
     mean, variance = options.share_mean, options.share_variance
     words = node_words(graph.node_id)
+    wanted = _classes(graph, clients, key, options.share_classes)
     held = []
     for client in range(clients):
         generator = np.random.Generator(np.random.PCG64(key.fold("share", client).value))
         share = float(np.clip(generator.normal(mean, math.sqrt(variance)), SMALLEST_SHARE, 1.0))
-        held.append(_drawn(words, share, key.fold("nodes", client)))
+        draw = key.fold("nodes", client)
+        if wanted is None:
+            held.append(_drawn(words, share, draw))
+        else:
+            nodes = torch.isin(graph.y, wanted[client]).nonzero()[:, 0]
+            held.append(nodes[_drawn(words[nodes], share, draw)])
     return tuple(held)
+
+
+def _classes(graph: Graph, clients: int, key: Key, count: int | None) -> Tensor | None:
+    """Return the drawn classes of each client, (C, count) int64; None if it draws from all."""
+    if count is None:
+        return None
+    require_classes(graph, "share_classes")
+    there: Tensor = graph.y[graph.y != MISSING].unique()
+    if count > len(there):
+        raise PartitionError(
+            f"expected at most {len(there)} share_classes, as many classes as nodes of "
+            f"{graph.name!r} have, got {count}"
+        )
+    draws = key.fold("classes").matrix(clients, len(there))
+    drawn: Tensor = there[draws.argsort(dim=1, stable=True)[:, :count]]
+    return drawn
 
 
 def _drawn(words: Tensor, share: float, key: Key) -> Tensor:

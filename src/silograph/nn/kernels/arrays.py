@@ -13,7 +13,7 @@ from numba.core.compiler import Compiler
 
 from silograph.core import key
 from silograph.nn.kernels.linking import SelfContained
-from silograph.nn.kernels.one_compiler import one_at_a_time
+from silograph.nn.kernels.one_compiler import one_at_a_time, saved_alone
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
@@ -82,9 +82,9 @@ def _compiled(
     # Files by the digest: numba reads an old index before it looks at the stamp, and an index that
     # names types of another version cannot be read.
     base = f"{cache._impl.filename_base}.{sources().hex()[:16]}"
-    cache._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call]
-        cache._cache_path, base, sources()
-    )
+    file: Any = IndexDataCacheFile(cache._cache_path, base, sources())  # type: ignore[no-untyped-call]
+    file.save = saved_alone(file.save, Path(cache._cache_path) / f"{base}.lock")
+    cache._cache_file = file
     return cast(Function, made)
 
 

@@ -21,12 +21,31 @@ def one_at_a_time(compiles: Callable[[Any], Any], cache: Path, name: str) -> Cal
 
     def alone(signature: Any) -> Any:
         types = hashlib.sha256(str(signature).encode()).hexdigest()[:16]
-        try:
-            lock = (cache / f"{name}.{types}.lock").open("wb")
-        except OSError:
-            return compiles(signature)
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return compiles(signature)
+        return _locked(cache / f"{name}.{types}.lock", lambda: compiles(signature))
 
     return alone
+
+
+def saved_alone(saves: Callable[[Any, Any], None], lock: Path) -> Callable[[Any, Any], None]:
+    """Return a function that saves code as `saves` does, in one process at a time.
+
+    numba lists the code of a function for all types in one index, which it reads, numbers the new
+    file after, and replaces: of two processes that save for two types at once one would be lost,
+    or take the other's file.
+
+    Args:
+        saves: saves the code for a signature.
+        lock: a file of this function alone; where it cannot be written, nobody waits.
+    """
+    return lambda signature, code: _locked(lock, lambda: saves(signature, code))
+
+
+def _locked(path: Path, work: Callable[[], Any]) -> Any:
+    """Return what some work returns that one process does at a time."""
+    try:
+        lock = path.open("wb")
+    except OSError:
+        return work()
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return work()

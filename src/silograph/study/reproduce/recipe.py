@@ -84,6 +84,29 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.{digits}f}"
 
 
+def scores_of(
+    lines: Sequence[Line], metric: str = "accuracy", *, last: bool = False
+) -> list[float]:
+    """Return test scores of the view that each line's method is about, of the lines that have them.
+
+    >>> line = {"judge": "server", "test": {"server": {"accuracy": 0.8}}}
+    >>> line["last"] = {"test_server_accuracy": 0.7}
+    >>> scores_of([line]), scores_of([line], last=True), scores_of([line], "f1_micro", last=True)
+    ([0.8], [0.7], [])
+
+    Args:
+        lines: lines with scores.
+        metric: the name of the score.
+        last: of the last round; else of the round that validation picks.
+    """
+    if last:
+        values = [line["last"].get(f"test_{line['judge']}_{metric}") for line in lines]
+    else:
+        views = [line["test"][line["judge"]] for line in lines]
+        values = [None if view is None else view[metric] for view in views]
+    return [value for value in values if value is not None]
+
+
 def beside(values: Sequence[float], paper: float, digits: int = 2) -> str:
     """Return `spread` and how far its mean is from the paper's percentage.
 

@@ -1,0 +1,135 @@
+"""The cells of FedGraph's figures: graphs, methods, clocks, and shapes of federation and model."""
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+from silograph.core.config import Scalar
+from silograph.study.cells import Cell, Line
+from silograph.study.reproduce.recipe import Found, cell
+
+SEEDS = (0, 1, 2)
+DATASETS = ("cora", "citeseer", "pubmed")
+SLOW = "one slow link"
+CLOCKS = {
+    "equal": {"speeds": "equal", "links": "10:0.05"},
+    "lognormal": {"speeds": "lognormal", "links": "10:0.05"},
+    SLOW: {"speeds": "equal", "links": ",".join(["0.5:0.2", *["10:0.05"] * 19])},
+}
+# Everything that decides a cell stands here, so that a change of the defaults changes no cell.
+PROTOCOL: dict[str, Any] = {
+    "clients": 20,
+    "partition": "shares",
+    "normalize": "none",
+    "participation": 1.0,
+    "layers": 2,
+    "hidden": 16,
+    "dropout": 0.5,
+    "rounds": 100,
+    "local_epochs": 1,
+    "optimizer": "adam",
+    "lr": 0.01,
+    "weight_decay": 5e-4,
+    "keep_optimizer": True,
+    "kernels": "torch",
+}
+ALL = {"kappa": 1024, "keep_1": 1.0, "keep_2": 1.0}
+HALF = {"kappa": 256, "keep_1": 0.5, "keep_2": 0.5}
+OURS, FULL, SAGE, FASTGCN = "FedGraph, half", "full batch", "GraphSAGE", "FastGCN"
+EVERYWHERE, NOWHERE = "allShare, half", "nonShare, half"
+METHODS: dict[str, dict[str, Any]] = {
+    OURS: {"method": "fedgraph", "options": {**HALF, "share": "hidden"}},
+    EVERYWHERE: {"method": "fedgraph", "options": {**HALF, "share": "all"}},
+    NOWHERE: {"method": "fedgraph", "options": {**HALF, "share": "none"}},
+    FULL: {"method": "fedgraph", "options": {**ALL, "share": "hidden"}},
+    SAGE: {"method": "fedavg", "batch_size": 256, "fanout": "25,10"},
+    FASTGCN: {
+        "method": "fedavg",
+        "batch_size": 256,
+        "neighbors": "fastgcn",
+        "options": {"neighbors.size": 256},
+    },
+    "FedAvg": {"method": "fedavg"},
+    "FedOpt": {
+        "method": "fedopt",
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "keep_optimizer": False,
+        "options": {"server_relative_tau": 0.1},
+    },
+    "FedAvg, features of 20 % fetched": {"method": "fedavg", "collect": 0.2},
+    "label-guided": {"method": "label_guided"},
+    "BNS, 10 %": {"method": "bns", "options": {"rate": 0.1}},
+}
+BASELINES = (FULL, SAGE, FASTGCN, "FedAvg", "FedOpt")
+IN_ALL = (OURS, EVERYWHERE, NOWHERE, *BASELINES)
+PAPERS = (OURS, FULL, SAGE, FASTGCN)  # of its figures 7 to 9 and 12
+FETCHED = "FedAvg, features of 20 % fetched"
+
+# Shapes differ from the plain one in what stands here; global training knows no copies of nodes.
+PLAIN = ""
+VARIANCES = {"variance .5": 0.5, "variance 1": 1.0}
+DEPTHS = {"3 layers": 3, "4 layers": 4}
+CLASSES, METIS = "2 classes each", "METIS"
+SHAPES: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    **{name: {"share_variance": variance} for name, variance in VARIANCES.items()},
+    **{name: {"layers": layers} for name, layers in DEPTHS.items()},
+    CLASSES: {"share_classes": 2},
+    METIS: {"partition": "metis"},
+}
+ROWS = {
+    (PLAIN, "equal"): (*IN_ALL, FETCHED),
+    (PLAIN, "lognormal"): IN_ALL,
+    (PLAIN, SLOW): (*PAPERS, NOWHERE, "FedAvg"),
+    **{(name, "equal"): PAPERS for name in VARIANCES},
+    **{(name, "equal"): (OURS, FULL) for name in DEPTHS},
+    (CLASSES, "equal"): (*PAPERS, NOWHERE, "FedAvg"),
+    (METIS, "equal"): (*PAPERS, NOWHERE, "FedAvg", "FedOpt", FETCHED, "label-guided", "BNS, 10 %"),
+}
+
+
+@cache
+def cell_of(dataset: str, method: str, clock: str, seed: int, shape: str = PLAIN) -> Cell:
+    """Return a cell."""
+    labels: dict[str, Scalar] = {"dataset": dataset, "method": method, "clock": clock, "seed": seed}
+    labels |= {"shape": shape} if shape else {}
+    own = {"dataset": dataset, "seed": seed, **CLOCKS[clock]}
+    return cell(labels, **PROTOCOL | METHODS[method] | SHAPES[shape] | own)
+
+
+def cells(found: Found) -> list[Cell]:
+    """Return all cells: the first seed of Cora first, in every shape."""
+    del found
+    return [
+        cell_of(dataset, method, clock, seed, shape)
+        for seed, dataset in product(SEEDS, DATASETS)
+        for (shape, clock), methods in ROWS.items()
+        for method in methods
+    ]
+
+
+def lines_of(
+    found: Found, dataset: str, method: str, clock: str = "equal", shape: str = PLAIN
+) -> list[Line]:
+    """Return the lines of all seeds that have run."""
+    return found.scored([cell_of(dataset, method, clock, seed, shape) for seed in SEEDS])
+
+
+def curve_of(line: Line) -> tuple[list[float], list[float]]:
+    """Return validation scores by round, and the virtual seconds so far."""
+    return line["curve"]["val"], line["curve"]["virtual_seconds"]
+
+
+def time_to(line: Line, goal: float) -> float | None:
+    """Return the virtual seconds until a validation score; None if it was not reached."""
+    return next((s for score, s in zip(*curve_of(line), strict=True) if score >= goal), None)
+
+
+def goal_of(found: Found, dataset: str, clock: str = "equal", shape: str = PLAIN) -> float:
+    """Return the best baseline's validation score, mean over its seeds, minus a point."""
+    best = [
+        [max(curve_of(line)[0]) for line in lines_of(found, dataset, method, clock, shape)]
+        for method in BASELINES
+    ]
+    return max((sum(scores) / len(scores) for scores in best if scores), default=1.0) - 0.01
