@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from silograph.experiment.report import add_report
 from silograph.experiment.result_files import Row
 from silograph.experiment.run import each_best
 from silograph.experiment.run.clock import clock_of
-from silograph.experiment.run.controlling import controlling, with_knobs
+from silograph.experiment.run.controlling import Controlling, controlling, with_knobs
 from silograph.experiment.run.delayed_scores import (
     Pending,
     begin,
@@ -44,7 +45,7 @@ from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
-from silograph.methods.base import RoundReport, ServerState, own_weights
+from silograph.methods.base import MethodConfig, RoundReport, ServerState, own_weights
 from silograph.methods.local_training import selected
 from silograph.selection.uniform import ALL, UNIFORM
 
@@ -216,16 +217,8 @@ def _round(
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    cfg = setup.method_config
-    if selection is not None:
-        cfg = selection.choose(before.state, t, key)
-    elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
-        cfg = replace(cfg, selected=selected(fed, cfg, t, key))
     control = controlling(setup)
-    if control is not None:
-        known = before.state, before.scores, before.virtual_seconds
-        cfg = replace(cfg, knobs=control.propose(*known, t, key))
-    cfg = cfg.in_round(t)
+    cfg = _config_of(setup, selection, control, before)
     since = time.monotonic()
     with at_server(setup.method.round, f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
@@ -272,6 +265,21 @@ def _round(
     for judged in scored.judged:
         each = each_best.with_round(setup, each, judged.personalized)
     return replace(after, each=each), scored.rows
+
+
+def _config_of(
+    setup: Setup, selection: Selection | None, control: Controlling | None, before: Snapshot
+) -> MethodConfig[Any]:
+    """Return the method's config in the next round: who takes part, with which knobs."""
+    cfg, t, key = setup.method_config, before.round + 1, training_key(setup.config)
+    if selection is not None:
+        cfg = selection.choose(before.state, t, key)
+    elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
+        cfg = replace(cfg, selected=selected(setup.federation, cfg, t, key))
+    if control is not None:
+        known = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    return cfg.in_round(t)
 
 
 @dataclass(frozen=True, eq=False)
