@@ -85,7 +85,8 @@ RECIPE = Recipe(
 
 Test score in percent, view `personalized` (each silo's own model), pooled over silos, three
 seeds, at the round that validation picks. The silos are those of the data; the rest is the
-strong protocol (`recipe_strong.py`): GCN of two layers, features as published, 20 % of the nodes train.
+strong protocol (`recipe_strong.py`): GCN of two layers, features as published,
+20 % of the nodes train.
 
 <!-- again -->
 <!-- again -->
