@@ -60,6 +60,7 @@ FIRST, ALONE, TOGETHER = ROWS
 CRITICAL = 4.303  # of Student's t with 2 degrees of freedom, 95 %, both sides
 RATINGS = ("rmse", "rmse_seen", "rmse_unseen", "mae")
 RANKINGS = ("recall@10", "ndcg@10")
+TOLD = ("RMSE", "RMSE, last round", "seen", "unseen", "MAE")  # all but one at the best round
 
 
 @cache
@@ -89,21 +90,34 @@ def cells(found: Found) -> list[Cell]:
 def scores(lines: Sequence[Line], view: str, metric: str) -> str:
     """Return mean and sample standard deviation of a test score of runs, in a view."""
     found = [line["test"][view].get(metric) for line in lines if line["test"][view]]
-    values = [value for value in found if value is not None]
+    return shown([value for value in found if value is not None])
+
+
+def last_scores(lines: Sequence[Line], view: str, metric: str) -> str:
+    """Return the same of the last round; - for views that are scored at the best round only."""
+    found = [line["last"].get(f"test_{view}_{metric}") for line in lines]
+    return shown([value for value in found if value is not None])
+
+
+def shown(values: Sequence[float]) -> str:
+    """Return mean and sample standard deviation, - for nothing."""
     if not values:
         return "-"
     mean = f"{statistics.mean(values):.4f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
+def told(lines: Sequence[Line], view: str) -> list[str]:
+    """Return the entries below `TOLD`."""
+    rmse, *rest = (scores(lines, view, metric) for metric in RATINGS)
+    return [rmse, last_scores(lines, view, "rmse"), *rest]
+
+
 def table(found: Found, dataset: str) -> str:
     """Return the scores of a data set."""
     head = [
         f"{dataset}",
-        "RMSE",
-        "seen",
-        "unseen",
-        "MAE",
+        *TOLD,
         "recall@10",
         "NDCG@10",
         "bytes of weights",
@@ -114,8 +128,7 @@ def table(found: Found, dataset: str) -> str:
         ranked = found.scored([cell_of(d, row, s, ranked=True) for d, s in RANKED if d == dataset])
         sizes = [line["bytes"]["by_kind"].get("weights", 0) for line in lines]
         size = size_text(round(statistics.mean(sizes))) if sizes else "-"
-        told = [scores(lines, view, metric) for metric in RATINGS]
-        rows.append([row, *told, *(scores(ranked, view, m) for m in RANKINGS), size])
+        rows.append([row, *told(lines, view), *(scores(ranked, view, m) for m in RANKINGS), size])
     return markdown_table(head, rows)
 
 

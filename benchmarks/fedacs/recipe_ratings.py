@@ -91,6 +91,11 @@ def scores(lines: Sequence[Line], view: str, metric: str) -> str:
     return shown([value for value in found if value is not None])
 
 
+def last_rmse(lines: Sequence[Line], view: str) -> str:
+    """Return the test RMSE of the last round of runs, in a view."""
+    return shown([line["last"][f"test_{view}_rmse"] for line in lines])
+
+
 def without_training(found: Found) -> str:
     """Return the table of what needs no training."""
     head = ["RMSE", *(f"{d} {part}" for d in DATASETS for part in ("all", "seen", "unseen"))]
@@ -107,14 +112,14 @@ def without_training(found: Found) -> str:
 
 def training(found: Found) -> str:
     """Return the table of what trains."""
-    head = ["Ciao", "RMSE", "seen", "unseen", "MAE", "bytes of weights"]
+    head = ["Ciao", "RMSE", "RMSE, last round", "seen", "unseen", "MAE", "bytes of weights"]
     rows = []
     for name, (_, _, view) in TRAINING.items():
         lines = found.scored([cell_of("ciao", name, s) for s in SEEDS])
         sizes = [line["bytes"]["by_kind"].get("weights", 0) for line in lines]
         size = size_text(round(statistics.mean(sizes))) if sizes else "-"
-        told = [scores(lines, view, m) for m in ("rmse", "rmse_seen", "rmse_unseen", "mae")]
-        rows.append([name, *told, size])
+        rmse, *told = (scores(lines, view, m) for m in ("rmse", "rmse_seen", "rmse_unseen", "mae"))
+        rows.append([name, rmse, last_rmse(lines, view), *told, size])
     return markdown_table(head, rows)
 
 

@@ -44,7 +44,7 @@ from acs_cells import (
     virtual,
     within,
 )
-from recipe_profiles import RATINGS, compared, differences, scores
+from recipe_profiles import TOLD, compared, differences, scores, told
 
 COSTS: dict[str, tuple[Cost, Callable[[float], str]]] = {
     "bytes": (training_bytes, lambda v: size_text(round(v))),
@@ -98,7 +98,7 @@ def whole_of(found: Found, dataset: str, cut: str, seed: int) -> Line:
 
 def score_table(found: Found, dataset: str, cut: str) -> str:
     """Return mean participation, scores at the best round, and RMSE at equal budgets."""
-    heads = ["", "seeds", "mean clients", "RMSE", "seen", "unseen", "MAE"]
+    heads = ["", "seeds", "mean clients", *TOLD]
     heads += [f"RMSE, {share:.0%} of the bytes" for share in BUDGETS]
     rows = []
     for row in ROWS:
@@ -107,7 +107,7 @@ def score_table(found: Found, dataset: str, cut: str) -> str:
             continue
         most = {s: training_bytes(whole_of(found, dataset, cut, s))[-1] for s in lines}
         part = statistics.mean(training_bytes(line)[-1] / most[s] for s, line in lines.items())
-        texts = [scores([*lines.values()], "server", metric) for metric in RATINGS]
+        texts = told([*lines.values()], "server")
         for share in BUDGETS:
             got = mean([within(line, share * most[s]) for s, line in lines.items()])
             texts.append("-" if got is None else f"{got:.4f}")
@@ -162,8 +162,8 @@ def beside_paper(found: Found) -> str:
     """Return RMSE and shares of full participation's bytes and time, beside tables III and V."""
     heads = ["", "data", "RMSE, paper", "RMSE", "bytes, paper", "bytes", "time, paper", "time"]
     rows = []
-    for dataset, (row, told) in product(DATASETS, PAPER.items()):
-        rmse, size, seconds = told[dataset]
+    for dataset, (row, published) in product(DATASETS, PAPER.items()):
+        rmse, size, seconds = published[dataset]
         _, all_size, all_seconds = PAPER[EVERYBODY][dataset]
         lines = lines_of(found, dataset, AVERAGE, row)
         wholes = [whole_of(found, dataset, AVERAGE, seed) for seed in lines]

@@ -17,12 +17,11 @@ from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recipe_profiles import BIASES, CUT, PROTOCOL, compared, paired, scores
+from recipe_profiles import BIASES, CUT, PROTOCOL, TOLD, compared, paired, scores, told
 
 DATASETS = ("ciao", "epinions")
 SEEDS = (0, 1, 2)
 RANKED = 0  # Ciao's seed of which rankings are told, as they cost more than training
-RATINGS = ("rmse", "rmse_seen", "rmse_unseen", "mae")
 RANKINGS = ("recall@10", "ndcg@10")
 # What the page calls a row: the fields, the options, the view, and the paper's RMSE.
 Row = tuple[dict[str, Any], dict[str, Scalar], str, str]
@@ -189,7 +188,7 @@ def cells(found: Found) -> list[Cell]:
 
 def table(found: Found, rows: dict[str, Row], dataset: str) -> str:
     """Return the scores of some rows, and what they took."""
-    head = [dataset, "paper", "RMSE", "seen", "unseen", "MAE", "recall@10", "NDCG@10"]
+    head = [dataset, "paper", *TOLD, "recall@10", "NDCG@10"]
     texts = []
     for name, (_, _, view, ciao) in rows.items():
         lines = found.scored([cell_of(name, seed, dataset) for seed in SEEDS])
@@ -198,10 +197,9 @@ def table(found: Found, rows: dict[str, Row], dataset: str) -> str:
         sizes = [line["bytes"]["by_kind"].get("weights", 0) for line in lines]
         size = size_text(round(statistics.mean(sizes))) if sizes else "-"
         work = f"{statistics.mean(v['flops'] for v in lines) / 1e9:,.0f}" if lines else "-"
-        told = [scores(lines, view, metric) for metric in RATINGS]
-        told += [scores(ranked, view, metric) for metric in RANKINGS]
+        texts_of = [*told(lines, view), *(scores(ranked, view, metric) for metric in RANKINGS)]
         paper = ciao if dataset == "ciao" else EPINIONS.get(name, "")
-        texts.append([name, paper, *told, size, work, str(len(lines))])
+        texts.append([name, paper, *texts_of, size, work, str(len(lines))])
     return markdown_table([*head, "bytes of weights", "GFLOP", "seeds"], texts)
 
 
