@@ -38,6 +38,7 @@ import recipe_profiles as profiles
 import recipe_pubmed as pubmed
 import recipe_ratings as of_ratings
 import recipe_selectors as selectors
+import recipe_silos as of_silos
 import recipe_spread as over_seeds
 import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
@@ -261,6 +262,8 @@ def again_of(line: Line) -> Cell:
         return layers.cell_of(*labels.values())
     if "adam" in labels:
         return fedais.cell_again(labels)
+    if "base" in labels and "clients" not in labels:
+        return of_silos.cell_of(*(labels[p] for p in ("dataset", "base", "sampler", "seed")))
     if "base" in labels:
         return strong.cell_of(
             *(labels[p] for p in ("dataset", "clients", "base", "sampler", "seed"))
