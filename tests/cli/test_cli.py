@@ -165,9 +165,9 @@ def test_the_set_of_flags() -> None:
         "--no-local-bias",
         "--no-strict",
     }
-    cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS}
+    cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS if name != "options"}
     own = {"--all-components", "--quick"}
-    assert flags_of("partition") == (cut | ONLY_FLAGS | own) - {"--quiet"}
+    assert flags_of("partition") == (cut | {"--option"} | ONLY_FLAGS | own) - {"--quiet"}
     assert flags_of("methods") == flags_of("datasets") == {"--help"}
 
 

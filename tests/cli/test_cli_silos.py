@@ -69,3 +69,18 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert error.startswith(line)
     assert error.count("\n") == 1
     assert everything(work) == before
+
+
+def test_options_of_a_partition_cut_as_in_a_run_file(work: Path, capsys: Capture) -> None:
+    """`louvain` has no flag for `halve`; the option also reaches the folders of silos."""
+    cut = ["g.npz", "--clients", "8", "--partition", "louvain"]
+    text = 'partition = "louvain"\nclients = 8\n[options]\n"partition.halve" = false\n'
+    Path("cut.toml").write_text(text, encoding="utf-8")
+    told = printed(capsys, "partition", "g.npz", "--config", "cut.toml")
+    assert printed(capsys, "partition", *cut, "--option", "halve=false") == told
+    assert printed(capsys, "partition", *cut) != told
+    printed(capsys, "export-silos", *cut, "--option", "halve=false", "--out", "silos")
+    config = RunConfig(clients=8, partition="louvain", options={"partition.halve": False})
+    made = cut_graph(config, load("g.npz"), choose_parts(config).partition).partition
+    sizes = [len(part) for part in made.nodes]
+    assert [silo.graph.num_nodes for silo in read_silos("silos").members] == sizes

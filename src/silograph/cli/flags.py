@@ -24,6 +24,7 @@ CUT_FIELDS = (
     "features",
     "split",
     "partition",
+    "options",
     "clients",
     "alpha",
     "favored_classes",

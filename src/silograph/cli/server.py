@@ -28,7 +28,7 @@ PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
 # The graph is at the silos, and is cut already: a server has no flags for that.
-AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "clients", "seed", "split_seed"}
+AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
 WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
 
 
