@@ -27,6 +27,7 @@ RESULT_KEYS = [
     *("dataset", "method", "clients", "partition", "rounds", "seed", "partition_hash", "test"),
     *(
         "val",
+        "each_best",
         "metric",
         "baseline",
         "by_class",

@@ -161,8 +161,10 @@ The model has the biases of its users and items among its parameters. Where it i
 above, it fits its training ratings too closely or has not ended; it does not show what
 convolutions could add.
 
-**Not measured here**: 5 layers, GAT, Skewed and Extreme, 5 and 20 clients, Epinions with training,
-ranking, the other selectors, centralized SoRec, SoReg and ConsisRec.
+**On other pages**: tables III and IV with 5 layers, GAT, SoRec, SoReg, ConsisRec, ranking and
+Epinions ([tables.md](tables.md)); Skewed and Extreme, 5 and 20 clients, other selectors, bytes to
+shares of the gain ([selection.md](selection.md)); what is ahead of the biases
+([profiles.md](profiles.md)); CPU and memory of a round ([round_cost.md](round_cost.md)).
 
 <!-- again -->
 <!-- again -->

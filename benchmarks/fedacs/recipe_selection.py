@@ -314,6 +314,13 @@ RECIPE = Recipe(
 <!-- verdict -->
 <!-- verdict -->
 
+Read beside what needs no training, in test RMSE on 10 clients ([ratings.md](ratings.md)):
+
+| | global mean | silo mean | biases in each silo, zero bytes | biases of all ratings, centralized |
+| --- | --- | --- | --- | --- |
+| Ciao, seeds 0 to 2 | 1.0616 | 1.0563 | 0.9537 | 0.9520 |
+| Epinions, seed 0 | 1.1674 | 1.1539 | 1.0322 | 1.0325 |
+
 `rating_gcn` of 5 layers as in [tables.md](tables.md), 20 rounds of 5 full-batch epochs, scored
 after every round; bytes are without evaluation. Rand, Oort, POW and Harmony take half of the
 clients. Scores are those of the best round by validation, mean ± standard deviation over seeds.

@@ -6,7 +6,7 @@ which the paper follows as far as it says.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -60,12 +60,21 @@ METHODS: dict[str, dict[str, Any]] = {
         "method": "fedpub",
         "options": {
             "scale": 3.0,
-            "l1": 1e-3,
-            "proximal": 1e-3,
+            # The published code adds both penalties to the loss from detached copies of the weights
+            # (`state_dict()`): they have no gradient, so it trains without them.
+            "l1": 0.0,
+            "proximal": 0.0,
             "masks": True,
             "communities": 5,
         },
     },
+}
+# FED-PUB with the penalties of its paper: 1e-3 is the weight of both.
+AS_PRINTED: dict[str, dict[str, Any]] = {
+    "fedpub, penalties as printed": {
+        "method": "fedpub",
+        "options": METHODS["fedpub"]["options"] | {"l1": 1e-3, "proximal": 1e-3},
+    }
 }
 BATCH = 32
 CHOICE: dict[str, Scalar] = {
@@ -94,6 +103,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
         "options": CHOICE | {"neighbors.policy": "untrained"},
     },
 }
+DECIDING = ("", "fedgrains", "uniform")
 SHOWN = {
     "": "",
     "batches": ", batches of 32",
@@ -134,15 +144,28 @@ def cell_of(place: Place, method: str, sampler: str, seed: int) -> Cell:
         "sampler": sampler,
         "seed": seed,
     }
-    run = merged(PROTOCOL, ROUNDS[place.dataset], METHODS[method], SAMPLERS[sampler])
+    run = merged(PROTOCOL, ROUNDS[place.dataset], (METHODS | AS_PRINTED)[method], SAMPLERS[sampler])
     where = {"dataset": place.dataset, "partition": PARTITION[place.scenario]}
     return cell(labels, **run, **where, clients=place.clients, seed=seed)
 
 
 def all_cells(places: Sequence[Place]) -> list[Cell]:
-    """Return the cells of some places, place after place, base after base."""
-    order = product(places, METHODS, SEEDS, SAMPLERS)
-    return [cell_of(place, method, sampler, seed) for place, method, seed, sampler in order]
+    """Return the cells of some places, in each the ones that decide first: see `in_order`."""
+    printed = [(name, "", seed) for seed, name in product(SEEDS, AS_PRINTED)]
+    order = [*in_order(METHODS), *printed]
+    return [cell_of(place, *rest) for place in places for rest in order]
+
+
+def in_order(methods: Iterable[str]) -> list[tuple[str, str, int]]:
+    """Return method, sampler and seed of one place's cells, those that decide first.
+
+    A claim needs a method alone, with FedGrAINS, and with uniform draws; one seed of all methods
+    comes before the next seed, and the other controls come last.
+    """
+    names = list(methods)
+    decide = product(SEEDS, names, DECIDING)
+    rest = product(SEEDS, names, [s for s in SAMPLERS if s not in DECIDING])
+    return [(name, sampler, seed) for seed, name, sampler in (*decide, *rest)]
 
 
 def accuracy(line: Line) -> float:
@@ -151,14 +174,48 @@ def accuracy(line: Line) -> float:
     return value
 
 
+def each_best(line: Line) -> float | None:
+    """Return it with each client's round chosen by this client; None in lines of old."""
+    found = line.get("each_best")
+    return None if found is None else found["test"]["accuracy_client_mean"]
+
+
+def at_last(line: Line) -> float | None:
+    """Return it after the last round."""
+    value: float | None = line.get("last", {}).get("test_personalized_accuracy_client_mean")
+    return value
+
+
+def at_server(line: Line) -> float | None:
+    """Return the clients' mean test accuracy of the server's model, None where there is none."""
+    found = line["test"].get("server")
+    return None if found is None else found["accuracy_client_mean"]
+
+
+# Other readings of a run, by the head of their column.
+READINGS: dict[str, Callable[[Line], float | None]] = {
+    "each client's round": each_best,
+    "last round": at_last,
+    "server": at_server,
+}
+
+
+def lines_of(found: Found, place: Place, method: str, sampler: str) -> dict[int, Line]:
+    """Return the lines of the seeds that have run."""
+    lines = {s: found.scored([cell_of(place, method, sampler, s)]) for s in SEEDS}
+    return {seed: line[0] for seed, line in lines.items() if line}
+
+
 def by_seed(found: Found, place: Place, method: str, sampler: str) -> dict[int, float]:
     """Return the accuracies of the seeds that have run."""
-    values = {}
-    for seed in SEEDS:
-        lines = found.scored([cell_of(place, method, sampler, seed)])
-        if lines:
-            values[seed] = accuracy(lines[0])
-    return values
+    return {s: accuracy(line) for s, line in lines_of(found, place, method, sampler).items()}
+
+
+def readings(lines: Iterable[Line]) -> list[str]:
+    """Return entries of a table: the columns of `READINGS`."""
+    known = list(lines)
+    columns = ([read(line) for line in known] for read in READINGS.values())
+    return [spread([value for value in column if value is not None]) for column in columns]
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
@@ -175,16 +232,24 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
 def scores(found: Found, place: Place, printed: Printed) -> str:
     """Return the table of one place: accuracies, and what FedGrAINS adds to each control."""
     rows = []
-    for method, sampler in product(METHODS, SAMPLERS):
-        values = by_seed(found, place, method, sampler)
+    for method, sampler in (*product(METHODS, SAMPLERS), *((name, "") for name in AS_PRINTED)):
+        lines = lines_of(found, place, method, sampler)
         paper = printed.get((method, sampler), {}).get((place.dataset, place.clients))
-        if not values and paper is None:
+        if not lines and paper is None:
             continue
+        values = {seed: accuracy(line) for seed, line in lines.items()}
         text = spread(list(values.values()))
         if paper is not None:
             text = beside(list(values.values()), paper)
         ours = by_seed(found, place, method, "fedgrains")
         gain = "" if sampler == "fedgrains" else paired(ours, values)
         shown = "" if paper is None else f"{paper:.2f}"
-        rows.append([f"{method}{SHOWN[sampler]}", shown, text, gain])
-    return markdown_table(["run", "paper", "ours", "FedGrAINS less this, paired"], rows)
+        name = f"{method}{SHOWN[sampler]}"
+        rows.append([name, shown, text, gain, seeds_text(lines), *readings(lines.values())])
+    heads = ["run", "paper", "ours", "FedGrAINS less this, paired", "seeds", *READINGS]
+    return markdown_table(heads, rows)
+
+
+def seeds_text(lines: Mapping[int, Line]) -> str:
+    """Return how many seeds have run."""
+    return str(len(lines) or "")

@@ -157,7 +157,7 @@ def chosen(found: Mapping[str, Row]) -> Curves:
             every = _shares(rows, "same", "edges")[1]
             lines[policy] = (clients, [a - b for a, b in zip(kept, every, strict=True)])
     title = "Cora: edges to neighbors of one class, chosen less all candidates"
-    return Curves(title, "client", "percentage points", lines, markers=True)
+    return Curves(title, "client", "percentage points", lines, markers=True, joined=False)
 
 
 def _shares(rows: Sequence[Row], part: str, of: str) -> tuple[list[float], list[float]]:

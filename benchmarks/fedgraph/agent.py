@@ -166,7 +166,7 @@ def judge(folder: Path, data_dir: str) -> None:
 
 
 def keep_episodes(folder: Path) -> None:
-    """Write what is plotted of the trainings: returns by episode, and scales of time."""
+    """Write what is known of the trainings: returns by episode, scales of time, runs of tuning."""
     from safetensors.torch import load_file
 
     kept = []
@@ -180,12 +180,16 @@ def keep_episodes(folder: Path) -> None:
                 {"policy": policy, **{name: line[name] for name in of}, **scale}
                 for line in read(path / "episodes.jsonl")
             ]
+    for line in read(folder / TUNED / "tune.jsonl"):
+        kept.append({"policy": TUNED, **line["labels"], "virtual_seconds": line["virtual_seconds"]})
     EPISODES.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 def table(lines: Sequence[Line], episodes: Sequence[Line]) -> str:
     """Return what each policy did."""
-    trained = {p: [line for line in episodes if line["policy"] == p] for p in (AGENT, SCORES)}
+    trained = {
+        p: [line for line in episodes if line["policy"] == p] for p in (AGENT, SCORES, TUNED)
+    }
     reached = [max(line["validation"]) for line in lines if line["policy"] == "all"]
     goal, rows = statistics.mean(reached) - 0.01, []
     for policy in POLICIES:

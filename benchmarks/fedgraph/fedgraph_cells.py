@@ -1,5 +1,6 @@
 """The cells of FedGraph's figures: graphs, methods, clocks, and shapes of federation and model."""
 
+from collections.abc import Iterable
 from functools import cache
 from itertools import product
 from typing import Any
@@ -70,13 +71,14 @@ FETCHED = "FedAvg, features of 20 % fetched"
 PLAIN = ""
 VARIANCES = {"variance .5": 0.5, "variance 1": 1.0}
 DEPTHS = {"3 layers": 3, "4 layers": 4}
-CLASSES, METIS = "2 classes each", "METIS"
+CLASSES, METIS, MANY = "2 classes each", "METIS", "50 clients"
 SHAPES: dict[str, dict[str, Any]] = {
     PLAIN: {},
     **{name: {"share_variance": variance} for name, variance in VARIANCES.items()},
     **{name: {"layers": layers} for name, layers in DEPTHS.items()},
     CLASSES: {"share_classes": 2},
     METIS: {"partition": "metis"},
+    MANY: {"clients": 50},
 }
 ROWS = {
     (PLAIN, "equal"): (*IN_ALL, FETCHED),
@@ -85,6 +87,7 @@ ROWS = {
     **{(name, "equal"): PAPERS for name in VARIANCES},
     **{(name, "equal"): (OURS, FULL) for name in DEPTHS},
     (CLASSES, "equal"): (*PAPERS, NOWHERE, "FedAvg"),
+    (MANY, "equal"): PAPERS,
     (METIS, "equal"): (*PAPERS, NOWHERE, "FedAvg", "FedOpt", FETCHED, "label-guided", "BNS, 10 %"),
 }
 
@@ -116,6 +119,18 @@ def lines_of(
     return found.scored([cell_of(dataset, method, clock, seed, shape) for seed in SEEDS])
 
 
+def by_shape(found: Found, method: str, shapes: Iterable[str]) -> dict[str, list[Line]]:
+    """Return the lines on Cora of those seeds that ran in every one of these shapes that ran."""
+    every = {shape: lines_of(found, "cora", method, "equal", shape) for shape in shapes}
+    known = {shape: lines for shape, lines in every.items() if lines}
+    seeds = [{line["labels"]["seed"] for line in lines} for lines in known.values()]
+    common = set.intersection(*seeds) if seeds else set()
+    return {
+        shape: [line for line in lines if line["labels"]["seed"] in common]
+        for shape, lines in known.items()
+    }
+
+
 def curve_of(line: Line) -> tuple[list[float], list[float]]:
     """Return validation scores by round, and the virtual seconds so far."""
     return line["curve"]["val"], line["curve"]["virtual_seconds"]
@@ -131,5 +146,6 @@ def goal_of(found: Found, dataset: str, clock: str = "equal", shape: str = PLAIN
     best = [
         [max(curve_of(line)[0]) for line in lines_of(found, dataset, method, clock, shape)]
         for method in BASELINES
+        if method in ROWS[shape, clock]
     ]
     return max((sum(scores) / len(scores) for scores in best if scores), default=1.0) - 0.01

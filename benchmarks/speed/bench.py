@@ -23,7 +23,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from cells import EPOCHS, FASTEST, METHODS, PROCESSES, RACES, THREADS, VARIANTS, Row, Shape
+from cells import (
+    BATCH,
+    EPOCHS,
+    FASTEST,
+    METHODS,
+    PROCESSES,
+    RACES,
+    SAMPLED,
+    THREADS,
+    VARIANTS,
+    Row,
+    Shape,
+)
 from loop import PlainLoop, TunedLoop, best_form
 from page import lines_of, tables
 from side import Ours, add_line, latest, machine, write_page
@@ -163,6 +175,17 @@ def method(name: str, shape: Shape, plan: Plan) -> Row:
     return {"epochs": row}
 
 
+def sampled(shape: Shape, plan: Plan) -> Row:
+    """Time FedGrAINS, which draws in torch, over the same batches with our fastest kernels."""
+    row: Row = {}
+    for epochs in (1, 3):
+        own = replace(shape, epochs=epochs)
+        chosen = ours(own, plan, batch_size=BATCH, neighbors="fedgrains")
+        full = ours(own, plan, batch_size=BATCH, **VARIANTS[FASTEST])
+        row[f"{epochs} epoch{'s' if epochs > 1 else ''}"] = pair(chosen.round, full.round, plan)
+    return {"epochs": row}
+
+
 def threads(shape: Shape, plan: Plan) -> Row:
     """Time rounds on one thread over rounds on two, with our fastest kernels."""
     one, two = (ours(shape, plan, threads=n, **VARIANTS[FASTEST]).round for n in (1, 2))
@@ -259,6 +282,7 @@ CELLS: dict[str, Callable[[Plan], Row]] = {
     **{name: partial(race, shape) for name, shape in RACES.items()},
     **{name: partial(epoch, shape) for name, (shape, _) in EPOCHS.items()},
     **{cell: partial(method, name, shape) for cell, (name, shape, _) in METHODS.items()},
+    **{name: partial(sampled, shape) for name, (shape, _) in SAMPLED.items()},
     **{name: partial(threads, shape) for name, shape in THREADS.items()},
     **{name: partial(processes, shape) for name, shape in PROCESSES.items()},
     "help": show_help,

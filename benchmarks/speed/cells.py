@@ -75,6 +75,9 @@ METHODS = {
     "fedpub-10": ("fedpub", Shape("cora", 10), 2.0),
     "fedpub-100": ("fedpub", Shape("cora", 100), 5.0),
 }
+# FedAvg with FedGrAINS' sampler over FedAvg with the same batches and all neighbors.
+BATCH = 32
+SAMPLED = {"fedgrains-10": (Shape("cora", 10), 4.0), "fedgrains-100": (Shape("cora", 100), 4.0)}
 THREADS = {
     f"threads-{name}": RACES[name] for name in ("cora-100", "coauthor_cs-100", "pubmed-1000")
 }

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from cells import EPOCHS, METHODS, PROCESSES, RACES, THREADS, Row
+from cells import BATCH, EPOCHS, METHODS, PROCESSES, RACES, SAMPLED, THREADS, Row
 
-OTHERS = (*EPOCHS, *METHODS, *THREADS, *PROCESSES, "help", "first-round", "memory")
+OTHERS = (*EPOCHS, *METHODS, *SAMPLED, *THREADS, *PROCESSES, "help", "first-round", "memory")
 NOT_YET = "{} | not measured"
 
 
@@ -51,6 +51,14 @@ def other_lines(name: str, row: Row) -> list[str]:
             f"{method} over fedavg, {shape.dataset}, {shape.clients} clients, {label} | CPU "
             f"{spread(part['ratio']['cpu'])}, wall clock {spread(part['ratio']['wall'])} | "
             f"at most {most:g}"
+            for label, part in row["epochs"].items()
+        ]
+    if name in SAMPLED:
+        shape, most = SAMPLED[name]
+        what = f"fedavg + FedGrAINS over fedavg, batches of {BATCH}, {shape.dataset}"
+        return [
+            f"{what}, {shape.clients} clients, {label} | CPU {spread(part['ratio']['cpu'])}, "
+            f"wall clock {spread(part['ratio']['wall'])} | at most {most:g}"
             for label, part in row["epochs"].items()
         ]
     if name in THREADS:

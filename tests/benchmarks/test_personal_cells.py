@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fedgrains"))
 
+import recipe_silos as silos
 import recipe_strong as strong
 import recipe_table1 as table1
 import recipe_table2 as table2
@@ -28,7 +29,7 @@ def config_of(cell: Cell) -> dict[str, Any]:
 
 
 def test_every_cell_is_its_own_and_its_parts_go_together() -> None:
-    for recipe in (table1, table2, table3, strong):
+    for recipe in (table1, table2, table3, strong, silos):
         cells = recipe.cells(Found([]))
         assert len({cell.digest for cell in cells}) == len(cells)
     for method, sampler in product(METHODS, SAMPLERS):

@@ -279,13 +279,44 @@ def test_no_step_holds_embeddings_of_all_neighbors_of_its_ratings(
     assert all(torch.equal(t, at_once[name]) for name, t in found.items())
 
 
-def test_a_step_that_draws_too_many_neighbors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    block, model = block_of(), ConsisRec(3)
-    monkeypatch.setattr(consisrec, "MOST_DRAWN", 60)
-    with pytest.raises(DataError, match=r"^expected at most 60 drawn neighbors of a step with mo"):
-        fitted(model, block)
-    monkeypatch.setattr(consisrec, "AT_ONCE", 20 * consisrec.LEAST_WIDTH)  # of scores, likewise
-    assert "embedding" in fitted(model, block, batch_size=4)
+class KeptNumbers:
+    """How many numbers a pass keeps for its way back."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def pack(self, kept: Tensor) -> Tensor:
+        self.numbers += kept.numel()
+        return kept
+
+    def unpack(self, kept: Tensor) -> Tensor:
+        return kept
+
+
+def test_a_step_in_parts_gives_the_same_gradients_and_keeps_no_drawn_neighbors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block, model = block_of(rating_graph(30, 40, 600)), ConsisRec(3, sampled=1.0)
+    weights, tables = started(model, block)
+    pair = torch.arange(len(pairs_of(block).row))
+    found = []
+    for at_once in (consisrec.DRAWN_AT_ONCE, 500):
+        monkeypatch.setattr(consisrec, "DRAWN_AT_ONCE", at_once)
+        leaves = {n: t.clone() for n, t in (weights | {n: f.t for n, f in tables.items()}).items()}
+        for t in leaves.values():
+            t.requires_grad_()
+        kept = KeptNumbers()
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            said = model.said(leaves, block, pair, KEY)
+        grads = torch.autograd.grad(
+            said.square().sum(), list(leaves.values()), materialize_grads=True, allow_unused=True
+        )
+        found.append((said, grads, kept.numbers))
+    (said, grads, numbers), (in_parts, of_parts, fewer) = found
+    torch.testing.assert_close(in_parts, said, rtol=0, atol=1e-12)
+    torch.testing.assert_close(of_parts, grads, rtol=0, atol=1e-10)
+    assert fewer < len(pair) * 10 < numbers / 10
+    assert "embedding" in fitted(model, block)
 
 
 def test_ratings_that_validate_or_test_are_nobodys_neighbors() -> None:

@@ -5,7 +5,7 @@ process dies; where it is synced, also after a power failure. What time or disks
 shows in its checksum: then the file of the checkpoint before is used.
 
     magic "SGC1" · CRC-32 u32 of all that follows · length of the facts u32 · facts (JSON) ·
-    tensors (safetensors)
+    tensors (safetensors), of which those that the fact `alike` names are packed (`alike_rows`)
 """
 
 import json
@@ -26,11 +26,13 @@ from torch import Tensor
 from silograph.core.errors import CheckpointError
 from silograph.core.files import sync_folder
 from silograph.core.payload import Ragged, Stacked, State
+from silograph.federation.alike_rows import packed, unpacked
 
 MAGIC = b"SGC1"
 HEAD = struct.Struct("<4sII")
 NAME = re.compile(r"(round|best)-(\d{9,})\.checkpoint")
 KEPT = 2
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +52,15 @@ class Checkpoint:
 
 def to_bytes(checkpoint: Checkpoint) -> list[bytes]:
     """Return the parts of a checkpoint's file."""
-    arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
-    facts = json.dumps({**checkpoint.facts, "round": checkpoint.round}).encode()
-    tensors = safetensors.numpy.save(arrays)
+    whole = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
+    tensors, alike = packed(whole)
+    told = {**checkpoint.facts, "round": checkpoint.round, **({"alike": alike} if alike else {})}
+    facts = json.dumps(told).encode()
+    arrays = {name: t.numpy() for name, t in tensors.items()}
+    saved = safetensors.numpy.save(arrays)
     length = struct.pack("<I", len(facts))
-    crc = zlib.crc32(tensors, zlib.crc32(facts, zlib.crc32(length)))
-    return [MAGIC + struct.pack("<I", crc) + length, facts, tensors]
+    crc = zlib.crc32(saved, zlib.crc32(facts, zlib.crc32(length)))
+    return [MAGIC + struct.pack("<I", crc) + length, facts, saved]
 
 
 def from_bytes(data: bytes) -> Checkpoint:
@@ -78,9 +83,11 @@ def from_bytes(data: bytes) -> Checkpoint:
         json.dumps(facts, ensure_ascii=False).encode()  # half a surrogate pair can be shown nowhere
         arrays = safetensors.numpy.load(data[HEAD.size + length :])
         number = int(facts.pop("round"))
-    except (ValueError, KeyError, AttributeError, RecursionError, SafetensorError) as error:
+        parts = {name: torch.from_numpy(a) for name, a in arrays.items()}
+        tensors = unpacked(parts, facts.pop("alike", ()))
+    except UNREADABLE as error:
         raise CheckpointError(f"expected facts and tensors in a checkpoint, got: {error}") from None
-    return Checkpoint(number, {name: torch.from_numpy(a) for name, a in arrays.items()}, facts)
+    return Checkpoint(number, tensors, facts)
 
 
 def read_checkpoint(path: Path, number: int) -> Checkpoint:

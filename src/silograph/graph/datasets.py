@@ -190,7 +190,8 @@ def _load_path(path: Path, columns: str | None) -> Graph:
     if path.suffix.lower() == ".csv":
         raise DataError(
             f"expected an .npz file or a folder, got {path}: "
-            "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv"
+            "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv; "
+            "a table of ratings is read in Python, by sg.ratings"
         )
     return load_npz(path)
 

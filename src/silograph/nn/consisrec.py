@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words
@@ -60,7 +61,7 @@ FEATURES = 2  # what says whether a node is a user or an item
 ALIKE = 0.5  # share of users that two items must have more of in common
 AT_ONCE = 2**24  # numbers of neighbors that are scored together
 LEAST_WIDTH = 16  # numbers that a neighbor counts as, besides those of a wider embedding
-MOST_DRAWN = 2**26  # neighbors that a step draws
+DRAWN_AT_ONCE = 2**22  # neighbors that a step holds: about 1.2 GB in float64
 COMPARED_AT_ONCE = 2**24  # pairs of items
 MOST_COMPARED = 2**29  # pairs of items that a user has rated both, summed over users
 MOST_SIMILAR = 2**26  # pairs of items that share users
@@ -161,12 +162,13 @@ class ConsisRec:
         return at_ratings(block, graph.row, found)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train one client; the drawn neighbors of all ratings of a step are in memory at once.
+        """Train one client; a step holds `DRAWN_AT_ONCE` drawn neighbors, however many it draws.
 
-        Their embeddings are not, so memory for them does not depend on the width.
+        Nor does it hold their embeddings, so memory for them does not depend on the width. A step
+        that draws more goes through its ratings in parts, and draws the same again on the way back.
 
         Raises:
-            DataError: a step that draws more than `MOST_DRAWN`, or too many items that share users.
+            DataError: too many items that share users.
         """
         return fit_pairs(self, training, inputs)
 
@@ -175,6 +177,24 @@ class ConsisRec:
     ) -> Tensor:
         """Return what is predicted of ratings in a step; see `PairModel`."""
         assert key is not None  # a step has one, and `forward` its own
+        graph, near = rating_graph(block, dtype_of(block)), neighborhood(block, self.levels)
+        ends = (graph.user[pair], graph.item[pair])
+        number = sum(_number(near.adj.degree[end], self.sampled) for end in ends)
+        assert isinstance(number, Tensor)
+        sizes = _parts(number, DRAWN_AT_ONCE)
+        if len(sizes) < 2:
+            return self._part(p, block, pair, key)
+        # Its draws are those of the key and the rating, so they are the same on the way back.
+        parts = [
+            checkpoint(
+                self._part, p, block, part, key, use_reentrant=False, preserve_rng_state=False
+            )
+            for part in pair.split(sizes)
+        ]
+        return torch.cat(parts)
+
+    def _part(self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key) -> Tensor:
+        """Return what is predicted of ratings (R,) whose drawn neighbors fit, (R, 1)."""
         graph, near = rating_graph(block, dtype_of(block)), neighborhood(block, self.levels)
         user, item = graph.user[pair], graph.item[pair]
         x = p[EMBEDDING].index_select(0, graph.slot)
@@ -247,17 +267,9 @@ def drawn_neighbors(
         counter: (R,) int64 counter of the draws for it.
         sampled: share of the neighbors that are drawn, one at least.
         key: of the draws.
-
-    Raises:
-        DataError: more than `MOST_DRAWN` are drawn.
     """
     degree = near.adj.degree[end]
-    number = (sampled * degree.double()).long().clamp(min=1).minimum(degree)
-    if int(number.sum()) > MOST_DRAWN:
-        raise DataError(
-            f"expected at most {MOST_DRAWN:,} drawn neighbors of a step with model consisrec, got "
-            "more: take a smaller batch_size, or a smaller share `sampled`"
-        )
+    number = _number(degree, sampled)
     sizes = _parts(degree, AT_ONCE // _width(x.shape[1]))
     square = x.square().sum(dim=1)
     split = zip(*(t.split(sizes) for t in (query, end, counter, number)), strict=True)
@@ -293,6 +305,11 @@ def _entries(
     place = torch.arange(len(owner), device=owner.device) - off[owner]
     keep[order] = place < number[owner]
     return entry[keep]
+
+
+def _number(degree: Tensor, sampled: float) -> Tensor:
+    """Return how many of each number of neighbors (R,) are drawn, (R,) int64."""
+    return (sampled * degree.double()).long().clamp(min=1).minimum(degree)
 
 
 def _width(embedding: int) -> int:

@@ -7,7 +7,7 @@ line: plain values, as they stand in the study's file.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -295,6 +295,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         **{part: _views(getattr(result, part)) for part in parts},
         **({"constant": _constant(result)} if test else {}),
         **(_untrained(result) if test else {}),
+        **_each_best(result, parts),
         "judge": judge,
         "metric": result.metric.name,
         "local_bias": result.local_bias,
@@ -315,6 +316,15 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "versions": versions(),
         "curve": _curve(result.rounds, curves),
     }
+
+
+def _each_best(result: Result, parts: Sequence[str]) -> Line:
+    """Return scores of each client's own best round; the test scores only where they are told."""
+    found = result.each_best
+    if found is None:
+        return {}
+    scores = {part: found[part] for part in parts}
+    return {"each_best": {part: s and dict(s) for part, s in scores.items()}}
 
 
 def _constant(result: Result) -> Line | None:

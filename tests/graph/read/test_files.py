@@ -450,3 +450,10 @@ def test_an_archive_that_says_less_than_it_holds_is_cut(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected 'y' to be an array"):
         tables.read_arrays(path, "a graph", lambda _: ["y"])
     assert 1 << 28 < tables.memory_left() < 1 << 62
+
+
+def test_a_table_alone_is_refused_and_names_what_reads_ratings(tmp_path: Path) -> None:
+    table = tmp_path / "ratings.csv"
+    table.write_text("user,item,rating\nann,tea,5\n")
+    with pytest.raises(DataError, match=r"^expected an \.npz .* ratings .* by sg\.ratings$"):
+        load(str(table))

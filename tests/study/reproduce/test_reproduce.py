@@ -278,6 +278,11 @@ def again_of(line: Line) -> Cell:
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
+    if "cut" in labels:
+        found = Found(read_lines(PAGES / "fedacs" / "selection.jsonl"))
+        again = acs.cell_in(found, *(labels[p] for p in ("dataset", "cut", "row", "seed")))
+        assert again is not None
+        return again
     if labels.get("row") == of_tables.MATCHED:
         control = of_tables.matched(
             Found(read_lines(PAGES / "fedacs" / "tables.jsonl")), labels["seed"]
@@ -286,11 +291,6 @@ def again_of(line: Line) -> Cell:
         return control
     if "ranked" in labels:
         return of_tables.cell_of(labels["row"], labels["seed"], labels["dataset"])
-    if "cut" in labels:
-        found = Found(read_lines(PAGES / "fedacs" / "selection.jsonl"))
-        again = acs.cell_in(found, *(labels[p] for p in ("dataset", "cut", "row", "seed")))
-        assert again is not None
-        return again
     if "row" in labels:
         return of_ratings.cell_of(labels["dataset"], labels["row"], labels["seed"])
     if "seed" not in labels and "clients" in labels:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -13,8 +14,9 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.collect import collect
 from silograph.experiment.report import add_report
 from silograph.experiment.result_files import Row
+from silograph.experiment.run import each_best
 from silograph.experiment.run.clock import clock_of
-from silograph.experiment.run.controlling import controlling, with_knobs
+from silograph.experiment.run.controlling import Controlling, controlling, with_knobs
 from silograph.experiment.run.delayed_scores import (
     Pending,
     begin,
@@ -43,7 +45,7 @@ from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
-from silograph.methods.base import RoundReport, ServerState, own_weights
+from silograph.methods.base import MethodConfig, RoundReport, ServerState, own_weights
 from silograph.methods.local_training import selected
 from silograph.selection.uniform import ALL, UNIFORM
 
@@ -85,6 +87,7 @@ def _set_up(setup: Setup) -> Snapshot:
         scores=scores,
         virtual_seconds=virtual,
         executed=setup.federation.executed,
+        each={},
     )
 
 
@@ -214,16 +217,8 @@ def _round(
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    cfg = setup.method_config
-    if selection is not None:
-        cfg = selection.choose(before.state, t, key)
-    elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
-        cfg = replace(cfg, selected=selected(fed, cfg, t, key))
     control = controlling(setup)
-    if control is not None:
-        known = before.state, before.scores, before.virtual_seconds
-        cfg = replace(cfg, knobs=control.propose(*known, t, key))
-    cfg = cfg.in_round(t)
+    cfg = _config_of(setup, selection, control, before)
     since = time.monotonic()
     with at_server(setup.method.round, f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
@@ -266,7 +261,25 @@ def _round(
     after = Snapshot(
         t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending, executed
     )
-    return after, scored.rows
+    each = before.each
+    for judged in scored.judged:
+        each = each_best.with_round(setup, each, judged.personalized)
+    return replace(after, each=each), scored.rows
+
+
+def _config_of(
+    setup: Setup, selection: Selection | None, control: Controlling | None, before: Snapshot
+) -> MethodConfig[Any]:
+    """Return the method's config in the next round: who takes part, with which knobs."""
+    cfg, t, key = setup.method_config, before.round + 1, training_key(setup.config)
+    if selection is not None:
+        cfg = selection.choose(before.state, t, key)
+    elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
+        cfg = replace(cfg, selected=selected(setup.federation, cfg, t, key))
+    if control is not None:
+        known = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*known, t, key))
+    return cfg.in_round(t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,12 +305,14 @@ class _Scored:
         best: the best round so far.
         latest: the round that was scored, None if none was.
         rows: of rounds that were scored.
+        judged: these rounds.
         pending: this round, where the next one completes its scores.
     """
 
     best: Judged | None
     latest: Judged | None
     rows: list[Row]
+    judged: tuple[Judged, ...] = ()
     pending: Pending | None = None
 
 
@@ -307,7 +322,7 @@ def _scored_now(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
         return _Scored(before.best, None, [])
     now, best = judge_finite(setup, done.state, done.t), before.best
     best = _with_own(setup, now) if is_better(setup, now, best) else best
-    return _Scored(best, now, [done.row(setup, now)])
+    return _Scored(best, now, [done.row(setup, now)], (now,))
 
 
 def _scored_late(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
@@ -324,7 +339,7 @@ def _scored_late(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
     if _is_judged(setup, done.t):
         seconds = time.monotonic() - done.began
         pending = begin(setup, done.t, done.report, seconds, done.virtual)
-    return _Scored(best, latest, rows, pending)
+    return _Scored(best, latest, rows, () if latest is None else (latest,), pending)
 
 
 def _scored_at_last(setup: Setup, done: _Trained, scored: _Scored) -> _Scored:
@@ -338,10 +353,10 @@ def _scored_at_last(setup: Setup, done: _Trained, scored: _Scored) -> _Scored:
         )
         now, row = complete(setup, scored.pending, counts, weights)
         best = now if is_better(setup, now, best) else best
-        return _Scored(best, scored.latest, [*scored.rows, row])
+        return _Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, now))
     if best is None:  # a limit before the first evaluation
         best = _with_own(setup, judge_finite(setup, done.state, done.t))
-        return _Scored(best, scored.latest, [done.row(setup, best)])
+        return _Scored(best, scored.latest, [done.row(setup, best)], (best,))
     return scored
 
 

@@ -11,6 +11,7 @@ from silograph.core.resolved_config import training_key
 from silograph.core.text import counted
 from silograph.experiment.advice import advice_of
 from silograph.experiment.result_files import Row
+from silograph.experiment.run import each_best
 from silograph.experiment.run.controlling import controlling
 from silograph.experiment.run.divergence import check_loss
 from silograph.experiment.run.local_bias import local_bias
@@ -74,6 +75,7 @@ def make_result(
         held=setup.method.setting.held(setup.method_config.options),
         test=test,
         val=val,
+        each_best=each_best.scores_of(setup, snapshot.each),
         baseline=baseline_scores(setup, best),
         untrained=untrained_scores(setup),
         constant=task.constant,

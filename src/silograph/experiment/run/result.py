@@ -46,6 +46,9 @@ class Result:
         held: share of the nodes that the server held itself; None is no node.
         test: scores on test nodes at the best round, by view.
         val: scores on validation nodes at the best round, by view.
+        each_best: `val` and `test` scores of the clients' own models, of each client in the round
+            that its own validation nodes like best; without AUC. None in runs that were begun
+            before there was such a choice.
         baseline: test scores of the best constant prediction by all training labels; where silos
             hold these, by the classes of validation nodes, without AUC. None without test nodes,
             and for numbers that silos hold.
@@ -96,6 +99,7 @@ class Result:
     held: float | None
     test: Views
     val: Views
+    each_best: Mapping[str, Scores | None] | None
     baseline: Scores | None
     untrained: Mapping[str, Scores]
     constant: str
@@ -170,6 +174,7 @@ class Result:
             "partition_hash": self.partition_hash,
             "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
             "val": {view: scores and dict(scores) for view, scores in vars(self.val).items()},
+            "each_best": self.each_best and {p: reported(s) for p, s in self.each_best.items()},
             "metric": self.metric.name,
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported(self.baseline)},

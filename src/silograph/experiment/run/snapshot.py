@@ -19,7 +19,8 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
-from silograph.experiment.run.round_scores import Judged, judged, task_in
+from silograph.experiment.run.each_best import HISTOGRAM
+from silograph.experiment.run.round_scores import Counts, Judged, judged, task_in
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
@@ -29,7 +30,10 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
-COUNTED = ("best/personalized", "best/server", "scores/personalized", "scores/server", "pending")
+COUNTED = (
+    *("best/personalized", "best/server", "scores/personalized", "scores/server"),
+    *("pending", "each"),
+)
 OWN = "own"  # begins the names of clients' own weights among those of the best round
 # Packages whose version decides the bits of a result.
 NUMERIC = ("silograph", "torch", "numpy", "scipy", "numba")
@@ -51,6 +55,8 @@ class Snapshot:
         virtual_seconds: of the virtual clock so far, None without one.
         pending: what is known of this round where its server's model is scored in the next one.
         executed: operations executed here so far, see `Engine.executed`.
+        each: counts of each client's best round so far, see `silograph.experiment.run.each_best`;
+            None where that is not known.
     """
 
     round: int
@@ -63,6 +69,7 @@ class Snapshot:
     virtual_seconds: float | None = None
     pending: Pending | None = None
     executed: float | None = None
+    each: Counts | None = None
 
 
 def identity(setup: Setup) -> dict[str, str]:
@@ -144,6 +151,8 @@ def to_checkpoint(
     pending = snapshot.pending
     if pending is not None:
         groups["pending"] = pending.judged.personalized
+    if snapshot.each is not None:
+        groups["each"] = snapshot.each
     if snapshot.client_facts:
         groups["facts"] = snapshot.client_facts
     tensors: dict[str, Tensor] = {}
@@ -243,6 +252,9 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
         if any(not t.is_floating_point() and bool((t < 0).any()) for t in found.values()):
             raise ValueError(prefix)
         _check_counts(setup, found)
+    each, best = (below(name, parts) for name in ("each", "best/personalized"))
+    if each and each.keys() != {name for name in best if not name.endswith(HISTOGRAM)}:
+        raise ValueError(each.keys())
     weights, calls = below("server/weights", parts), setup.method.calls
     has_model = calls is not None and calls.scores_server(setup.method_config)
     if "server/weights" not in groups and (weights or has_model):
@@ -306,6 +318,7 @@ def from_checkpoint(
             own, away = below("pending", parts), tuple(facts["pending_away"])
             half = judged(setup, checkpoint.round, None, own, None, away)
             pending = Pending(half, dict(facts["pending_row"]))
+        each = group("each")
         seconds, stopped = _number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
     except KeyError as error:
@@ -325,6 +338,7 @@ def from_checkpoint(
             kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
         best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in below("facts", parts).items()}
-    return Snapshot(
+    snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed
-    ), states
+    )
+    return replace(snapshot, each=each), states

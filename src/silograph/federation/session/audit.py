@@ -29,7 +29,7 @@ from silograph.core.errors import PolicyError, ProtocolError
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
 from silograph.federation.program import BLANK
-from silograph.federation.session.audit_chain import NO_LINE, AuditedRun, chained
+from silograph.federation.session.audit_chain import NO_LINE, AuditedRun, chained, with_hash
 from silograph.federation.session.peer import one_line
 
 AUDIT = "audit.jsonl"
@@ -63,9 +63,9 @@ class Audit:
         self._torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
-        self.head = head
+        self._head = head.encode()
         self._size = size
-        self._second, self._date = -1, ""  # of the last line
+        self._second, self._date = -1, b""  # of the last line
         self._seen: Counter[str] = Counter()  # by event, of what is folded
         self._told: Counter[str] = Counter()
         self._agreed: RunAudit | None = None
@@ -123,11 +123,31 @@ class Audit:
         Raises:
             PolicyError: it cannot be written, and so what it tells of must not leave.
         """
-        self.add_text(event, json.dumps(facts, allow_nan=False)[1:-1], force=force)
+        moment = time.time_ns() // 10**6
+        self._begin_second(moment // 1000)
+        when = f"{self._date.decode()}.{moment % 1000:03}Z"
+        told = json.dumps(facts, allow_nan=False)[1:-1]
+        line, own = chained(f'"time": "{when}", "event": "{event}", {told}', self.head)
+        self._write(event, line, own.encode())
+        if force:
+            self.force()
 
-    def add_text(self, event: str, told: str, *, force: bool = False) -> None:
-        """Add a line of what stands between the braces of a JSON object; see `add`."""
-        line, own = chained(f'"time": "{self._now()}", "event": "{event}", {told}', self.head)
+    def add_call(self, form: bytes, numbers: tuple[int, ...]) -> None:
+        """Add the line of a call; see `add`.
+
+        Args:
+            form: of calls alike, see `_form`.
+            numbers: of this one, in the form's order.
+        """
+        moment = time.time_ns() // 10**6
+        second = moment // 1000
+        if second != self._second:
+            self._begin_second(second)
+        body = form % (self._head, self._date, moment - 1000 * second, *numbers)
+        self._write("answered", *with_hash(body))
+
+    def _write(self, event: str, line: bytes, own: bytes) -> None:
+        """Append a line whose hash is `own`."""
         size = self._size + len(line)
         if self._torn or size > MOST_FILE:
             self._check_room(event, size)
@@ -138,9 +158,7 @@ class Audit:
                 raise _unwritable(error.strerror) from None
             if wrote < len(line):
                 self._take_back()
-        self.head, self._size = own, size
-        if force:
-            self.force()
+        self._head, self._size = own, size
 
     def _check_room(self, event: str, size: int) -> None:
         """Raise `PolicyError` unless a line may follow, which makes the file so long."""
@@ -150,14 +168,15 @@ class Audit:
         if self._file is not None and size > most:
             raise PolicyError(full_file(AUDIT))
 
-    def _now(self) -> str:
-        """Return the time of day, of which all but the thousandths is made once a second."""
-        moment = time.time_ns() // 10**6
-        second = moment // 1000
-        if second != self._second:
-            self._second = second
-            self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._date}.{moment - 1000 * second:03}Z"
+    @property
+    def head(self) -> str:
+        """Hash of the last line."""
+        return self._head.decode()
+
+    def _begin_second(self, second: int) -> None:
+        """Keep the time of day but for its thousandths, which is made once a second."""
+        self._second = second
+        self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
     def _take_back(self) -> None:
         """Cut off a line that was written in part, and raise `PolicyError`."""
@@ -205,7 +224,6 @@ class RunAudit:
     def __init__(self, audit: Audit, run: str, before: AuditedRun | None = None) -> None:
         self._audit = audit
         self._run = run
-        self._named = json.dumps(run)
         self._before = before
         self._sent = 0 if before is None else before.sent
         self._repeats = 0 if before is None else before.repeats
@@ -278,18 +296,17 @@ class RunAudit:
         self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
     ) -> None:
         """Record a reply that is about to leave; `begins`: it is the first one of its round."""
-        first = ', "begins": true' if begins else ""
+        number, size = envelope.round, len(frame)
+        form = _form(self._run, envelope.op, envelope.kind, begins, tuple(reply))
         sizes = [field.t.nbytes for field in reply.values()]
-        told = _form(envelope.op, envelope.kind, tuple(reply)) % (len(frame), *sizes)
-        about = f'"run": {self._named}, "round": {envelope.round}{first}, {told}'
-        self._audit.add_text("answered", about)
+        self._audit.add_call(form, (number, size, *sizes))
         if begins:
-            self._repeats += envelope.round <= self._last
-        if envelope.round > self._last:
-            self._last = envelope.round
+            self._repeats += number <= self._last
+        if number > self._last:
+            self._last = number
         self._calls += 1
-        self._sent += len(frame)
-        self._bytes += len(frame)
+        self._sent += size
+        self._bytes += size
 
     def refused(self, reason: str) -> None:
         """Record what was refused, or failed."""
@@ -323,11 +340,22 @@ def digest_of(data: bytes) -> str:
 
 
 @lru_cache(1024)
-def _form(op: str, kind: str, names: tuple[str, ...]) -> str:
-    """Return what lines say of calls alike, with %d for the bytes of the frame and each field."""
-    op, kind, *quoted = (json.dumps(text).replace("%", "%%") for text in (op, kind, *names))
+def _form(run: str, op: str, kind: str, begins: bool, names: tuple[str, ...]) -> bytes:
+    """Return the line of calls alike but for its hash.
+
+    It has places for the hash of the line before, the second, its thousandths, the round, the bytes
+    of the frame and those of each field.
+    """
+    run, op, kind, *quoted = (
+        json.dumps(text).replace("%", "%%") for text in (run, op, kind, *names)
+    )
+    first = ', "begins": true' if begins else ""
     fields = ", ".join(f"{name}: %d" for name in quoted)
-    return f'"op": {op}, "kind": {kind}, "bytes": %d, "fields": {{{fields}}}'
+    return (
+        '{"former": "%b", "time": "%b.%03dZ", "event": "answered", '
+        f'"run": {run}, "round": %d{first}, '
+        f'"op": {op}, "kind": {kind}, "bytes": %d, "fields": {{{fields}}}'
+    ).encode()
 
 
 def _unwritable(reason: str | None) -> PolicyError:

@@ -77,9 +77,14 @@ def chained(told: str, former: str) -> tuple[bytes, str]:
         told: what it says, as the inside of a JSON object.
         former: hash of the line before.
     """
-    body = f'{{"former": "{former}", {told}'.encode()
-    own = blake2b(body, digest_size=32).hexdigest()
-    return body + f', "hash": "{own}"}}\n'.encode(), own
+    line, own = with_hash(f'{{"former": "{former}", {told}'.encode())
+    return line, own.decode()
+
+
+def with_hash(body: bytes) -> tuple[bytes, bytes]:
+    """Return a line whose hash is still missing with it, and the hash."""
+    own = blake2b(body, digest_size=32).hexdigest().encode()
+    return b'%b, "hash": "%b"}\n' % (body, own), own
 
 
 def entries_of(file: BinaryIO) -> Iterator[AuditEntry]:

@@ -25,6 +25,7 @@ class Curves:
         lines: x and y of each line, by its name.
         errors: half the height of the bar at each point, by the name of the line.
         markers: whether points are marked.
+        joined: whether lines join the points; not where x only numbers things.
         bottom: where the vertical axis begins; None shows all points.
         scale: of the horizontal axis.
     """
@@ -35,6 +36,7 @@ class Curves:
     lines: Mapping[str, Points]
     errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     markers: bool = False
+    joined: bool = True
     bottom: float | None = None
     scale: Literal["linear", "log"] = "linear"
 
@@ -71,7 +73,7 @@ def svg_of(curves: Curves) -> str:
                 yerr=curves.errors.get(name),
                 label=name,
                 color=COLORS[number % len(COLORS)],
-                linestyle=("-", "--", ":")[number // len(COLORS) % 3],
+                linestyle=("-", "--", ":")[number // len(COLORS) % 3] if curves.joined else "",
                 marker="o" if curves.markers else None,
                 capsize=3,
             )

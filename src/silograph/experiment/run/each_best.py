@@ -1,0 +1,73 @@
+"""Each client's own model in the round that is best by this client's validation nodes.
+
+A run picks one round for all clients. Where models are the clients' own, each client can keep the
+one that its own validation nodes like best, and papers on personalized methods often report that.
+
+C: clients.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from silograph.experiment.run.round_scores import Counts, run_metric, task_in
+from silograph.experiment.run.setup import Setup
+from silograph.task.metric_table import METRICS
+from silograph.task.scores import PARTS, Scores
+
+HISTOGRAM = ".histogram"  # of all clients together
+
+
+def with_round(setup: Setup, known: Counts | None, own: Counts) -> Counts | None:
+    """Return the counts of each client's best round so far, after one more was scored.
+
+    Clients compare rounds by the run's metric if it is one of single clients, otherwise by their
+    first metric, then by their loss; on a tie the earlier round stays, and without validation nodes
+    the later one.
+
+    Args:
+        setup: the run.
+        known: the counts so far, by name (C, ...); empty before the first scored round, None where
+            earlier rounds are not known.
+        own: counts of the clients' own models in the new round.
+    """
+    if known is None:
+        return None
+    found = {name: t for name, t in own.items() if not name.endswith(HISTOGRAM)}
+    if not known:
+        return found
+    better = _better(_ranks(setup, found), _ranks(setup, known))
+    return {
+        name: torch.where(better.to(new.device).view(-1, *[1] * (new.dim() - 1)), new, known[name])
+        for name, new in found.items()
+    }
+
+
+def _ranks(setup: Setup, counts: Counts) -> tuple[Tensor, Tensor]:
+    """Return how good each client's validation score and loss are, two (C,); NaN: no nodes."""
+    by_metric = task_in(setup).client_scores(counts, "val")
+    chosen = run_metric(setup).name
+    loss = -counts["val.loss"].cpu().double() / counts["val.nodes"].cpu()
+    name = next((n for n in (chosen, *by_metric) if n in by_metric), None)
+    if name is None:
+        return loss, loss
+    sign = 1.0 if METRICS[name].higher else -1.0
+    values = [float("nan") if value is None else sign * value for value in by_metric[name]]
+    return torch.tensor(values, dtype=torch.float64), loss
+
+
+def _better(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> Tensor:
+    """Return for which clients (C,) the new round is chosen."""
+    closer = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
+    return closer | old[0].isnan()
+
+
+def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None] | None:
+    """Return validation and test scores of the clients' own best rounds, None if unknown.
+
+    AUC is None: its histograms are of all clients together.
+    """
+    if not counts:
+        return None
+    return {part: task_in(setup).scores(counts, part) for part in PARTS}
