@@ -14,6 +14,7 @@ from silograph.nn.kernels.arrays import (
     Scratch,
     compiled,
 )
+from silograph.nn.kernels.copies import copy
 
 # Constants must be uint64: numba makes a float of a sum of int64 and uint64.
 _30, _27, _31, _1 = (np.uint64(number) for number in (30, 27, 31, 1))
@@ -64,7 +65,7 @@ def drop_features(
     if x.dense.shape[0] > 0:
         for i in range(s.m[0]):
             row = a + s.nodes[i]
-            s.x[i] = x.dense[row]
+            copy(x.dense[row], s.x[i])
             drop(s.x, i, rows.row_key[row], layer_key, shape.x_threshold, shape.x_scale, s)
         return
     factor, zero = x.value.dtype.type(shape.x_scale), x.value.dtype.type(0)

@@ -20,6 +20,7 @@ from silograph.nn.kernels.arrays import (
     Weights,
     compiled,
 )
+from silograph.nn.kernels.copies import add_rows, copy
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.masks import matrix, pull_of, step_flat_under, step_under
 from silograph.nn.kernels.optim import step
@@ -128,7 +129,7 @@ def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> 
             s.x_start[i], s.x_end[i] = x.ptr[row], x.ptr[row + 1]
     elif drawn:
         for i in range(s.m[0]):
-            s.x[i] = x.dense[a + s.nodes[i]]
+            copy(x.dense[a + s.nodes[i]], s.x[i])
 
 
 @compiled
@@ -375,7 +376,7 @@ def backward_step(
         np.dot(gz, table(w.flat, at, inputs, width).T, below)
         if form == ROOTED:
             np.dot(h[:left].T, g, table(s.flat, at_self, inputs, width))
-            below[:left] += np.dot(g, table(w.flat, at_self, inputs, width).T)
+            add_rows(np.dot(g, table(w.flat, at_self, inputs, width).T), below)
         zero = h.dtype.type(0)
         factor = h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
         flat_h, flat_g = h.reshape(-1), below.reshape(-1)

@@ -18,6 +18,7 @@ from silograph.nn.kernels.arrays import (
     Weights,
     compiled,
 )
+from silograph.nn.kernels.copies import copy
 from silograph.nn.kernels.optim import TOGETHER, step
 
 
@@ -144,7 +145,7 @@ def step_bias(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule
     raw, start = w.raw.value[lo:hi], w.start[lo:hi]
     lean(raw, g[lo:hi], start, pull_of(raw, start, w.near))
     step(raw, g[lo:hi], raw[:0], w.raw.first[lo:hi], w.raw.second[lo:hi], steps, t)
-    own.weights.flat[lo:hi] = raw
+    copy(raw, own.weights.flat[lo:hi])
 
 
 @compiled

@@ -3,6 +3,7 @@
 import numpy as np
 
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
+from silograph.nn.kernels.copies import copy
 
 TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
 
@@ -81,7 +82,7 @@ def rest(p: Array, steps: StepRule, count: int) -> None:
     for begin in range(0, flat.shape[0], TOGETHER):
         part = flat[begin : begin + TOGETHER]
         n = part.shape[0]
-        start[:n] = part
+        copy(part, start[:n])
         for t in range(count):
             grad[:n] = 0
             step(part, grad[:n], start[:n], moments[0, :n], moments[1, :n], steps, t + 1)

@@ -28,6 +28,7 @@ from silograph.nn.kernels.arrays import (
     compiled,
     kernel,
 )
+from silograph.nn.kernels.copies import add_rows, copy
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.layers import add_back, add_columns, add_sum, rectify, step_later, table
 from silograph.nn.kernels.loss import bits_gradient, softmax_gradient
@@ -163,7 +164,7 @@ def gather_features(
             s.start[j], s.end[j] = x.ptr[row], x.ptr[row + 1]
         else:
             h = entering(shape, 0, size + others, s.out.shape[0], s)
-            h[j] = x.dense[row]
+            copy(x.dense[row], h[j])
 
 
 @compiled
@@ -190,15 +191,15 @@ def gather_stored(
             row = batch.rows[lo + j]
             row_key = rows.row_key[a + row]
             if at >= 0:
-                batch.own[first_row + row, at : at + width] = h[j]
+                copy(h[j], batch.own[first_row + row, at : at + width])
         elif j < size + others:
             row = side.rows[side.off[i] + j - size]
             row_key = rows.row_key[a + row]
-            h[j] = batch.own[first_row + row, at : at + width]
+            copy(batch.own[first_row + row, at : at + width], h[j])
         else:
             slot = side.slot_off[i] + j - size - others
             row_key = side.slot_key[slot]
-            h[j] = side.slot[slot, at : at + width]
+            copy(side.slot[slot, at : at + width], h[j])
         if dropping:
             drop(h, j, row_key, layer_key, shape.threshold, shape.scale, s)
 
@@ -336,7 +337,7 @@ def backward_step(
         np.dot(gz[:size], table(w.flat, at, inputs, width).T, below)
         if form == ROOTED:
             np.dot(h[:size].T, g, table(s.flat, at_self, inputs, width))
-            below += np.dot(g, table(w.flat, at_self, inputs, width).T)
+            add_rows(np.dot(g, table(w.flat, at_self, inputs, width).T), below)
         zero, factor = h.dtype.type(0), h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
         for j in range(size):
             for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it

@@ -23,6 +23,7 @@ from silograph.nn.kernels.arrays import (
     compiled,
     kernel,
 )
+from silograph.nn.kernels.copies import copy, copy_rows
 from silograph.nn.kernels.draws import (
     after_dropout,
     drop_features,
@@ -194,9 +195,9 @@ def weights_of(
             start_matrix(w.second, params.start[params.which[last, k]], used)
     begun = Weights(memory.start[0, :count], memory.start[last, :count], memory.start_flat)
     if begun.flat.shape[0] > 0:  # something pulls
-        begun.first[:] = w.first
-        begun.second[:] = w.second
-        begun.flat[:] = w.flat
+        copy_rows(w.first, begun.first)
+        copy_rows(w.second, begun.second)
+        copy(w.flat, begun.flat)
     if params.first_flat.shape[0] > 0:
         one, two = params.first_rows, params.second_rows
         m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
@@ -270,7 +271,7 @@ def train(
         whole(rows, g, s)
         forward(rows, x, shape, g, False, x.col, own.weights, key, False, s)
         lo, hi = called.off[k], called.off[k + 1]
-        filled.logits[lo:hi] = s.out[: hi - lo]
+        copy_rows(s.out, filled.logits[lo:hi])
 
 
 @kernel
@@ -295,4 +296,4 @@ def predict(
         whole(rows, g, s)
         forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, s)
         lo, hi = called.off[k], called.off[k + 1]
-        logits[lo:hi] = s.out[: hi - lo]
+        copy_rows(s.out, logits[lo:hi])
