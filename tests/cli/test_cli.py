@@ -278,7 +278,7 @@ def test_the_program_and_its_pipe(work: Path) -> None:
     assert list(json.loads(done.stdout)) == RESULT_KEYS
     assert done.stdout.count("\n") == 1
     shown = [line.split("  ")[0] for line in done.stderr.splitlines()]
-    assert shown == [PLAN, "round 1/2", "round 2/2"]
+    assert shown == [PLAN, "round 1/2", "round 2/2"], done.stderr
 
 
 @pytest.mark.parametrize(

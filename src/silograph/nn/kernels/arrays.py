@@ -12,7 +12,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler import Compiler
 
 from silograph.core import key
-from silograph.nn.kernels.linking import ForKernels, SelfContained
+from silograph.nn.kernels.linking import SelfContained
 from silograph.nn.kernels.one_compiler import one_at_a_time, saved_alone
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ def compiled(function: Function) -> Function:
     numba looks for changes in the file of a function only, not in those of functions that it calls:
     after an upgrade old code would run on. Here every file counts.
     """
-    made: Any = _compiled(function, ForKernels, no_cpython_wrapper=True)
+    made: Any = _compiled(function, Compiler, no_cpython_wrapper=True)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__name__} is for kernels to copy: Python cannot call it")
