@@ -6,6 +6,8 @@
     python benchmarks/fedgraph/agent.py DIR DATA_DIR       runs what agent.jsonl lacks
 
 Seeds decide partition, split, weights and draws; those of training are 0 to 4, these are 5 to 9.
+Rates of each client apart are tuned here, as `silograph tune` tunes those of all: by as many draws,
+over the same ranges, seeds and rounds. An agent that says the same whatever it sees sets them.
 What has not been trained or tuned is left out. A line is run again where it was another agent's.
 `python benchmarks/fedgraph/agent.py` alone writes the page of what is there.
 """
@@ -24,13 +26,15 @@ import torch
 
 import silograph as sg
 from silograph.control.agent_file import write_agent
+from silograph.core.files import write_atomic
+from silograph.core.key import Key
 from silograph.experiment.markdown import markdown_table
 from silograph.study.reproduce.plots import Curves, svg_of
 from silograph.study.reproduce.reproduce import filled
 
 HERE = Path(__file__).parent
 LINES, EPISODES = HERE / "agent.jsonl", HERE / "agent_episodes.jsonl"
-SEEDS = (5, 6, 7, 8, 9)
+SEEDS, TRAINED, TRIALS = (5, 6, 7, 8, 9), (0, 1, 2, 3, 4), 12
 RUN: dict[str, Any] = {
     "clients": 20,
     "partition": "shares",
@@ -47,14 +51,14 @@ RUN: dict[str, Any] = {
 KNOBS = ("kappa", "keep_1", "keep_2")
 TARGET, OMEGA, DISCOUNT = 0.9016, 128.0, 0.9
 AGENT, MEAN, ZEROED, SCORES = "agent", "constant at its mean", "state zeroed", "reward without time"
-TUNED = "tuned"
+TUNED, APART = "tuned", "tuned, each client apart"
 FIXED: dict[str, dict[str, Any]] = {
     "drawn": {"policy": "drawn"},
     "all": {"kappa": 1024, "keep_1": 1.0, "keep_2": 1.0},
     "defaults": {},
 }
-POLICIES = (AGENT, MEAN, ZEROED, SCORES, f"{MEAN}, {SCORES}", TUNED, *FIXED)
-FILES = {AGENT: "time", SCORES: "scores", ZEROED: "zeroed"}  # folders of agents
+POLICIES = (AGENT, MEAN, ZEROED, SCORES, f"{MEAN}, {SCORES}", TUNED, APART, *FIXED)
+FILES = {AGENT: "time", SCORES: "scores", ZEROED: "zeroed", APART: "apart"}  # folders of agents
 Line = dict[str, Any]
 
 
@@ -68,6 +72,41 @@ def file_of(policy: str, folder: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         write_agent(path, {**tensors, "axes": torch.zeros_like(tensors["axes"])})
     return path
+
+
+def agent_of(trial: int, folder: Path) -> Path:
+    """Return the file of an agent that always says a trial's rates, each client's drawn apart."""
+    from safetensors.torch import load_file
+
+    path = folder / FILES[APART] / f"trial-{trial:02}.safetensors"
+    if not path.exists():
+        tensors = load_file(file_of(AGENT, folder))  # its shapes are those of the run
+        last = max(name for name in tensors if name.startswith("net/actor/"))[: -len(".weight")]
+        size = len(tensors[f"{last}.bias"])
+        action = Key.of(0).fold("each client apart", trial).matrix(1, size)[0]
+        said = {f"{last}.weight": torch.zeros_like(tensors[f"{last}.weight"])}
+        write_agent(path, {**tensors, **said, f"{last}.bias": torch.logit(action).float()})
+    return path
+
+
+def tune_apart(folder: Path, data_dir: str) -> None:
+    """Run what is missing of the trials, and copy the best one's agent by validation."""
+    home = folder / FILES[APART]
+    home.mkdir(exist_ok=True)
+    trials = read(home / "trials.jsonl")
+    for trial in range(TRIALS):
+        options = {"policy": "ddpg", "agent": str(agent_of(trial, folder)), "explore": False}
+        for seed in TRAINED[sum(line["trial"] == trial for line in trials) :]:
+            line = line_of(APART, seed, options, data_dir)
+            found = {"trial": trial, "seed": seed, "validation": max(line["validation"])}
+            trials.append({**found, "virtual_seconds": line["virtual"][-1]})
+            write_atomic(home / "trials.jsonl", "".join(json.dumps(t) + "\n" for t in trials))
+    means = [
+        statistics.mean(t["validation"] for t in trials if t["trial"] == n) for n in range(TRIALS)
+    ]
+    best = means.index(max(means))
+    print("each client apart: trial", best, [round(100 * mean, 2) for mean in means], flush=True)
+    write_atomic(home / "agent.safetensors", agent_of(best, folder).read_bytes())
 
 
 def options_of(policy: str, folder: Path, lines: Sequence[Line]) -> dict[str, Any] | None:
@@ -182,14 +221,13 @@ def keep_episodes(folder: Path) -> None:
             ]
     for line in read(folder / TUNED / "tune.jsonl"):
         kept.append({"policy": TUNED, **line["labels"], "virtual_seconds": line["virtual_seconds"]})
+    kept += [{"policy": APART, **line} for line in read(folder / FILES[APART] / "trials.jsonl")]
     EPISODES.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 def table(lines: Sequence[Line], episodes: Sequence[Line]) -> str:
     """Return what each policy did."""
-    trained = {
-        p: [line for line in episodes if line["policy"] == p] for p in (AGENT, SCORES, TUNED)
-    }
+    trained = {p: [e for e in episodes if e["policy"] == p] for p in (AGENT, SCORES, TUNED, APART)}
     reached = [max(line["validation"]) for line in lines if line["policy"] == "all"]
     goal, rows = statistics.mean(reached) - 0.01, []
     for policy in POLICIES:
@@ -247,6 +285,7 @@ def main() -> None:
     """Run what is missing, and write table and plots."""
     if len(sys.argv) > 1:
         folder = Path(sys.argv[1]).resolve()
+        tune_apart(folder, sys.argv[2])
         keep_episodes(folder)
         judge(folder, sys.argv[2])
     lines, episodes, page = read(LINES), read(EPISODES), HERE / "agent.md"

@@ -117,6 +117,8 @@ def reproduce_command(
             max_minutes=max_minutes,
             progress="none" if quiet else best_mode(),
         )
+    if made.taken:
+        typer.echo(f"copied {counted(made.taken, 'cell')} that recipes beside this one have run")
     typer.echo(
         f"ran {counted(made.ran, 'cell')}, {made.failed} without result, {made.missing} not yet run"
     )

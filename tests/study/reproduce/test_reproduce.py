@@ -163,6 +163,23 @@ def test_labels_cost_no_run_and_settings_do() -> None:
     assert reproduce(replace(RECIPE, cells=lambda _: other), out="out", processes=0).ran == 1
 
 
+def test_a_cell_that_a_recipe_beside_has_run_is_copied() -> None:
+    reproduce(RECIPE, out="out", processes=0)
+    for name, text in (("other.jsonl", '{"a": 1}\n'), ("odd.jsonl", "[]\n")):
+        Path("out/mine", name).write_text(text, encoding="utf-8")  # no lines of cells
+    config, results = {"method": "local", "options": {}}, 1
+    odd = {"labels": {}, "config": config, "results": results, "graph": [{}], "error": 3}
+    Path("out/mine/odder.jsonl").write_text(f"{json.dumps(odd)}\n", encoding="utf-8")
+    relabelled = [replace(one("local", 0), labels={"row": "a"}), one("local", 3)]
+    beside_it = replace(RECIPE, name="mine/second", cells=lambda _: relabelled)
+    made = reproduce(beside_it, out="out", max_minutes=0)
+    assert (made.taken, made.ran, made.missing) == (1, 0, 1)
+    lines = [read_lines(paths_of(recipe, Path("out"))[0]) for recipe in (RECIPE, beside_it)]
+    assert lines[1] == [lines[0][0] | {"labels": {"row": "a"}}]
+    assert reproduce(beside_it, out="out", max_minutes=0).taken == 0
+    assert reproduce(replace(beside_it, name="yours/x"), out="out", max_minutes=0).taken == 0
+
+
 # --- pages ----------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """`reproduce`: run what a recipe lacks, then write its page; what ran before is kept."""
 
+import contextlib
 import math
 import os
 import platform
@@ -15,7 +16,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.run import check_mode
-from silograph.study.cells import Cell, Line, lasts
+from silograph.study.cells import Cell, Line, digest_of, lasts
 from silograph.study.datasets import fetch
 from silograph.study.reproduce.plots import check_plots, svg_of
 from silograph.study.reproduce.recipe import Found, Recipe
@@ -32,6 +33,7 @@ class Reproduced:
     Attributes:
         page: the file of the page.
         ran: cells that ran now.
+        taken: cells that another recipe of the folder has run, whose lines were copied now.
         failed: cells without a result, of those that ran or had run.
         missing: cells that have not run.
     """
@@ -40,6 +42,7 @@ class Reproduced:
     ran: int
     failed: int
     missing: int
+    taken: int = 0
 
 
 def paths_of(recipe: Recipe, out: Path) -> tuple[Path, Path]:
@@ -59,6 +62,8 @@ def reproduce(
     progress: str = "none",
 ) -> Reproduced:
     """Run the cells of a recipe that have no line yet, then write its page.
+
+    A cell that another recipe of the same folder has run is not run again: its line is copied.
 
     Args:
         recipe: the recipe.
@@ -82,6 +87,7 @@ def reproduce(
     how = How(0, progress, until=until)
     _chosen(recipe, read_lines(lines), only or {})  # before there is a file
     with StudyFile(lines) as file:
+        taken = _take(recipe, file)
         ran = _run(recipe, file, only or {}, data_dir, processes, how)
         write_page(recipe, page, file.lines, recipe.name if name is None else name)
         found = Found(file.lines)
@@ -92,7 +98,32 @@ def reproduce(
         ran=ran,
         failed=sum(line is not None and "error" in line for line in known),
         missing=sum(line is None for line in known),
+        taken=taken,
     )
+
+
+def _take(recipe: Recipe, file: StudyFile) -> int:
+    """Copy lines that recipes beside this one have of its cells; return how many."""
+    missing = [c for c in recipe.cells(Found(file.lines)) if not _is_done(file, c)]
+    if not missing or file.path is None:
+        return 0
+    taken, known = 0, _lines_beside(file.path)
+    for cell in missing:
+        line = known.get(cell.digest)
+        if line is not None:
+            file.add({**line, "labels": dict(cell.labels)})
+            taken += 1
+    return taken
+
+
+def _lines_beside(path: Path) -> dict[str, Line]:
+    """Return finished lines of the other files of a folder by cell; other files have none."""
+    known: dict[str, Line] = {}
+    for other in sorted(path.parent.glob("*.jsonl")):
+        if other != path:
+            with contextlib.suppress(ConfigError, KeyError, TypeError, AttributeError):
+                known |= {digest_of(line): line for line in read_lines(other) if lasts(line)}
+    return known
 
 
 def _run(
