@@ -9,6 +9,7 @@ from silograph.study.reproduce.recipe import Found, Page, Recipe
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fedgrains_verdict import EXPLAINED, verdict
 from personal_cells import NAMES, Place, Printed, all_cells, scores
 
 # The cells that decide come first; the others by the same command.
@@ -56,7 +57,8 @@ def cells(found: Found) -> Sequence[Cell]:
 
 def page(found: Found) -> Page:
     """Return the page."""
-    return Page({f"{p.dataset} {p.clients}": scores(found, p, PRINTED) for p in PLACES})
+    places = {f"{p.dataset} {p.clients}": scores(found, p, PRINTED) for p in PLACES}
+    return Page({"verdict": verdict(found, PLACES, PRINTED), **places})
 
 
 def sections() -> str:
@@ -76,6 +78,11 @@ RECIPE = Recipe(
     page=page,
     text=f"""\
 # FedGrAINS' table 1 beside ours: disjoint clients
+
+{EXPLAINED}
+
+<!-- verdict -->
+<!-- verdict -->
 
 Test accuracy in percent, view `personalized` (each client's model as its training left it), mean
 over clients, three seeds, mean ± standard deviation; in parentheses the difference from the

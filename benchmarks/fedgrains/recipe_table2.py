@@ -9,6 +9,7 @@ from silograph.study.reproduce.recipe import Found, Page, Recipe
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fedgrains_verdict import EXPLAINED, verdict
 from personal_cells import NAMES, Place, Printed, all_cells, scores
 
 ORDER: list[tuple[str, int]] = [
@@ -55,7 +56,8 @@ def cells(found: Found) -> Sequence[Cell]:
 
 def page(found: Found) -> Page:
     """Return the page."""
-    return Page({f"{p.dataset} {p.clients}": scores(found, p, PRINTED) for p in PLACES})
+    places = {f"{p.dataset} {p.clients}": scores(found, p, PRINTED) for p in PLACES}
+    return Page({"verdict": verdict(found, PLACES, PRINTED), **places})
 
 
 RECIPE = Recipe(
@@ -63,8 +65,13 @@ RECIPE = Recipe(
     title="FedGrAINS' table 2 (overlapping clients): methods with the sampler, and controls",
     cells=cells,
     page=page,
-    text="""\
+    text=f"""\
 # FedGrAINS' table 2 beside ours: overlapping clients
+
+{EXPLAINED}
+
+<!-- verdict -->
+<!-- verdict -->
 
 Test accuracy in percent, view `personalized`, mean over clients, three seeds, as in
 [table 1](table1.md).

@@ -209,10 +209,11 @@ Adam .01. Scores are test accuracies at the best validation round and at the las
 `server` view: FedGraph's nodes are seen with halo rows of the layers that it shares, those of the
 others through their own client's graph. The goal of a seed is the best validation score of the best
 baseline (of full batches, GraphSAGE, FastGCN, FedAvg and FedOpt, by their means) minus a point; `2
-of 3` says how many seeds reached theirs, where not all did. [By clock](clock.md) has the verdict. The paper's score is 75 % on Cora and 73 % on PubMed, here of validation. Links have 10
-MB/s and 0.05 s for each call; in `one slow link` the first client's has 0.5 MB/s and 0.2 s. A round
-of FedGraph makes five calls, one of FedAvg one. Wall seconds are those of the one process that
-simulates all clients, on a machine with other work: they compare roughly.
+of 3` says how many seeds reached theirs, where not all did.
+[By clock](clock.md) has the verdict. The paper's score is 75 % on Cora and 73 % on PubMed, here of
+validation. Links have 10 MB/s and 0.05 s for each call; in `one slow link` the first client's has
+0.5 MB/s and 0.2 s. A round of FedGraph makes five calls, one of FedAvg one. Wall seconds are those
+of the one process that simulates all clients, on a machine with other work: they compare roughly.
 
 <!-- scores -->
 

@@ -1,0 +1,107 @@
+"""What tables 1 and 2 come to, by dataset and number of clients: the first thing on their pages."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from personal_cells import (
+    METHODS,
+    NAMES,
+    Place,
+    Printed,
+    accuracy,
+    by_seed,
+    each_best,
+    lines_of,
+)
+
+from silograph.experiment.markdown import markdown_table
+from silograph.study.cells import Line
+from silograph.study.reproduce.recipe import Found
+
+POINT = 1.0  # how far a base may be below the paper's cell
+CONTROLS = {
+    "uniform": "FedGrAINS less uniform top-k",
+    "untrained": "less an untrained network",
+    "batches": "less batches without a sampler",
+}
+HEAD = ["place", "seeds", "bases within a point or above", "by each client's round"]
+HEAD += ["+ FedGrAINS at or above its cell"]
+Reading = Callable[[Line], float | None]
+EXPLAINED = """\
+What the tables below come to, in points of accuracy: which methods alone are within a point of the
+paper's cell or above it (at one round for all clients, and at the round that is each client's own
+best), which with FedGrAINS are at or above theirs (and how far below the others are), and what
+FedGrAINS adds to as many neighbors drawn at random, to those of a network that was not trained, and
+to the same batches with all neighbors (means over methods, least and most)."""
+
+
+def ahead(
+    found: Found, place: Place, printed: Printed, sampler: str, read: Reading = accuracy
+) -> dict[str, float]:
+    """Return our mean less the paper's, in points, of the methods that have run."""
+    gaps = {}
+    for method in METHODS:
+        paper = printed.get((method, sampler), {}).get((place.dataset, place.clients))
+        lines = lines_of(found, place, method, sampler).values()
+        values = [value for line in lines if (value := read(line)) is not None]
+        if values and paper is not None:
+            gaps[method] = 100 * statistics.mean(values) - paper
+    return gaps
+
+
+def added(found: Found, place: Place, control: str) -> list[float]:
+    """Return FedGrAINS less a control by method, in points, each a mean over shared seeds."""
+    means = []
+    for method in METHODS:
+        ours, theirs = (by_seed(found, place, method, s) for s in ("fedgrains", control))
+        each = [100 * (ours[seed] - theirs[seed]) for seed in ours.keys() & theirs.keys()]
+        means += [statistics.mean(each)] if each else []
+    return means
+
+
+def ranged(values: Sequence[float]) -> str:
+    """Return the mean of some differences, with the least and the largest."""
+    if not values:
+        return "-"
+    mean = statistics.mean(values)
+    return f"{mean:+.2f} ({min(values):+.2f} to {max(values):+.2f})"
+
+
+def seeds_of(found: Found, place: Place) -> str:
+    """Return how many seeds the methods alone have, fewest to most."""
+    counts = [len(by_seed(found, place, method, "")) for method in METHODS]
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def counts_in(gaps: dict[str, float], least: float) -> str:
+    """Return how many differences are at least so much, of how many, and who is below."""
+    below = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < least]
+    text = f"{len(gaps) - len(below)} of {len(gaps)}"
+    return text + (f" ({', '.join(below)})" if below else "") if gaps else "-"
+
+
+def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
+    """Return a line for each place that has cells, and one for all of them."""
+    rows, every = [], {control: list[float]() for control in CONTROLS}
+    for place in places:
+        bases = ahead(found, place, printed, "")
+        if not bases:
+            continue
+        gains = {control: added(found, place, control) for control in CONTROLS}
+        for control, values in gains.items():
+            every[control] += values
+        rows.append(
+            [
+                f"{NAMES[place.dataset]}, {place.clients}",
+                seeds_of(found, place),
+                counts_in(bases, -POINT),
+                counts_in(ahead(found, place, printed, "", each_best), -POINT),
+                counts_in(ahead(found, place, printed, "fedgrains"), 0.0),
+                *(ranged(values) for values in gains.values()),
+            ]
+        )
+    if not rows:
+        return "No cell has run."
+    rows.append(["all", *[""] * (len(HEAD) - 1), *(ranged(values) for values in every.values())])
+    return markdown_table([*HEAD, *CONTROLS.values()], rows)
