@@ -17,6 +17,7 @@ from silograph.study.reproduce.recipe import Found, cell
 sys.path.insert(0, str(Path(__file__).parent))
 
 from recipe_profiles import BIASES, PROTOCOL
+from recipe_ratings import floor
 from recipe_tables import GCN, SOLVED, WIDE
 
 DATASETS = ("ciao", "epinions")
@@ -125,7 +126,8 @@ def cells(found: Found) -> list[Cell]:
             wanted += [cell_in(found, dataset, c, row, seed) for c in CUTS for row in EVERYWHERE]
             rest = [row for row in ROWS if row not in EVERYWHERE]
             wanted += [cell_in(found, dataset, AVERAGE, row, seed) for row in rest]
-    return [each for each in wanted if each is not None]
+    known = [each for each in wanted if each is not None]
+    return list({each.digest: each for each in (*known, *floor())}.values())
 
 
 def training_bytes(line: Line) -> list[float]:
