@@ -222,7 +222,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "cora", "--data-dir", "no"],
         "expected a folder as --data-dir, got ",
     ),
-    "folder without a graph": (["run", "."], "expected a folder with nodes.csv and edges.csv, or"),
+    "folder without a graph": (["run", "."], "expected a folder with nodes.csv and edges.csv, wi"),
     "folder exists": (
         ["run", "g.npz", "--out", "taken"],
         "expected a result folder that does not exist yet, got taken: choose another --out, "

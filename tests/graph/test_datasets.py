@@ -167,7 +167,9 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     for name in ("cora.npz", "data/cora", tmp_path / "cora"):
         with pytest.raises(DataError, match=r"got .*cora.*: no such file"):
             load(name)
-    with pytest.raises(DataError, match=r"folder with nodes\.csv and edges\.csv, or one"):
+    with pytest.raises(
+        DataError, match=r"folder with nodes\.csv and edges\.csv, with ratings\.csv, or one"
+    ):
         load(tmp_path)
     (tmp_path / "nodes.csv").write_text("id,label,a\n")
     with pytest.raises(DataError, match=r"use from_csv\(nodes=\.\.\., edges=\.\.\.\)"):

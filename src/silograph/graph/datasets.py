@@ -18,6 +18,7 @@ from silograph.graph.read.csv import from_csv, parse_columns
 from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
+from silograph.graph.read.ratings import ratings
 from silograph.graph.silos.read import is_silo, is_silos
 
 DATASETS = {
@@ -56,6 +57,9 @@ ALIASES = {
 }
 
 
+RATINGS = ("ratings", "trust")
+
+
 def load(
     name: str | os.PathLike[str],
     *,
@@ -74,7 +78,8 @@ def load(
             `data_dir`, $SILOGRAPH_DATA and ../shared/data, there too as a raw folder of the Open
             Graph Benchmark (`ogbn_arxiv`), then with torch_geometric, which may download; any
             other <name>.npz in those folders; the path of an .npz file, or of a folder with
-            nodes.csv and edges.csv, or with raw and split (see `silograph.graph.read.ogb`). Or
+            nodes.csv and edges.csv, with ratings.csv and perhaps trust.csv (see `ratings`), or with
+            raw and split (see `silograph.graph.read.ogb`). Or
             `generated:NAME` or `generated:NAME@SEED`: see `generate`.
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
@@ -175,25 +180,39 @@ def _load_path(path: Path, columns: str | None) -> Graph:
             f"expected one graph, got {path}, which holds silos' own data: use sg.read_silo or "
             "sg.read_silos, or run the folder of all silos"
         )
-    nodes, edges = path / "nodes.csv", path / "edges.csv"
-    if nodes.is_file() and edges.is_file():
+    tables = tables_of(path)
+    if "nodes" in tables:
         named: dict[str, Any] = {} if columns is None else parse_columns(columns)
-        return from_csv(nodes=nodes, edges=edges, name=path.resolve().name, **named)
+        files: dict[str, Any] = {**tables, **named}
+        return from_csv(**files, name=path.resolve().name)
     check_columns(path, columns)
+    if "ratings" in tables:
+        name = path.resolve().name
+        return ratings(tables["ratings"], trust=tables.get("trust"), name=name)
     if path.is_dir():
         if is_ogb(path):
             return load_ogb(path)
         raise DataError(
-            "expected a folder with nodes.csv and edges.csv, or one of the Open Graph Benchmark "
-            f"with raw and split, got {path}"
+            "expected a folder with nodes.csv and edges.csv, with ratings.csv, or one of the Open "
+            f"Graph Benchmark with raw and split, got {path}"
         )
     if path.suffix.lower() == ".csv":
         raise DataError(
             f"expected an .npz file or a folder, got {path}: "
-            "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv; "
-            "a table of ratings is read in Python, by sg.ratings"
+            "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv, "
+            "or that of ratings.csv"
         )
     return load_npz(path)
+
+
+def tables_of(path: Path) -> dict[str, Path]:
+    """Return the CSV tables that a folder's graph is read from; none of other folders and files."""
+    for needed, names in (({"nodes", "edges"}, ("nodes", "edges")), ({"ratings"}, RATINGS)):
+        files = {name: path / f"{name}.csv" for name in names}
+        there = {name: file for name, file in files.items() if file.is_file()}
+        if needed <= there.keys():
+            return there
+    return {}
 
 
 def _digits() -> Graph:

@@ -36,7 +36,7 @@ from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result, named_untrained, reported
 from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import versions
-from silograph.graph.datasets import is_path, locate
+from silograph.graph.datasets import is_path, locate, tables_of
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.partition.options import FAVORED
 from silograph.graph.partition.own import is_partition_file
@@ -140,12 +140,12 @@ def deciding(
 def file_hash(path: Path) -> str | None:
     """Return the hash of a graph's files, None where there are none to read."""
     digest = hashlib.blake2b(digest_size=8)
-    files = [path / "nodes.csv", path / "edges.csv"] if path.is_dir() else [path]
+    files = list(tables_of(path).values()) if path.is_dir() else [path]
     if is_silos(path):
         files = silos_files(path)
+    if not files or not all(file.is_file() for file in files):
+        return None
     for file in files:
-        if not file.is_file():
-            return None
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

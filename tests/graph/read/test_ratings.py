@@ -16,6 +16,7 @@ from silograph.core.key import Key
 from silograph.graph.block.block import make_block
 from silograph.graph.block.pairs import pairs_of, seen_rows
 from silograph.graph.csr import CSR
+from silograph.graph.datasets import tables_of
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import choose_split
@@ -63,6 +64,12 @@ def test_tables_say_what_arrays_say(tmp_path: Path) -> None:
     here = fingerprint(sg.ratings(**data))
     assert fingerprint(sg.ratings(path, trust=trust)) == here
     assert fingerprint(sg.ratings(tmp_path / "ratings.npz", trust=trust)) == here
+    both = sg.load(tmp_path)
+    assert (fingerprint(both), both.name) == (here, tmp_path.name)
+    assert {file.name for file in tables_of(tmp_path).values()} == {"ratings.csv", "trust.csv"}
+    trust.unlink()
+    alone = {name: value for name, value in data.items() if name != "trust"}
+    assert fingerprint(sg.load(tmp_path)) == fingerprint(sg.ratings(**alone))
 
 
 def test_of_repeated_pairs_the_last_one_counts() -> None:
