@@ -15,6 +15,7 @@ import recipe_strong as strong
 import recipe_table1 as table1
 import recipe_table2 as table2
 import recipe_table3 as table3
+import recipe_tuned as tuned
 from personal_cells import METHODS, SAMPLERS, SEEDS, Place, by_seed, cell_of, paired, scores
 
 from silograph.experiment.resolve.resolve import choose
@@ -29,7 +30,7 @@ def config_of(cell: Cell) -> dict[str, Any]:
 
 
 def test_every_cell_is_its_own_and_its_parts_go_together() -> None:
-    for recipe in (table1, table2, table3, strong, silos):
+    for recipe in (table1, table2, table3, strong, silos, tuned):
         cells = recipe.cells(Found([]))
         assert len({cell.digest for cell in cells}) == len(cells)
     for method, sampler in product(METHODS, SAMPLERS):
@@ -83,3 +84,44 @@ def test_the_papers_figures_are_whole(recipe: Any) -> None:
     assert all(len(row) == 15 for row in recipe.PRINTED.values())
     assert all(50 < value < 100 for row in recipe.PRINTED.values() for value in row.values())
     assert len(recipe.PRINTED) == 2 * len(METHODS) - 1
+
+
+def test_a_best_trial_is_chosen_by_validation_alone() -> None:
+    """Of equal ones the first; further seeds only when all trials have ended."""
+    run = ("fedavg", "")
+    trials = tuned.trials_of(run)
+    assert len(trials) == tuned.TRIALS + 1 <= 30
+
+    def lines(scores: list[float]) -> Found:
+        found = Lines({each: 1 - score for each, score in zip(trials, scores, strict=False)})
+        for line, score in zip(found.lines.values(), scores, strict=True):
+            line["val"] = {"personalized": {"accuracy_client_mean": score}}
+        return found
+
+    scores = [0.5, 0.7, 0.6, 0.7, *[0.1] * (tuned.TRIALS - 3)]
+    whole, part = lines(scores), lines(scores[:3])
+    for found in (whole, part):
+        best = tuned.best_of(found, run)
+        assert best is not None
+        assert best["labels"]["trial"] == 1
+    assert tuned.further(part, run) == []
+    asked = tuned.further(whole, run)
+    assert [(c.labels["trial"], c.labels["seed"]) for c in asked] == [
+        (0, 1),
+        (1, 1),
+        (0, 2),
+        (1, 2),
+    ]
+    assert "70.00 | 50.00 | 30.00" in tuned.page(whole).sections["scores"]
+
+
+def test_trials_stay_in_their_ranges_and_runs_share_them() -> None:
+    for run, trial in product(tuned.RUNS, range(1, tuned.TRIALS + 1)):
+        values = tuned.settings(*run, trial)
+        for key, known in tuned.ranges_of(*run).items():
+            value = values[key]
+            assert value in known.choices or known.low <= float(value) <= known.high
+            assert value == tuned.drawn(known, key, trial)
+        choose(tuned.cell_of(*run, trial, 0).config)
+    first = tuned.settings("local", "", 1)
+    assert first.items() <= tuned.settings("fedpub", "fedgrains", 1).items()

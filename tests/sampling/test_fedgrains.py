@@ -185,6 +185,28 @@ def test_a_learned_log_z_follows_its_own_adam(make_graph: MakeGraph) -> None:
         torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("sparse", [True, False])
+def test_steps_in_place_have_the_same_bits(make_graph: MakeGraph, sparse: bool) -> None:
+    """`own` lets a step write where it reads; without it, what was given stays as it was."""
+    block = small(make_graph, EDGES, sparse=sparse)
+    sampler = FedGrains(2, 2, alpha=3.0, lr=0.05, log_z_lr=0.2, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 2, 0.0, "multiclass")
+    apart: State = sampler.init(block, model, Key.of(1))
+    mine: State = {name: replace(f, t=f.t.clone()) for name, f in apart.items()}
+    for number, value in enumerate((0.9, 0.4, 0.6)):
+        loss, found = torch.tensor([value], dtype=torch.float64), []
+        before = {name: f.t.clone() for name, f in apart.items()}
+        for state, own in ((apart, False), (mine, True)):
+            draws = draws_of(sampler, block, Key.of(number), state)
+            signal = Signal(torch.tensor([0]), draws, loss, Key.of(0), own)
+            found.append(sampler.learn(block, state, signal))
+        assert same_bits({name: f.t for name, f in apart.items()}, before)
+        assert all(found[1][name].t is f.t for name, f in mine.items())
+        apart, mine = found
+        assert same_bits(*({name: f.t for name, f in state.items()} for state in found))
+        assert not same_bits({name: f.t for name, f in apart.items()}, before)
+
+
 def conditional(weight: Sequence[float], k: int) -> dict[frozenset[int], float]:
     """Probability of each k-subset, in proportion to the product of its members' weights."""
     each = {

@@ -121,20 +121,28 @@ class CSR:
     @cached_property
     def by_column(self) -> Tensor:
         """The entries in the order of their columns, then rows, (nnz,) int64."""
-        return torch.sort(self.indices, stable=True).indices
+        return self._turned[2]
+
+    @cached_property
+    def _turned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where columns begin among the entries by column, their rows, and their places here."""
+        dtype = self.indices.dtype
+        if self.indices.device.type == "cpu":  # SciPy counts in linear time, torch sorts
+            places = np.arange(self.nnz, dtype=np.int64)
+            parts = places, self.indices.numpy(), self.indptr.numpy()
+            turned = sp.csr_matrix(parts, shape=(self.num_rows, self.num_cols)).tocsc()
+            starts, row = (torch.from_numpy(t).to(dtype) for t in (turned.indptr, turned.indices))
+            return starts, row, torch.from_numpy(turned.data)
+        order = torch.sort(self.indices, stable=True).indices
+        lengths = torch.bincount(self.indices, minlength=self.num_cols)
+        return offsets(lengths).to(dtype), self.row[order].to(dtype), order
 
     @cached_property
     def transposed(self) -> "CSR":
         """The transpose, built once: torch's own transposed products are several times slower."""
-        order = self.by_column
-        lengths = torch.bincount(self.indices, minlength=self.num_cols)
-        dtype = self.indices.dtype
-        return CSR(
-            offsets(lengths).to(dtype),
-            self.row[order].to(dtype),
-            None if self.values is None else self.values[order],
-            self.num_rows,
-        )
+        starts, row, order = self._turned
+        values = None if self.values is None else self.values[order]
+        return CSR(starts, row, values, self.num_rows)
 
     @cached_property
     def tensor(self) -> Tensor:
@@ -199,7 +207,7 @@ class CSR:
     def with_values(self, values: Tensor) -> "CSR":
         """Return the same places with other values (nnz,); orders worked out before are shared."""
         found = CSR(self.indptr, self.indices, values, self.num_cols)
-        for name in ("row", "by_column"):  # cached, as cached properties do it
+        for name in ("row", "by_column", "_turned"):  # cached, as cached properties do it
             if name in self.__dict__:
                 found.__dict__[name] = self.__dict__[name]
         return found

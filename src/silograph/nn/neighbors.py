@@ -71,12 +71,14 @@ class Signal:
         draws: by hop, the rows that were reached and what was drawn for them.
         loss: (A,) their mean training loss before the step.
         key: of the step.
+        own: whether nobody else reads the state, so that `learn` may change its tensors in place.
     """
 
     clients: Tensor
     draws: tuple[tuple[Reached, Drawn], ...]
     loss: Tensor
     key: Key
+    own: bool = False
 
 
 class Neighbors(Protocol):

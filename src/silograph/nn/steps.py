@@ -201,7 +201,8 @@ class Trainer:
                 seeds, off = plan.seeds(train, number)
                 with work_of(plan.order[:active]):
                     part, step_key = live.part(0, active), key.fold("batch", number)
-                    found, state = self._batch(block, part, runs, seeds, off, step_key, state)
+                    own = state is not begun.sampler  # what was given is not ours to change
+                    found, state = self._batch(block, part, runs, seeds, off, step_key, state, own)
                 loss[:active] += found.double() * off.diff() / block.num_train[:active]
         return self._done(begun, live, state, loss, plan.batches * schedule.epochs)
 
@@ -214,8 +215,9 @@ class Trainer:
         off: Tensor,
         key: Key,
         state: State,
+        own: bool,
     ) -> tuple[Tensor, State]:
-        """Take one step on rows `seeds` (s,) of the first A clients; see `_step`."""
+        """Take one step on rows `seeds` (s,) of the first A clients; see `_step` and `Signal`."""
         neighbors = self.training.schedule.neighbors
         clients = torch.arange(len(off) - 1, device=off.device)
         sums = [stage.conv.sums for stage in self.model.stages]
@@ -223,7 +225,7 @@ class Trainer:
         inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
         loss = trainer._step(live, runs, inputs, _Targets(None, seeds, block.y[seeds], off), key)
-        return loss, neighbors.learn(block, state, Signal(clients, draws, loss, key))
+        return loss, neighbors.learn(block, state, Signal(clients, draws, loss, key, own))
 
     def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
         """Return features for the weights that these clients hold."""

@@ -52,7 +52,15 @@ from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
 from silograph.nn.neighbors import Drawn, Reached, Signal, edges_of
 from silograph.nn.optim import Adam
-from silograph.sampling.fedgrains_policy import log_forward, marked, policy_logits, top_k, union_of
+from silograph.sampling.fedgrains_policy import (
+    feature_gradient,
+    log_forward,
+    mapped_features,
+    marked,
+    policy_logits,
+    top_k,
+    union_of,
+)
 
 Policy = Literal["trained", "untrained", "uniform"]
 Rate = Annotated[float, Field(gt=0)]
@@ -201,13 +209,16 @@ class FedGrains:
         union = union_of(block, reached, every, hop)
         rows = union.rows[union.candidate]
         with torch.set_grad_enabled(self.policy == "trained"):
-            network = self._leaves(state)
-            logit = every.share.new_zeros(len(rows))
+            network = self._leaves(state, reached.clients)
+            logit, trace = every.share.new_zeros(len(rows)), dict[str, Tensor]()
             if network:
-                logit = policy_logits(block, union, reached.clients, network)[union.candidate]
+                mapped = mapped_features(block, union, reached.clients, network["features"])
+                trace = network | {"mapped": mapped, "rows": union.rows}
+                trace["leaf"] = leaf = mapped.detach().requires_grad_(mapped.requires_grad)
+                logit = policy_logits(block, union, reached.clients, leaf, network)
+                logit = logit[union.candidate]
             noise = -(-key.fold("gumbel").uniform(block.row_key[rows])[:, 0].log()).log()
             chosen = top_k(logsigmoid(logit.detach()) + noise, union.candidate_off, self.k)
-            trace = dict(network)
             if self.policy == "trained":
                 trace["log_p"] = log_forward(logit, chosen, union.candidate_off)
         usable = marked(block, torch.cat([reached.rows, rows[chosen]]))
@@ -217,34 +228,38 @@ class FedGrains:
             drawn = replace(drawn, degree=_degree(block, reached, drawn))
         return drawn
 
-    def _leaves(self, state: State) -> Params:
-        """Return the flow network's weights, which get gradients if it is trained."""
-        names = () if self.policy == "uniform" else self._network
-        found = {name: state[name].t.detach() for name in names}
+    def _leaves(self, state: State, clients: Tensor) -> Params:
+        """Return the flow network's weights, which get gradients if it is trained.
+
+        Rows of features end with the last of these clients.
+        """
+        if self.policy == "uniform":
+            return {}
+        found = {name: state[name].t.detach() for name in self._network}
+        rows = state["features"]
+        assert isinstance(rows, Ragged)  # see `specs`
+        found["features"] = found["features"][: int(rows.off[int(clients[-1]) + 1])]
         return {name: w.requires_grad_(self.policy == "trained") for name, w in found.items()}
 
     def learn(self, block: ClientBlock, state: State, signal: Signal) -> State:
         """Take a step of Adam on the trajectory balance."""
-        del block
         if self.policy != "trained" or not signal.draws:
             return state
         traces = [drawn.trace for _, drawn in signal.draws]
         log_p = torch.stack([trace["log_p"] for trace in traces]).sum(0)
-        new = {name: replace(f, t=f.t.clone()) for name, f in state.items()}
+        new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
         balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
         if self.learns_z:
             self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
             balance = balance + self.alpha * z[signal.clients]
-        leaves = [trace[name] for trace in traces for name in self._network]
-        found = torch.autograd.grad(
-            balance.square().sum(), [*leaves, *([z] * self.learns_z)], materialize_grads=True
-        )
-        count = len(self._network)
-        grads = {
-            name: torch.stack(found[place : count * len(traces) : count]).sum(0)
-            for place, name in enumerate(self._network)
-        }
+        names = ("leaf", *self._network[1:])
+        leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
+        found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
+        hops = len(traces)
+        by_hop = {name: found[i * hops : (i + 1) * hops] for i, name in enumerate(names)}
+        grads = {name: torch.stack(by_hop[name]).sum(0) for name in self._network[1:]}
+        grads["features"] = feature_gradient(block, traces, by_hop["leaf"])
         grads |= {"log_z": found[-1]} if self.learns_z else {}
         self._report(state, signal.clients)
         for a, b in _runs(signal.clients, new["steps"].t):

@@ -4,6 +4,7 @@ C: clients.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from silograph.nn.neighbors import Drawn, Reached
 from silograph.nn.segment import (
     gradients,
     segment_bias,
-    segment_heads,
     segment_linear,
     segment_sum,
     sparse_product,
@@ -104,38 +104,74 @@ def union_of(block: ClientBlock, reached: Reached, every: Drawn, hop: int) -> _U
     return _Union(rows, hops, off, operator, candidate, candidate_off)
 
 
-def policy_logits(block: ClientBlock, union: _Union, clients: Tensor, weights: Params) -> Tensor:
-    """Return the logit of every row of a union by the flow network, a GCN of two layers, (s,)."""
+def policy_logits(
+    block: ClientBlock, union: _Union, clients: Tensor, mapped: Tensor, weights: Params
+) -> Tensor:
+    """Return the logit of every row of a union by the flow network, a GCN of two layers, (s,).
+
+    Args:
+        block: C clients.
+        union: the rows.
+        clients: (A,) int64 that take part.
+        mapped: (s, H) of `mapped_features`.
+        weights: of the network.
+    """
     part = {
         name: w[clients] for name, w in weights.items() if name not in ("features", "indicator")
     }
-    z = _features(block, union, clients, weights["features"])
-    z = z + _indicated(block, union, weights["indicator"])
+    z = mapped + _indicated(block, union, weights["indicator"])
     report_rows(union.off, z.shape[1] * 5)  # the sum above, ReLU, and their ways back
     h = segment_bias(_summed(union, z), part["bias"], union.off).relu()
-    out = _summed(union, segment_heads(h, part["last"], union.off))
+    out = _summed(union, segment_linear(h, part["last"].transpose(1, 2), union.off))
     return segment_bias(out, part["last_bias"], union.off)[:, 0]
 
 
-def _features(block: ClientBlock, union: _Union, clients: Tensor, weight: Tensor) -> Tensor:
-    """Return X W of the rows of a union, (s, H); W (U, H) has rows for the features of clients."""
+def mapped_features(block: ClientBlock, union: _Union, clients: Tensor, weight: Tensor) -> Tensor:
+    """Return X W of the rows of a union, (s, H).
+
+    Args:
+        block: C clients.
+        union: the rows.
+        clients: (A,) int64 that take part.
+        weight: (U, H) rows for the features of every client up to the last of these.
+    """
     if isinstance(block.x, SparseRows):
         x = block.x.used.csr.select_rows(union.rows)
+        x = CSR(x.indptr, x.indices, x.values, len(weight))
         report_entries(x.indptr, union.off, 2 * weight.shape[1] * (1 + gradients(weight)))
         return sparse_product(x, weight)
-    each = weight.view(block.num_clients, -1, weight.shape[1])[clients]
+    each = weight.view(int(clients[-1]) + 1, -1, weight.shape[1])[clients]
     return segment_linear(block.x[union.rows], each, union.off)
+
+
+def feature_gradient(
+    block: ClientBlock, traces: Sequence[Mapping[str, Tensor]], found: Sequence[Tensor]
+) -> Tensor:
+    """Return the gradient of W, (U, H), from those of X W in every hop, (s, H) each.
+
+    The rows of a hop are among those of the next, so one product is enough: X' (G + G').
+
+    Args:
+        block: C clients.
+        traces: of the hops: `rows` (s,), and in the last one `mapped` (s, H) and `features`.
+        found: by hop.
+    """
+    last = traces[-1]
+    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=last["rows"].device)
+    place[last["rows"]] = torch.arange(len(last["rows"]), device=place.device)
+    total = found[-1].clone()
+    for trace, grad in zip(traces[:-1], found[:-1], strict=True):
+        total.index_add_(0, place[trace["rows"]], grad)
+    (gradient,) = torch.autograd.grad(last["mapped"], last["features"], total)
+    return gradient
 
 
 def _indicated(block: ClientBlock, union: _Union, weight: Tensor) -> Tensor:
     """Return the rows of the indicator's weights (C, L + 1, H) of every row of a union, (s, H)."""
     clients, layers, width = weight.shape
     column = block.client[union.rows] * layers + union.hops
-    starts = torch.arange(len(column) + 1, device=column.device, dtype=torch.int32)
-    values = torch.ones(len(column), dtype=weight.dtype, device=column.device)
     report_rows(union.off, 2 * width * (1 + gradients(weight)))
-    onehot = CSR(starts, column.to(torch.int32), values, clients * layers)
-    return sparse_product(onehot, weight.flatten(0, 1))
+    return weight.view(clients * layers, width).index_select(0, column)
 
 
 def _summed(union: _Union, z: Tensor) -> Tensor:

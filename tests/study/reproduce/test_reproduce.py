@@ -44,6 +44,7 @@ import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
 import recipe_table3 as sensitivity
 import recipe_tables as of_tables
+import recipe_tuned as tuned
 import sweep_cells as sweep
 
 import silograph as sg
@@ -277,6 +278,8 @@ def again_of(line: Line) -> Cell:
         return over_seeds.cell_of(labels["run"], labels["seed"])
     if labels.get("setting") in layers.SMALLER:
         return layers.cell_of(*labels.values())
+    if "trial" in labels:
+        return tuned.cell_of(*(labels[p] for p in ("method", "sampler", "trial", "seed")))
     if "adam" in labels:
         return fedais.cell_again(labels)
     if "base" in labels and "clients" not in labels:
