@@ -1,7 +1,8 @@
 """What tables 1 and 2 come to, by dataset and number of clients: the first thing on their pages."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from personal_cells import (
     METHODS,
@@ -12,6 +13,7 @@ from personal_cells import (
     by_seed,
     each_best,
     lines_of,
+    paired,
 )
 
 from silograph.experiment.markdown import markdown_table
@@ -27,6 +29,7 @@ CONTROLS = {
 HEAD = ["place", "seeds", "bases within a point or above", "by each client's round"]
 HEAD += ["+ FedGrAINS at or above its cell"]
 Reading = Callable[[Line], float | None]
+Scored = Callable[[str, str], dict[int, float]]  # scores by seed of a method with a sampler
 EXPLAINED = """\
 What the tables below come to, in points of accuracy: which methods alone are within a point of the
 paper's cell or above it (at one round for all clients, and at the round that is each client's own
@@ -49,11 +52,11 @@ def ahead(
     return gaps
 
 
-def added(found: Found, place: Place, control: str) -> list[float]:
+def added(scored: Scored, methods: Iterable[str], control: str) -> list[float]:
     """Return FedGrAINS less a control by method, in points, each a mean over shared seeds."""
     means = []
-    for method in METHODS:
-        ours, theirs = (by_seed(found, place, method, s) for s in ("fedgrains", control))
+    for method in methods:
+        ours, theirs = scored(method, "fedgrains"), scored(method, control)
         each = [100 * (ours[seed] - theirs[seed]) for seed in ours.keys() & theirs.keys()]
         means += [statistics.mean(each)] if each else []
     return means
@@ -88,7 +91,8 @@ def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
         bases = ahead(found, place, printed, "")
         if not bases:
             continue
-        gains = {control: added(found, place, control) for control in CONTROLS}
+        scored = partial(by_seed, found, place)
+        gains = {control: added(scored, METHODS, control) for control in CONTROLS}
         for control, values in gains.items():
             every[control] += values
         rows.append(
@@ -105,3 +109,27 @@ def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
         return "No cell has run."
     rows.append(["all", *[""] * (len(HEAD) - 1), *(ranged(values) for values in every.values())])
     return markdown_table([*HEAD, *CONTROLS.values()], rows)
+
+
+def on_top(places: Mapping[str, Scored], methods: Sequence[str]) -> str:
+    """Return for each place with cells who is ahead alone, and what FedGrAINS adds to all.
+
+    Methods are compared on the seeds that all have which ran alone.
+    """
+    rows = []
+    for name, scored in places.items():
+        alone = {method: scores for method in methods if (scores := scored(method, ""))}
+        shared = set.intersection(*map(set, alone.values())) if alone else set()
+        if not shared:
+            continue
+        means = {m: statistics.mean(each[s] for s in shared) for m, each in alone.items()}
+        first, *others = sorted(means, key=lambda method: -means[method])
+        second = paired(alone[first], alone[others[0]]) if others else "-"
+        local = paired(alone[first], alone.get("local", {})) if first != "local" else ""
+        gains = [ranged(added(scored, methods, control)) for control in ("", *CONTROLS)]
+        behind = f"{', '.join(others[:1])}: {second}" if others else "-"
+        row = [name, f"{len(shared)}, {len(alone)} of {len(methods)}", first]
+        rows.append([*row, f"{100 * means[first]:.1f}", behind, local, *gains])
+    heads = ["where", "seeds, methods", "ahead alone", "its score", "before the next, paired"]
+    heads += ["before `local`, paired", "FedGrAINS less the method alone", *CONTROLS.values()]
+    return markdown_table(heads, rows) if rows else "No cell has run."
