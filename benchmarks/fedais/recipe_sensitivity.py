@@ -13,7 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fedais_cells import KEPT, Place, cell_of, line_of, rows_bytes
 
 ALPHAS = (0.05, 0.1, 0.5, 1.0, 10.0, 100.0)
-METHODS = ("fedais", "fedall", "fedavg")
+# Methods and what is changed in them. FedAvg's mean is weighted by training nodes, that of FedAIS,
+# as in its paper, is plain.
+NODES = "average=nodes"
+COLUMNS = {
+    "fedais": ("fedais", ""),
+    "fedall": ("fedall", ""),
+    "fedavg": ("fedavg", ""),
+    "fedais, mean by nodes": ("fedais", NODES),
+    "fedall, mean by nodes": ("fedall", NODES),
+}
 SETTINGS = {
     "ratio": tuple(f"ratio={r}" for r in (0.1, 0.3, 0.5, 0.7, 0.9)),
     "floor": tuple(f"floor={f}" for f in (0.0, 0.1, 0.5, 1.0)),
@@ -35,7 +44,11 @@ def cells(found: Found) -> Sequence[Cell]:
     del found
     wanted = []
     for fold in FOLDS:
-        wanted += [cell_of(place_of(a), method, fold) for a in ALPHAS for method in METHODS]
+        wanted += [
+            cell_of(place_of(a), method, fold, changes)
+            for a in ALPHAS
+            for method, changes in COLUMNS.values()
+        ]
         wanted += [cell_of(IID, "fedais", fold, c) for group in SETTINGS.values() for c in group]
     return list({cell.digest: cell for cell in wanted}.values())
 
@@ -51,10 +64,13 @@ def accuracy(found: Found, place: Place, method: str, changes: str = "") -> tupl
 def page(found: Found) -> Page:
     """Return the page."""
     rows = [
-        [f"{a:g}", *(text for m in METHODS for text in accuracy(found, place_of(a), m)[:2])]
+        [
+            f"{a:g}",
+            *(text for c in COLUMNS.values() for text in accuracy(found, place_of(a), *c)[:2]),
+        ]
         for a in ALPHAS
     ]
-    heads = [head for method in METHODS for head in (method, f"{method}, last round")]
+    heads = [head for name in COLUMNS for head in (name, f"{name}, last round")]
     sections = {"alpha": markdown_table(["alpha", *heads], rows)}
     for name, group in SETTINGS.items():
         texts = [[c, *accuracy(found, IID, "fedais", c)] for c in group]
