@@ -107,7 +107,7 @@ class SocialFactorsOptions:
     embedding: Count = field(default=16, metadata=EMBEDDING)
     terms: Terms = field(default="biases", metadata=TERMS)
     weight: SocialWeight = field(
-        default=0.1, metadata={"help": "weight of the term for trust", "tune": log(1e-3, 10.0)}
+        default=10.0, metadata={"help": "weight of the term for trust", "tune": log(0.1, 100.0)}
     )
 
 
