@@ -170,26 +170,27 @@ def cell_of(name: str, seed: int, dataset: str = "ciao") -> Cell:
     return cell(labels, **fields, dataset=dataset, seed=seed, options=CUT | options)
 
 
-def matched(found: Found, seed: int) -> Cell | None:
-    """Return the cell of uniform selection at the bandit's mean participation, on Ciao.
+def matched(found: Found, seed: int, dataset: str = "ciao") -> Cell | None:
+    """Return the cell of uniform selection at the bandit's mean participation.
 
     That is the share of the bytes of all clients, as near as whole clients allow; None before both
     have run.
     """
-    lines = found.scored([cell_of(name, seed) for name in (BANDIT, EVERYBODY)])
+    lines = found.scored([cell_of(name, seed, dataset) for name in (BANDIT, EVERYBODY)])
     if len(lines) < 2:
         return None
     sizes = [line["bytes"]["by_kind"]["weights"] for line in lines]
-    labels: dict[str, Scalar] = {"dataset": "ciao", "row": MATCHED, "seed": seed, "ranked": False}
+    labels: dict[str, Scalar] = {"dataset": dataset, "row": MATCHED, "seed": seed, "ranked": False}
     own = WIDE | {"selector.participation": round(sizes[0] / sizes[1], 2)}
     fields = PROTOCOL | GCN | {"method": "fedavg", "selector": "uniform"}
-    return cell(labels, **fields, dataset="ciao", seed=seed, options=CUT | own)
+    return cell(labels, **fields, dataset=dataset, seed=seed, options=CUT | own)
 
 
 def cells(found: Found) -> list[Cell]:
     """Return all cells, one seed after the other; those of the first sentence come first."""
-    first = [cell_of(name, seed) for seed in SEEDS for name in (EVERYBODY, BANDIT)]
-    controls = [each for seed in SEEDS if (each := matched(found, seed)) is not None]
+    places = list(product(DATASETS, SEEDS))
+    first = [cell_of(name, seed, d) for d, seed in places for name in (EVERYBODY, BANDIT)]
+    controls = [each for d, seed in places if (each := matched(found, seed, d)) is not None]
     rest = [cell_of(name, seed, d) for d in DATASETS for seed in SEEDS for name in ALL]
     ours = [profile_of(d, row, seed) for d in DATASETS for seed in SEEDS for row in PROFILE_ROWS]
     return [*{c.digest: c for c in (*first, *controls, *rest, *ours)}.values()]
@@ -232,29 +233,29 @@ def table_three(found: Found) -> str:
     return markdown_table(head, rows)
 
 
-def values_of(found: Found, name: str) -> list[float | None]:
+def values_of(found: Found, name: str, dataset: str) -> list[float | None]:
     """Return the test RMSE of each seed; None of a cell without scores."""
-    lines = [found.scored([cell_of(name, seed)]) for seed in SEEDS]
+    lines = [found.scored([cell_of(name, seed, dataset)]) for seed in SEEDS]
     return [line[0]["test"][ALL[name][2]]["rmse"] if line else None for line in lines]
 
 
-def of_bandit(found: Found) -> str:
+def of_bandit(found: Found, dataset: str) -> str:
     """Return the bandit beside uniform selection at its own mean participation."""
-    controls = [matched(found, seed) for seed in SEEDS]
+    controls = [matched(found, seed, dataset) for seed in SEEDS]
     lines = [found.scored([each]) if each else [] for each in controls]
     theirs = [line[0]["test"]["server"]["rmse"] if line else None for line in lines]
-    says = compared(values_of(found, BANDIT), theirs)
+    says = compared(values_of(found, BANDIT, dataset), theirs)
     return (
-        "Beside uniform selection at its own mean participation, as near as whole clients allow, "
+        f"**{dataset}**: beside uniform selection at its own mean participation, as near as whole clients allow, "
         f"FedACS' bandit (GCN) is {says} in RMSE; below 0 it is better."
     )
 
 
-def of_biases(found: Found) -> str:
+def of_biases(found: Found, dataset: str) -> str:
     """Return paired differences to the biases in each silo."""
     rest = [n for n in ALL if n not in WITHOUT and "split" not in ALL[n][0]]
-    first = values_of(found, FIRST)
-    rows = [[n, *paired(values_of(found, n), first)] for n in rest]
+    first = values_of(found, FIRST, dataset)
+    rows = [[n, *paired(values_of(found, n, dataset), first)] for n in rest]
     return markdown_table(["RMSE less that of biases in each silo", "mean", "95 %", "seeds"], rows)
 
 
@@ -278,7 +279,8 @@ def page(found: Found) -> Page:
     tables = {part: table(found, rows, "ciao") for part, rows in PARTS.items()}
     tables |= {f"{part} epinions": table(found, rows, "epinions") for part, rows in PARTS.items()}
     tables["table three"] = table_three(found)
-    said = {"verdict": of_bandit(found), "paired": of_biases(found)}
+    said = {"verdict": "\n\n".join(of_bandit(found, dataset) for dataset in DATASETS)}
+    said |= {"paired": of_biases(found, "ciao"), "paired epinions": of_biases(found, "epinions")}
     said["recommended"] = "\n\n".join(of_profiles(found, dataset) for dataset in DATASETS)
     return Page({**tables, **said, "consisrec": of_consisrec(found)})
 
@@ -372,6 +374,9 @@ behind the mean.
 
 <!-- without epinions -->
 <!-- without epinions -->
+
+<!-- paired epinions -->
+<!-- paired epinions -->
 
 <!-- federated epinions -->
 <!-- federated epinions -->
