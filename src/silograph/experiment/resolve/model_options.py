@@ -200,7 +200,8 @@ def make_model(
     if schema.task == "rating":
         raise ConfigError(
             f"expected a model for ratings of users and items, got {config.model}, which predicts "
-            f"labels of nodes: use {' or '.join(RATING_MODELS)}"
+            "labels of nodes: use rating_profiles, or rating_gcn as FedACS does (others: "
+            f"{', '.join(sorted(set(RATING_MODELS) - {'rating_profiles', 'rating_gcn'}))})"
         )
     hidden = shortest(config.hidden)
     return _countable(

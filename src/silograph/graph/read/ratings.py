@@ -266,9 +266,11 @@ def _check(found: _Ratings, scale: tuple[float, float]) -> None:
     outside = np.flatnonzero(~((found.value >= low) & (found.value <= high)))  # NaN is outside
     if len(outside):
         row = int(outside[0])
+        other = ", or read them by sg.ratings(..., scale=(least, largest))"
         raise DataError(
             f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "
-            f"{found.told(row)} ({len(outside)} such ratings): leave them out, or give scale="
+            f"{found.told(row)} ({len(outside)} such ratings): leave them out"
+            + other * bool(np.isfinite(found.value[outside]).all())
         )
     times = found.columns.get(TIME)
     if times is not None and not np.isfinite(times).all():
