@@ -246,8 +246,8 @@ def of_bandit(found: Found, dataset: str) -> str:
     theirs = [line[0]["test"]["server"]["rmse"] if line else None for line in lines]
     says = compared(values_of(found, BANDIT, dataset), theirs)
     return (
-        f"**{dataset}**: beside uniform selection at its own mean participation, as near as whole clients allow, "
-        f"FedACS' bandit (GCN) is {says} in RMSE; below 0 it is better."
+        f"**{dataset}**: beside uniform selection at its own mean participation, as near as whole "
+        f"clients allow, FedACS' bandit (GCN) is {says} in RMSE; below 0 it is better."
     )
 
 

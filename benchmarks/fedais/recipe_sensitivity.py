@@ -1,5 +1,6 @@
 """FedAIS' figure 7 and its own knobs: alpha, r, floor, warm-up, on PubMed."""
 
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,8 +62,25 @@ def accuracy(found: Found, place: Place, method: str, changes: str = "") -> tupl
     return spread(scores_of(have)), last, f"{rows_bytes(have[0])[-1] / 1e9:.2f}" if have else "-"
 
 
+def ahead_of_fedavg(found: Found, column: str) -> str:
+    """Return how far a column is ahead of FedAvg, by alpha, in points of mean accuracy."""
+    gaps = []
+    for alpha in ALPHAS:
+        means = []
+        for method, changes in (COLUMNS[column], COLUMNS["fedavg"]):
+            lines = [line_of(found, place_of(alpha), method, fold, changes) for fold in FOLDS]
+            means.append([100 * score for score in scores_of([line for line in lines if line])])
+        if all(means):
+            ours, theirs = map(statistics.mean, means)
+            gaps.append(f"{ours - theirs:+.1f} at {alpha:g}")
+    return ", ".join(gaps) or "no cell has run"
+
+
 def page(found: Found) -> Page:
     """Return the page."""
+    said = "; ".join(
+        f"`{name}` {ahead_of_fedavg(found, name)}" for name in COLUMNS if name != "fedavg"
+    )
     rows = [
         [
             f"{a:g}",
@@ -71,7 +89,8 @@ def page(found: Found) -> Page:
         for a in ALPHAS
     ]
     heads = [head for name in COLUMNS for head in (name, f"{name}, last round")]
-    sections = {"alpha": markdown_table(["alpha", *heads], rows)}
+    sections = {"verdict": f"Test accuracy less FedAvg's, in points, by alpha: {said}."}
+    sections["alpha"] = markdown_table(["alpha", *heads], rows)
     for name, group in SETTINGS.items():
         texts = [[c, *accuracy(found, IID, "fedais", c)] for c in group]
         sections[name] = markdown_table(["setting", "accuracy", "last round", "rows, GB"], texts)
@@ -85,6 +104,15 @@ RECIPE = Recipe(
     page=page,
     text="""\
 # FedAIS by heterogeneity and by its own knobs
+
+<!-- verdict -->
+<!-- verdict -->
+
+With the plain mean, clients of a few nodes of one class count as much as large ones. The columns
+`mean by nodes` weigh models by training nodes, as FedAvg does (`--option average=nodes`); nothing
+else differs. A plain mean stays the default, as in the paper, for it is not behind everywhere: on
+Cora cut by Dirichlet's alpha of .1 into 20 clients it was ahead in three seeds of three, with the
+library's defaults (test accuracy 81.6, 82.1 and 77.1, by nodes 76.2, 80.2 and 76.2; 60 rounds).
 
 PubMed, 100 clients, Adam kept between rounds, the setting of [table 2](table2.md). Settings that
 are equal to the default are one cell.

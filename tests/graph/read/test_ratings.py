@@ -82,7 +82,10 @@ def test_of_repeated_pairs_the_last_one_counts() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": [[1, 1]]}, r"expected ratings \(R, 3\) of user, item and rating"),
-    ({"ratings": [[1, 1, 0.0]]}, r"ratings from 1 to 5, got 0 at rating 0 .*scale=\(least, largest\)\)$"),
+    (
+        {"ratings": [[1, 1, 0.0]]},
+        r"ratings from 1 to 5, got 0 at rating 0 .*scale=\(least, largest\)\)$",
+    ),
     ({"ratings": [[1, 1, 2.0], [1, 2, np.nan]]}, r"got nan at rating 1 .*: leave them out$"),
     ({"ratings": [["a", "b", "2"], ["a", "c", "good"]]}, "a number as rating 1, got 'good'"),
     ({"ratings": np.array([["a", "b", None]], dtype=object)}, "a number as rating 0, got None"),

@@ -270,7 +270,8 @@ def _check(found: _Ratings, scale: tuple[float, float]) -> None:
         raise DataError(
             f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "
             f"{found.told(row)} ({len(outside)} such ratings): leave them out"
-            + other * bool(np.isfinite(found.value[outside]).all())
+            + other
+            * bool(np.isfinite(found.value[outside]).all())
         )
     times = found.columns.get(TIME)
     if times is not None and not np.isfinite(times).all():
