@@ -366,8 +366,8 @@ Beside ConsisRec's published RMSE:
 <!-- consisrec -->
 <!-- consisrec -->
 
-ConsisRec has a rate of .001: with .01, as the other rows, its test RMSE on Ciao was 1.034, and 1.056
-as published (seed 0). Nothing else of it was searched. SoRec and SoReg have no other
+ConsisRec has a rate of .001: with .01, as the other rows, its test RMSE on Ciao was 1.034, and
+1.056 as published (seed 0). Nothing else of it was searched. SoRec and SoReg have no other
 published RMSE at this filter and split that we know of than FedACS' 1.252 and 1.233, which are
 behind the mean.
 
