@@ -307,9 +307,8 @@ def again_of(line: Line) -> Cell:
         assert again is not None
         return again
     if labels.get("row") == of_tables.MATCHED:
-        control = of_tables.matched(
-            Found(read_lines(PAGES / "fedacs" / "tables.jsonl")), labels["seed"]
-        )
+        found = Found(read_lines(PAGES / "fedacs" / "tables.jsonl"))
+        control = of_tables.matched(found, labels["seed"], labels["dataset"])
         assert control is not None
         return control
     if "ranked" in labels:
