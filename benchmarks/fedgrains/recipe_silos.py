@@ -1,7 +1,7 @@
 """Personalized methods and FedGrAINS on real silos, where personalizing should matter most.
 
 The silos are organizations of the data: WebKB's universities, Twitch's languages, bibliographic
-sources. No edge crosses them. Methods and samplers are those of the strong protocol.
+sources, colleges. No edge crosses them. Methods and samplers are those of the strong protocol.
 """
 
 import sys
@@ -23,8 +23,18 @@ from personal_cells import DECIDING, SAMPLERS, SEEDS, SHOWN, merged, paired
 from recipe_strong import BASES, STRONG
 
 # The score that suits the labels: mature content is a third of Twitch, citations have several.
-SCORES = {"webkb": "accuracy", "twitch": "auc", "citation_domains": "f1_micro"}
-TITLES = {"webkb": "WebKB", "twitch": "Twitch", "citation_domains": "Citation domains"}
+SCORES = {
+    "webkb": "accuracy",
+    "twitch": "auc",
+    "citation_domains": "f1_micro",
+    "facebook100_20schools": "accuracy",
+}
+TITLES = {
+    "webkb": "WebKB",
+    "twitch": "Twitch",
+    "citation_domains": "Citation domains",
+    "facebook100_20schools": "Facebook100, 20 schools",
+}
 SILOS: dict[str, Any] = {"partition": "silo", "largest_component": False}
 
 
