@@ -55,6 +55,23 @@ def test_folders_make_the_blocks_of_the_cut(tmp_path: Path, format: str) -> None
     assert len(theirs.halo.key) == 0
 
 
+@pytest.mark.parametrize("format", ["csv", "npz"])
+def test_silos_without_trust_and_with_another_scale_are_read_back(
+    tmp_path: Path, format: str
+) -> None:
+    """None of the ratings says how low and high they may be; the graph does."""
+    rows = [["a", "x", 0.2], ["a", "y", 0.9], ["b", "x", 0.4], ["b", "y", 0.5]]
+    graph = sg.ratings(rows, scale=(0, 1), categories=["p", "q", "p", "q"])
+    cut = make_partition(graph, "category", clients=2, key=KEY)
+    split = choose_split(graph, cut, "0.5/0.5/0", KEY)
+    write_silos(tmp_path / "silos", graph, cut, split, format=format)
+    silos = read_silos(tmp_path / "silos").members
+    assert [silo.scale for silo in silos] == [silo.graph.scale for silo in silos] == [(0, 1)] * 2
+    assert [len(silo.adj.indices) for silo in silos] == [2 * 2 * 2] * 2  # nobody trusts anybody
+    values = [sorted(silo.y[~silo.y.isnan()].tolist()) for silo in silos]
+    assert sorted(values) == [[0.2, 0.4], [0.5, 0.9]]
+
+
 def test_a_run_on_folders_is_the_run_on_the_cut(tmp_path: Path) -> None:
     graph, partition, split = written(tmp_path / "silos")
     with_split = sg.run(str(tmp_path / "silos"), **GIVEN, split="public")
@@ -76,6 +93,12 @@ WRONG = [
     ({"ratings.csv": "user,item,rating,split\nx,y,3,now\n"}, "column 'split': expected train"),
     ({"ratings.csv": None}, "expected one of ratings.csv"),
     ({"trust.csv": "from,to\nx,z\n"}, "expected a column 'truster'"),
+    ({"trust.csv": "truster,trustee\nx,\n"}, "the id of a trustee without tabs in .*line 2"),
+    (
+        {"silo.toml": 'name = "a"\ntask = "rating"\nscale = [5, 1]\n'},
+        r"silo.toml: expected scale = \[least, largest\], got \[5, 1\]$",
+    ),
+    ({"ratings.csv": "user,item,rating\nx,y,9\n"}, r"scale = \[least, largest\] in its silo.toml$"),
 ]
 
 

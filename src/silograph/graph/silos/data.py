@@ -110,6 +110,7 @@ class Silo:
             class_names=self.class_names,
             feature_names=self.feature_names,
             edge_weight=self.edge_weight,
+            scale=self.scale,
         )
 
     @property

@@ -123,11 +123,8 @@ def _folders(ids: tuple[str, ...]) -> list[str]:
 def _spec(graph: Graph, name: str) -> str:
     """Return the text of a silo.toml."""
     if graph.task == "rating":
-        low, high = float(graph.y.nan_to_num(torch.inf).min()), float(graph.y.nan_to_num().max())
-        return (
-            f'name = {toml_value(name)}\ntask = "rating"\n'
-            f"scale = [{min(low, SCALE[0])}, {max(high, SCALE[1])}]\n"
-        )
+        low, high = graph.scale or SCALE
+        return f'name = {toml_value(name)}\ntask = "rating"\nscale = [{low!r}, {high!r}]\n'
     names = ", ".join(toml_value(label) for label in graph.class_names)
     integer = np.issubdtype(graph.node_id.dtype, np.integer)
     return (
