@@ -137,7 +137,9 @@ def test_folders_without_a_recommender_are_refused(tmp_path: Path, capsys: Captu
     (tmp_path / "silo").mkdir()
     (tmp_path / "silo" / "report.html").write_text("")
     assert run_app(["recommend", str(tmp_path / "silo"), "--user", "100"]) == 2
-    assert "of a run of labels of nodes" in capsys.readouterr().err
+    assert "of a run of labels of nodes or of model consisrec" in capsys.readouterr().err
+    assert run_app(["recommend", str(tmp_path), "--user", "100"]) == 2
+    assert "which is of no run: name a folder in a silo's results" in capsys.readouterr().err
 
 
 def test_shown_ratings_are_on_the_scale_and_items_beyond_it_keep_their_order(
