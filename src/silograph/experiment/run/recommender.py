@@ -215,12 +215,14 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
 
 
 def _fits(made: Recommender) -> bool:
-    """Whether figures are finite and have the shapes that the ids say."""
+    """Whether ids are distinct, and figures finite and of the shapes that the ids say."""
     users, items = len(made.users), len(made.items)
     floats = (made.user, made.item, made.level, made.bias)
     low, high = made.scale or (0.0, 1.0)
     return (
         -math.inf < low < high < math.inf
+        and len({*made.users}) == users
+        and len({*made.items}) == items
         and all(t.is_floating_point() and bool(t.isfinite().all()) for t in floats)
         and len({t.dtype for t in floats}) == 1
         and made.user.dim() == 2
