@@ -27,6 +27,7 @@ from silograph.graph.rating_pairs import pairs_among
 from silograph.graph.read.arrays import PARTS
 from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import FORMATS, pyarrow
+from silograph.graph.silos.data import TIME
 from silograph.graph.silos.read import FEDERATION
 from silograph.graph.silos.spec import (
     CROSS,
@@ -207,6 +208,7 @@ def _rating_tables(
                 "user": name[pairs.user[mine].numpy()],
                 "item": name[pairs.item[mine].numpy()],
                 "rating": graph.y[rows].numpy(),
+                **({TIME: graph.columns[TIME][rows].numpy()} if TIME in graph.columns else {}),
                 "split": _parts(split, rows),
             },
             TRUST: {
