@@ -169,6 +169,7 @@ TABLES = [
         "line 2, column 'user': expected at most 256 characters, got 'aaaaaaaaaaaaaaaaaaaa...'",
     ),
     ("user,item,rating,time\na,b,3,\n", "column 'time': expected a number, got ''"),
+    ("user,item,rating,time\na,b,3,2020-01-31\n", "got '2020-01-31': dates may be seconds since"),
     ("user,item,rating,category\na,b,3,\n", "column 'category': expected a name, got ''"),
 ]
 

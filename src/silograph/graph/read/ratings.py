@@ -216,7 +216,8 @@ def _times(table: Table) -> np.ndarray:
     times = [to_number(cell) for cell in cells]
     for row, time in enumerate(times):
         if time is None or not np.isfinite(time):
-            raise table.wrong(row, TIME, "a number", cells[row])
+            mend = "dates may be seconds since 1970"
+            raise table.wrong(row, TIME, "a number", cells[row], mend)
     return np.array(times, dtype=np.float64)
 
 
