@@ -29,6 +29,7 @@ from silograph.nn.consisrec import (
     ConsisRec,
     DrawnNeighbors,
     Neighborhood,
+    _levels,
     attended,
     drawn_neighbors,
     neighborhood,
@@ -409,3 +410,10 @@ def test_a_run_resumes_to_the_bit_and_its_model_is_read(
 def test_it_ranks_nothing_and_says_so() -> None:
     with pytest.raises(ConfigError, match="got model consisrec of rating: leave relevant out"):
         sg.run(rating_graph(), **OPTIONS, relevant=4.0)
+
+
+def test_levels_go_from_the_lowest_rating_that_trains_to_the_highest() -> None:
+    value = torch.tensor([2.0, 3.0, 3.4, 5.0], dtype=torch.float64)
+    assert _levels(value, 4).tolist() == [0, 1, 1, 3]
+    assert _levels(value[:1], 4).tolist() == [0]  # all alike
+    assert _levels(value[:0], 4).tolist() == []
