@@ -249,6 +249,29 @@ def test_draws_are_those_of_key_and_rating_whatever_else_is_in_a_step(
     torch.testing.assert_close(again, found, rtol=0, atol=1e-12)
 
 
+def test_the_query_of_a_pair_is_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q = relu((x_u, x_t) W_q + b_q), the same for the neighbors of both ends."""
+    block, model = block_of(), ConsisRec(3)
+    weights, tables = started(model, block)
+    seen: list[Tensor] = []
+
+    def spy(near: Neighborhood, x: Tensor, query: Tensor, *rest: Any) -> DrawnNeighbors:
+        seen.append(query)
+        return drawn_neighbors(near, x, query, *rest)
+
+    monkeypatch.setattr(consisrec, "drawn_neighbors", spy)
+    model.forward(weights, block, tables=tables)
+    slot = {int(row): 2 + k for k, row in enumerate(trained_rows(block).nonzero()[:, 0])}
+    x, pairs = tables["embedding"].t, pairs_of(block)
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+    for place, (u, t) in enumerate(zip(pairs.user.tolist(), pairs.item.tolist(), strict=True)):
+        both = torch.cat([x[slot.get(u, 0)], x[slot.get(t, 1)]])
+        wanted = (both @ weights["query.weight"] + weights["query.bias"]).clamp(min=0)
+        torch.testing.assert_close(seen[0][place], wanted, rtol=0, atol=1e-12)
+    assert bool((seen[0] == 0).any())
+
+
 class LargestTensor(TorchDispatchMode):
     """How many numbers the largest tensor has that an operation returns."""
 
