@@ -250,7 +250,7 @@ def test_draws_are_those_of_key_and_rating_whatever_else_is_in_a_step(
 
 
 def test_the_query_of_a_pair_is_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q = relu((x_u, x_t) W_q + b_q), the same for the neighbors of both ends."""
+    """It is relu((x_u, x_t) W_q + b_q), the same for the neighbors of both ends."""
     block, model = block_of(), ConsisRec(3)
     weights, tables = started(model, block)
     seen: list[Tensor] = []
