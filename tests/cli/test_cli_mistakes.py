@@ -37,6 +37,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["compare", "g.npz", "--server-lr=0.1"],
         "expected an option of method fedopt, method scaffold and method llcg as --options fedopt",
     ),
+    "option of a part as a flag": (
+        ["run", "g.npz", "--method", "fedacs", "--selector.arms", "3"],
+        "error: expected an option of selector ucb as --option selector.arms=VALUE, got",
+    ),
+    "option of a part that lacks it": (
+        ["run", "g.npz", "--model.arms", "3"],
+        "error: No such option: --model.arms",
+    ),
     "underscore": (["run", "--local_epochs", "2"], "--local-bias, --local-epochs)"),
     "partition": (["run", "g.npz", "--partition", "metes"], "'metes': did you mean 'metis'? "),
     "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'? "),

@@ -17,8 +17,10 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
+from silograph.deploy.run_bounds import check_size
 from silograph.deploy.silo import OwnData, read_allowed, start_facts
 from silograph.exchange.stages import absorb, begin, contribute, lose
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.federation.base import Op
@@ -657,6 +659,31 @@ def test_no_config_holds_a_silo_up(silo: Silo, options: dict[str, Any], line: st
         own = {k: v for k, v in own.items() if not k.startswith("model.")}
     facts["config"] |= {k: v for k, v in options.items() if "." not in k} | {"options": own}
     assert reason(server.ask(Type.START, facts_body(facts))).startswith(line)
+
+
+@pytest.mark.parametrize("model", ["rating_mf", "rating_gcn", "rating_gat"])
+def test_embeddings_do_not_fill_the_memory_of_a_silo(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "silo.toml").write_text('name = "a"\ntask = "rating"\n')
+    (tmp_path / "ratings.csv").write_text("user,item,rating\nx,y,3\nz,y,4\n")  # 3 ends
+    silo = read_silo(tmp_path)
+
+    def check(**options: int) -> None:
+        config = make_config({"model": model, "options": options})
+        check_size(config, choose_parts(config), silo)
+
+    check(items=2**24, embedding=15)
+    with pytest.raises(ConfigError, match=r"^expected a table of items of at most 268,435,456 wei"):
+        check(items=2**24, embedding=16)
+    with pytest.raises(
+        ConfigError, match=r"^expected embedding of at most 4096 at a silo, got 4097"
+    ):
+        check(embedding=4097)
+    monkeypatch.setattr("silograph.deploy.run_bounds.MOST_IN_TABLES", 30)
+    check(embedding=10)
+    with pytest.raises(ConfigError, match=r"^expected embeddings of at most 30 numbers at a silo"):
+        check(embedding=11)
 
 
 def test_rounds_far_away_are_not_walked_to(silo: Silo) -> None:

@@ -137,7 +137,9 @@ def test_folders_without_a_recommender_are_refused(tmp_path: Path, capsys: Captu
     (tmp_path / "silo").mkdir()
     (tmp_path / "silo" / "report.html").write_text("")
     assert run_app(["recommend", str(tmp_path / "silo"), "--user", "100"]) == 2
-    assert "of a run of labels of nodes" in capsys.readouterr().err
+    assert "of a run of labels of nodes or of model consisrec" in capsys.readouterr().err
+    assert run_app(["recommend", str(tmp_path), "--user", "100"]) == 2
+    assert "which is of no run: name a folder in a silo's results" in capsys.readouterr().err
 
 
 def test_shown_ratings_are_on_the_scale_and_items_beyond_it_keep_their_order(
@@ -151,6 +153,20 @@ def test_shown_ratings_are_on_the_scale_and_items_beyond_it_keep_their_order(
     assert found.recommend("a", 3) == [("c", 5.0), ("b", 5.0), ("d", 1.0)]
     assert [found.predict("a", item) for item in items] == [5.0, 5.0, 1.0]
     assert replace(found, scale=None).predict("a", "c") == 10.0
+
+
+def test_what_is_printed_steers_no_terminal_and_says_where_nothing_is_left(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    two = {"items": ("b", "\x1b[31mc\nd"), "item": torch.zeros(2, 1), "bias": torch.zeros(2)}
+    small(**two).save(tmp_path / "two.safetensors")
+    assert run_app(["recommend", str(tmp_path / "two.safetensors"), "--user", "a"]) == 0
+    shown = capsys.readouterr().out
+    assert "?[31mc?d" in shown
+    assert "\x1b" not in shown
+    small().save(tmp_path / "one.safetensors")
+    assert run_app(["recommend", str(tmp_path / "one.safetensors"), "--user", "a"]) == 0
+    assert capsys.readouterr().out == "user a has rated all items of this silo\n"
 
 
 def small(**changed: Any) -> Recommender:
@@ -178,6 +194,8 @@ def small(**changed: Any) -> Recommender:
         {"rated": torch.tensor([[-1, 0]])},
         {"users": ("a", "c")},
         {"scale": (5.0, 1.0)},
+        {"users": ("a", "a"), "user": torch.ones(2, 1), "level": torch.ones(2)},
+        {"items": ("b", "b"), "item": torch.ones(2, 1), "bias": torch.ones(2)},
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -27,11 +27,12 @@ from silograph.federation.base import WeightedMean
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
+from silograph.graph.block.pairs import UNSEEN
 from silograph.methods import METHODS
 from silograph.methods.fedgnn import laplace, normal
 from silograph.methods.fedgnn import rows_of as sent_rows
-from silograph.methods.fedmf import ITEM_WEIGHT, SHARE
-from silograph.methods.fesog import labeled_gradients
+from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, train_items
+from silograph.methods.fesog import labeled_gradients, mean_size
 from silograph.nn.rating_graph import rating_graph as messages_of
 from silograph.nn.shared_items import ITEMS, item_counts, item_rows
 
@@ -182,6 +183,54 @@ def test_noise_has_the_scale_that_is_said() -> None:
     draws = normal(Key.of(1), torch.zeros(200, 100).double())
     assert float(draws.mean()) == pytest.approx(0, abs=0.03)
     assert float(draws.var()) == pytest.approx(1, rel=0.03)
+
+
+def test_drawn_items_of_fedgnn_move_as_the_own_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Column by column: their mean and standard deviation are those of the silo's own rows."""
+    shift = torch.tensor([5.0, -2.0, 0.0, 1.0]).double()
+
+    def moved(*args: Any) -> tuple[Any, Payload]:
+        state, reply = train_items(*args)
+        far = reply[ITEM_WEIGHT].t + reply[SHARE].t[..., None] * shift
+        return state, {**reply, ITEM_WEIGHT: Stacked(far)}
+
+    monkeypatch.setattr("silograph.methods.fedgnn.train_items", moved)
+    setup, sent, _ = one_round("fedgnn", own={"pseudo": 200, "clip": 1e9, "noise": 0.0}, lr=0.2)
+    for block, reply in zip(blocks_of(setup), sent, strict=True):
+        has = item_counts(block, ROWS) > 0
+        own, drawn = (
+            reply[ITEM_WEIGHT].t[0][rows] for rows in (has, (reply[SHARE].t[0] > 0) & ~has)
+        )
+        spread = own.std(dim=0, unbiased=False)
+        assert len(drawn) == 200
+        assert float(spread.min()) > 0.01
+        assert bool(((drawn.mean(dim=0) - own.mean(dim=0)).abs() < 4 * spread / 200**0.5).all())
+        assert bool(((drawn.std(dim=0) / spread - 1).abs() < 0.25).all())
+
+
+def test_the_mean_size_that_noise_of_fesog_goes_by() -> None:
+    """Of items in the rows that are sent: rows of 0 have no share in it."""
+    change = torch.tensor([[[1.0, -3.0], [0.0, 0.0]]])
+    assert float(mean_size(change, "level")) == 1
+    assert float(mean_size(change, ITEMS)) == 1
+    assert float(mean_size(change, ITEM_WEIGHT)) == 2
+    assert float(mean_size(0 * change, ITEM_WEIGHT)) == 0
+
+
+def test_labels_of_drawn_items_are_by_users_drawn_alike() -> None:
+    """With rows of 0 a gradient is in the direction of the user's x: here the number of its row."""
+    setup = prepare(make_config(options_of("fesog", clients=1)), rating_graph())
+    block = blocks_of(setup)[0]
+    graph = messages_of(block, torch.float64)
+    count, rows = len(graph.key), torch.zeros(4000, 2).double()
+    off, x = torch.tensor([0, count]), torch.arange(count)[:, None].double()
+    tables = {"tables/embedding": Ragged(x, off), "tables/bias": Ragged(0 * x + 0.3, off)}
+    found = labeled_gradients(block, tables, rows, Key.of(0))
+    number = (found[:, 0] / found[:, 1]).round().long()
+    users = graph.slot[~graph.is_item & (graph.slot >= UNSEEN)]
+    times = torch.bincount(number, minlength=count)
+    assert set(number.tolist()) == set(users.tolist())
+    assert float(times[users].max()) < 2 * float(times[users].min())
 
 
 def test_a_label_of_a_drawn_item_by_hand() -> None:

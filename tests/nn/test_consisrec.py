@@ -29,6 +29,7 @@ from silograph.nn.consisrec import (
     ConsisRec,
     DrawnNeighbors,
     Neighborhood,
+    _levels,
     attended,
     drawn_neighbors,
     neighborhood,
@@ -248,6 +249,29 @@ def test_draws_are_those_of_key_and_rating_whatever_else_is_in_a_step(
     torch.testing.assert_close(again, found, rtol=0, atol=1e-12)
 
 
+def test_the_query_of_a_pair_is_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is relu((x_u, x_t) W_q + b_q), the same for the neighbors of both ends."""
+    block, model = block_of(), ConsisRec(3)
+    weights, tables = started(model, block)
+    seen: list[Tensor] = []
+
+    def spy(near: Neighborhood, x: Tensor, query: Tensor, *rest: Any) -> DrawnNeighbors:
+        seen.append(query)
+        return drawn_neighbors(near, x, query, *rest)
+
+    monkeypatch.setattr(consisrec, "drawn_neighbors", spy)
+    model.forward(weights, block, tables=tables)
+    slot = {int(row): 2 + k for k, row in enumerate(trained_rows(block).nonzero()[:, 0])}
+    x, pairs = tables["embedding"].t, pairs_of(block)
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+    for place, (u, t) in enumerate(zip(pairs.user.tolist(), pairs.item.tolist(), strict=True)):
+        both = torch.cat([x[slot.get(u, 0)], x[slot.get(t, 1)]])
+        wanted = (both @ weights["query.weight"] + weights["query.bias"]).clamp(min=0)
+        torch.testing.assert_close(seen[0][place], wanted, rtol=0, atol=1e-12)
+    assert bool((seen[0] == 0).any())
+
+
 class LargestTensor(TorchDispatchMode):
     """How many numbers the largest tensor has that an operation returns."""
 
@@ -409,3 +433,10 @@ def test_a_run_resumes_to_the_bit_and_its_model_is_read(
 def test_it_ranks_nothing_and_says_so() -> None:
     with pytest.raises(ConfigError, match="got model consisrec of rating: leave relevant out"):
         sg.run(rating_graph(), **OPTIONS, relevant=4.0)
+
+
+def test_levels_go_from_the_lowest_rating_that_trains_to_the_highest() -> None:
+    value = torch.tensor([2.0, 3.0, 3.4, 5.0], dtype=torch.float64)
+    assert _levels(value, 4).tolist() == [0, 1, 1, 3]
+    assert _levels(value[:1], 4).tolist() == [0]  # all alike
+    assert _levels(value[:0], 4).tolist() == []

@@ -223,7 +223,10 @@ def test_tables_of_another_client_are_refused() -> None:
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"model": "gcn"}, "a model for ratings of users and items, got gcn"),
+    (
+        {"model": "gcn"},
+        "got gcn, .*: use rating_profiles, or .* rating_gcn with layers=5 and hidden=32",
+    ),
     ({"hidden": "8,4", "layers": None}, "expected one width for all layers of rating_gcn"),
     ({"collect": 0.5}, "expected no collect with rating_gcn"),
     ({"fanout": "5,5"}, "expected no fanout with rating_gcn"),

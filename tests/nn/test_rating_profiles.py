@@ -122,6 +122,49 @@ def test_a_profile_by_hand() -> None:
     assert int((kinds(block.x) > 0).sum()) == 4
 
 
+def test_all_figures_of_profiles_by_loops() -> None:
+    """Biases are as they were found; the rest is worked out anew, node by node."""
+    model = dataclasses.replace(MODEL, damping=2.0)
+    block = block_of()
+    found, pairs = profiles_of(model, block), pairs_of(block)
+    train, value = block.split.train[pairs.row], block.y[pairs.row]
+    rated = [
+        (int(u), int(i), float(r))
+        for u, i, r, some in zip(found.user, found.item, value, train, strict=True)
+        if some
+    ]
+    mean = sum(r for _, _, r in rated) / len(rated)
+    b = found.bias[-1].tolist()
+    every = range(len(b))
+    error = {(u, i): (r - mean - b[u] - b[i]) ** 2 for u, i, r in rated}
+    usual = sum(error.values()) / len(error)
+    entity = (kinds(block.x) > 0).any(dim=1).nonzero()[:, 0].tolist()
+    place = {row: number for number, row in enumerate(entity)}
+    trusted: list[list[int]] = [[] for _ in entity]
+    for one, other in zip(block.adj.row.tolist(), block.adj.indices.tolist(), strict=True):
+        if one in place and other in place:
+            trusted[place[one]].append(place[other])
+    near = [[i for u, i, _ in rated if u == v] + [u for u, i, _ in rated if i == v] for v in every]
+    told = [[r - mean for u, i, r in rated if v in (u, i)] for v in every]
+    raw = [sum(told[v]) / (len(told[v]) + 2) for v in every]
+    size = [np.log(1 + len(near[v])) / 3 for v in every]
+    errors = [[e for ends, e in error.items() if v in ends] for v in every]
+    spread = [(sum(errors[v]) + 2 * usual) / (len(errors[v]) + 2) for v in every]
+    around = [
+        [sum(f[w] for w in near[v]) / max(len(near[v]), 1) for v in every]
+        for f in (b, raw, size, spread)
+    ]
+    twice = [sum(around[0][w] for w in near[v]) / max(len(near[v]), 1) for v in every]
+    friends = [[w for w in trusted[v] if near[w]] for v in every]
+    trust = [sum(b[w] for w in friends[v]) / (len(friends[v]) + 2) for v in every]
+    number = [np.log(1 + len(trusted[v])) / 3 for v in every]
+    wanted = torch.tensor(
+        [b, raw, size, spread, *around, twice, trust, number], dtype=torch.float64
+    ).T
+    torch.testing.assert_close(found.x[-1], wanted, rtol=0, atol=1e-12)
+    assert max(len(each) for each in friends) > 1
+
+
 def test_a_block_of_several_clients_is_refused() -> None:
     with pytest.raises(ProtocolError, match="expected a block of one client for ratings, got 2"):
         MODEL.forward(weights_drawn(), block_of(2))

@@ -193,3 +193,46 @@ def test_sums_of_rewards_stay_finite(score: float) -> None:
     assert all(bool(t.isfinite().all()) for t in state.values() if t.is_floating_point())
     assert bool(state["tried"].all())
     assert choices(TARGET, state, 12) == {"abc"}
+
+
+def by_algorithm_1(ids: str, scores: list[float], target: float, seed: int) -> list[list[str]]:
+    """Check every choice of a run against sums and bonuses worked out anew, round by round.
+
+    Args:
+        ids: clients, one letter each.
+        scores: of the model that round t begins with, which tells of round t - 1.
+        target: of the scores.
+        seed: of the draws.
+    """
+    options = UcbOptions(target=target)
+    rounds: list[list[str]] = []
+    state = init(tuple(ids), options)
+    of_number: dict[int, list[float]] = {m: [] for m in range(1, len(ids) + 1)}
+    of_client: dict[str, list[float]] = {name: [] for name in ids}
+
+    def bound(rewards: list[float], t: int) -> float:
+        return sum(rewards) / len(rewards) + math.sqrt(2 * math.log(t) / len(rewards))
+
+    for t, score in enumerate(scores, 1):
+        chosen = draw(tuple(ids), options, state, t, Key.of(seed).fold(t))
+        if t > len(ids):
+            told = {m: bound(rewards, t) for m, rewards in of_number.items() if rewards}
+            assert len(chosen) == max(told, key=lambda m: (told[m], -m))
+            worth = {name: bound(of_client[name], t) for name in ids}
+            others = [worth[name] for name in ids if name not in chosen]
+            assert min(worth[name] for name in chosen) >= max(others, default=-math.inf)
+        if t > 1:
+            gain = (1 - score / target) * math.log(t - 1)
+            of_number[len(rounds[-1])].append(gain - 0.1 * len(rounds[-1]))
+            for name in rounds[-1]:
+                of_client[name].append(gain)
+        state = observe(options, state, t, facts("".join(chosen), score, ids=ids))
+        rounds.append(chosen)
+    return rounds
+
+
+@given(scores=st.lists(st.floats(0.5, 3), min_size=6, max_size=20), seed=st.integers(0, 9))
+def test_choices_are_those_of_algorithm_1(scores: list[float], seed: int) -> None:
+    rounds = by_algorithm_1("abcd", scores, 1.5, seed)
+    assert rounds[0] == list("abcd")
+    assert sorted(len(chosen) for chosen in rounds[1:4]) == [1, 2, 3]

@@ -17,6 +17,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
 from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph, Split, fingerprint
+from silograph.graph.read.ratings import ratings
 from silograph.study.cells import Cell, Line, deciding, digest_of, run_cell
 from silograph.study.graph_file import read_graph, write_graph
 from silograph.study.progress import StudyProgress, outcome_of, show_study
@@ -168,15 +169,13 @@ def test_a_graph_is_handed_over_whole(make_graph: MakeGraph, tmp_path: Path, spa
         class_names=("x", "y", "z"),
         node_id=graph.node_id.astype(str),
     )
-    for each in (graph, replace(make_graph(multilabel=True), name="other")):
+    rated = ratings([["a", "x", 0.5], ["b", "x", 1]], scale=(0, 2), categories=["p", "q"])
+    for each in (graph, replace(make_graph(multilabel=True), name="other"), rated):
         write_graph(tmp_path / "g.npz", each)
         back = read_graph(tmp_path / "g.npz")
         assert fingerprint(back) == fingerprint(each)
-        assert (back.name, back.silo_names, back.class_names) == (
-            each.name,
-            each.silo_names,
-            each.class_names,
-        )
+        for name in ("name", "silo_names", "class_names", "scale"):
+            assert getattr(back, name) == getattr(each, name)
         assert (back.silo is None) == (each.silo is None)
         assert back.silo is None or torch.equal(back.silo, part)
 

@@ -92,13 +92,15 @@ def flag_error(error: click.NoSuchOption) -> str:
 
     name = error.option_name.lstrip("-").replace("-", "_")
     own = [] if error.ctx is None else [opt for p in error.ctx.command.params for opt in p.opts]
-    owners = owners_of(name) if {"--option", "--options"} & {*own} else []
+    part, _, short = name.rpartition(".")  # such as selector.budget
+    owners = owners_of(short) if {"--option", "--options"} & {*own} else []
+    owners = [owner for owner in owners if part in ("", owner.partition(" ")[0])]
     if not owners:
         return _elsewhere(error)
     kind, _, method = owners[0].partition(" ")
     flag = f"--option {name}"
     if kind == "method" and error.ctx is not None and error.ctx.info_name == "compare":
-        flag = f"--options {method}.{name}" if method in METHODS else flag
+        flag = f"--options {method}.{short}" if method in METHODS else flag
     return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
 
 

@@ -10,7 +10,7 @@ from textwrap import wrap
 from rich.console import Console
 
 from silograph.core.config import RunConfig
-from silograph.core.text import counted
+from silograph.core.text import counted, printable
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generating
@@ -162,8 +162,11 @@ def print_recommended(
         told = {"user": user, "items": [dict(zip(keys, row, strict=True)) for row in rows]}
         print(json.dumps(told))  # noqa: T201
         return
+    if not rows:
+        print(f"user {user} has rated all items of this silo")  # noqa: T201
+        return
     columns = ["item", "predicted rating", "unclipped"]
-    print_table(columns, [(item, f"{r:.2f}", f"{score:.3f}") for item, r, score in rows])
+    print_table(columns, [(printable(item), f"{r:.2f}", f"{s:.3f}") for item, r, s in rows])
 
 
 def print_datasets() -> None:

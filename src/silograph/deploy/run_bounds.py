@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from torch import Tensor
+
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
@@ -25,6 +27,7 @@ MOST_OF_PARTS = {
     "method.generator_width": 1024,
 }
 MOST_WEIGHTS = 2**28
+MOST_IN_TABLES = 2**30  # numbers of embeddings of a silo's own users and items
 MOST_STEPS = 100_000  # of a silo in a round
 PRIVATE = (
     "out",
@@ -98,3 +101,21 @@ def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
             f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "
             "take a smaller hidden width, or fewer layers"
         )
+    _check_embeddings(int(options.get("model.embedding") or 0), options, silo)
+
+
+def _check_embeddings(width: int, options: Mapping[str, Any], silo: Silo) -> None:
+    """Raise `ConfigError` for rows of items, or embeddings of ratings, that fill the memory."""
+    shared = int(options.get("model.items") or 0) * (width + 1)
+    if shared > MOST_WEIGHTS:
+        raise ConfigError(
+            f"expected a table of items of at most {MOST_WEIGHTS:,} weights at a silo, got "
+            f"{shared:,}: take fewer items (rows), or a smaller embedding"
+        )
+    if width and isinstance(silo.graph.x, Tensor):
+        kept = width * int((silo.graph.x > 0).sum())  # a row for each user and item
+        if kept > MOST_IN_TABLES:
+            raise ConfigError(
+                f"expected embeddings of at most {MOST_IN_TABLES:,} numbers at a silo, got more: "
+                "take a smaller embedding"
+            )

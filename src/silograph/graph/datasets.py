@@ -19,6 +19,7 @@ from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
 from silograph.graph.read.ratings import ratings
+from silograph.graph.read.tables import FORMATS
 from silograph.graph.silos.read import is_silo, is_silos
 
 DATASETS = {
@@ -78,8 +79,8 @@ def load(
             `data_dir`, $SILOGRAPH_DATA and ../shared/data, there too as a raw folder of the Open
             Graph Benchmark (`ogbn_arxiv`), then with torch_geometric, which may download; any
             other <name>.npz in those folders; the path of an .npz file, or of a folder with
-            nodes.csv and edges.csv, with ratings.csv and perhaps trust.csv (see `ratings`), or with
-            raw and split (see `silograph.graph.read.ogb`). Or
+            nodes.csv and edges.csv, with ratings.csv and perhaps trust.csv, or these as .npz or
+            .parquet (see `ratings`), or with raw and split (see `silograph.graph.read.ogb`). Or
             `generated:NAME` or `generated:NAME@SEED`: see `generate`.
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
@@ -193,8 +194,8 @@ def _load_path(path: Path, columns: str | None) -> Graph:
         if is_ogb(path):
             return load_ogb(path)
         raise DataError(
-            "expected a folder with nodes.csv and edges.csv, with ratings.csv, or one of the Open "
-            f"Graph Benchmark with raw and split, got {path}"
+            "expected a folder with nodes.csv and edges.csv, with ratings.csv (or .npz or "
+            f".parquet), or one of the Open Graph Benchmark with raw and split, got {path}"
         )
     if path.suffix.lower() == ".csv":
         raise DataError(
@@ -206,13 +207,21 @@ def _load_path(path: Path, columns: str | None) -> Graph:
 
 
 def tables_of(path: Path) -> dict[str, Path]:
-    """Return the CSV tables that a folder's graph is read from; none of other folders and files."""
-    for needed, names in (({"nodes", "edges"}, ("nodes", "edges")), ({"ratings"}, RATINGS)):
-        files = {name: path / f"{name}.csv" for name in names}
-        there = {name: file for name, file in files.items() if file.is_file()}
-        if needed <= there.keys():
-            return there
-    return {}
+    """Return the tables that a folder's graph is read from; none of other folders and files.
+
+    Those of ratings and trust may be in any of `FORMATS`; the first one that is there counts.
+    """
+    nodes = {name: path / f"{name}.csv" for name in ("nodes", "edges")}
+    if all(file.is_file() for file in nodes.values()):
+        return nodes
+    first = {name: _first_table(path, name) for name in RATINGS}
+    found = {name: file for name, file in first.items() if file is not None}
+    return found if "ratings" in found else {}
+
+
+def _first_table(path: Path, name: str) -> Path | None:
+    files = (path / f"{name}{ending}" for ending in FORMATS)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _digits() -> Graph:

@@ -57,6 +57,7 @@ class Graph:
         feature_names: names of the features in their order, or empty.
         edge_weight: (nnz,) float64 >= 0, the weight of every stored edge of `adj`, alike in both
             directions; None: every edge counts 1.
+        scale: least and largest rating that there may be, or None where labels are no ratings.
     """
 
     adj: CSR
@@ -72,6 +73,7 @@ class Graph:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
     edge_weight: Tensor | None = None
+    scale: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         """Return name and sizes."""

@@ -23,4 +23,7 @@ FEDACS: AnyMethod = dataclasses.replace(
     "communication-efficient federated graph learning, IEEE TMC 2025",
     needs=Needs(selector="ucb"),
     small_weights=False,
+    caution="for ratings, its paper's models are --model rating_gcn --layers 5 --hidden 32 and "
+    "--model rating_gat --layers 2 --hidden 32; for labels of nodes, the defaults are those of "
+    "fedavg, and fail where these do",
 )

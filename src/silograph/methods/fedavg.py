@@ -186,9 +186,9 @@ FEDAVG: AnyMethod = Method(
     round=fit_round,
     calls=TRAIN_CALLS,
     small_weights=True,
-    caution="the defaults are the setting of most papers on graphs, and far behind local on small "
-    "clients, on Photo and on Coauthor-CS; --optimizer sgd --local-epochs 10 learns there, but "
-    "slowly where features are small",
+    caution="for labels of nodes, the defaults are the setting of most papers on graphs, and far "
+    "behind local on small clients, on Photo and on Coauthor-CS; --optimizer sgd --local-epochs 10 "
+    "learns there, but slowly where features are small",
     aggregates=True,
 )
 

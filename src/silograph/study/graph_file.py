@@ -37,6 +37,8 @@ def write_graph(path: Path, graph: Graph) -> None:
         parts |= {"x_values": x.values.numpy(), "x_cols": x.num_cols}
     if graph.edge_weight is not None:
         parts["edge_weight"] = graph.edge_weight.numpy()
+    if graph.scale is not None:
+        parts["scale"] = np.array(graph.scale)
     if graph.silo is not None:
         parts["silo"] = graph.silo.numpy()
     if graph.split is not None:
@@ -65,7 +67,13 @@ def read_graph(path: str | Path) -> Graph:
         feature_names=tuple(parts["feature_names"].tolist()),
         edge_weight=arrays.get("edge_weight"),
         columns={n.removeprefix(COLUMN): t for n, t in arrays.items() if n.startswith(COLUMN)},
+        scale=_pair(arrays["scale"].tolist()) if "scale" in arrays else None,
     )
+
+
+def _pair(values: list[float]) -> tuple[float, float]:
+    low, high = values
+    return low, high
 
 
 def _sparse(arrays: dict[str, Tensor], num_cols: int) -> CSR:

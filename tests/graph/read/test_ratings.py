@@ -70,6 +70,31 @@ def test_tables_say_what_arrays_say(tmp_path: Path) -> None:
     trust.unlink()
     alone = {name: value for name, value in data.items() if name != "trust"}
     assert fingerprint(sg.load(tmp_path)) == fingerprint(sg.ratings(**alone))
+    path.unlink()
+    assert {file.name for file in tables_of(tmp_path).values()} == {"ratings.npz"}
+    assert fingerprint(sg.load(tmp_path)) == fingerprint(sg.ratings(**alone))
+
+
+def test_cells_of_lists_and_arrays_of_objects_are_what_tables_have() -> None:
+    """So 1 and 1.0 are one item, whatever stands beside them."""
+    rows = [["a", 1, 3], ["b", 1.0, 4.5], [7.0, "x", 2]]
+    wanted = {("u:a", "i:1", 3.0), ("u:b", "i:1", 4.5), ("u:7", "i:x", 2.0)}
+    assert told(sg.ratings(rows)) == wanted
+    rows[0][2], rows[1][1] = np.float32(3), np.float64(1)
+    assert told(sg.ratings(np.array(rows, dtype=object))) == wanted
+
+
+def test_trust_may_be_of_floats_or_of_nobody(tmp_path: Path) -> None:
+    table = np.array(THREE)
+    both = fingerprint(sg.ratings(table, trust=[[7, 8]]))
+    assert fingerprint(sg.ratings(table, trust=np.array([[7.0, 8.0]]))) == both
+    nobody = fingerprint(sg.ratings(table))
+    assert fingerprint(sg.ratings(table, trust=[])) == nobody != both
+    (tmp_path / "trust.csv").write_text("truster,trustee\n")
+    assert fingerprint(sg.ratings(table, trust=tmp_path / "trust.csv")) == nobody
+    (tmp_path / "trust.csv").write_text("truster,trustee\n7,\n")
+    with pytest.raises(DataError, match=r"the id of a trustee without tabs in .*line 2, got ''"):
+        sg.ratings(table, trust=tmp_path / "trust.csv")
 
 
 def test_of_repeated_pairs_the_last_one_counts() -> None:
@@ -84,15 +109,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": [[1, 1]]}, r"expected ratings \(R, 3\) of user, item and rating"),
     (
         {"ratings": [[1, 1, 0.0]]},
-        r"ratings from 1 to 5, got 0 at rating 0 .*scale=\(least, largest\)\)$",
+        r"got 0 at rating 0 \(1 such rating\): .*scale=\(least, largest\)\), .*silo.toml$",
     ),
     ({"ratings": [[1, 1, 2.0], [1, 2, np.nan]]}, r"got nan at rating 1 .*: leave them out$"),
     ({"ratings": [["a", "b", "2"], ["a", "c", "good"]]}, "a number as rating 1, got 'good'"),
     ({"ratings": np.array([["a", "b", None]], dtype=object)}, "a number as rating 0, got None"),
-    ({"ratings": [["a", "", "3"]]}, "the id of a item without tabs at rating 0, got ''"),
+    ({"ratings": [["a", "", "3"]]}, "the id of an item without tabs at rating 0, got ''"),
+    ({"ratings": [["a", "b", 3], [None, "b", 4]]}, "the id of a user without tabs at rating 1"),
+    ({"ratings": [["a", "b", 3], ["a", np.nan, 4]]}, "the id of an item without tabs at rating 1"),
+    (
+        {"ratings": np.array([[np.datetime64("NaT"), "b", 4]], dtype=object)},
+        "the id of a user without tabs at rating 0, got ''",
+    ),
     ({"ratings": [["a\tb", "c", "3"]]}, "the id of a user without tabs"),
     ({"ratings": [[1.5, 1, 2.0]]}, "the id of a user at rating 0, got 1.5"),
     ({"ratings": THREE, "scale": (5, 1)}, r"expected a scale \(least, largest\)"),
+    ({"ratings": THREE, "scale": ("a", "b")}, r"largest\) of ratings, got \('a', 'b'\)"),
+    ({"ratings": THREE, "scale": (1,)}, r"largest\) of ratings, got \(1,\)"),
+    ({"ratings": THREE, "scale": None}, r"largest\) of ratings, got None"),
+    ({"ratings": THREE, "scale": (1, np.inf)}, r"largest\) of ratings, got \(1, inf\)"),
     ({"ratings": THREE, "repeated": "no"}, "repeated='last' or 'refuse', got 'no'"),
     (
         {"ratings": [*THREE, THREE[0]], "repeated": "refuse"},
@@ -100,8 +135,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"ratings": THREE, "trust": [[7, 9]]}, r"got user 9 without any \(1 such user\)"),
     ({"ratings": THREE, "trust": [[7, 8, 9]]}, r"expected trust \(T, 2\)"),
+    ({"ratings": THREE, "trust": [[7, None]]}, "the id of a trustee without tabs at row 0, got ''"),
+    (
+        {"ratings": THREE, "trust": [[7.5, 8]]},
+        "the id of a truster at row 0, got 7.5: give a whole",
+    ),
     ({"ratings": THREE, "unrated": "no"}, "unrated='refuse' or 'drop', got 'no'"),
     ({"ratings": THREE, "categories": ["a"]}, r"expected categories \(3,\), one for each rating"),
+    ({"ratings": THREE, "categories": ["a", None, "b"]}, "of every rating, got none at rating 1"),
+    ({"ratings": THREE, "categories": ["a", "b", ""]}, "of every rating, got none at rating 2"),
     ({"ratings": THREE, "times": [1.0, np.inf, 2.0]}, "finite times, got inf at rating 1"),
     ({"ratings": "r.txt"}, "expected a table in one of .csv, .npz, .parquet, got r.txt"),
     ({"ratings": "r.csv", "times": [1]}, "columns of the table of ratings, got arrays"),
@@ -127,6 +169,7 @@ TABLES = [
         "line 2, column 'user': expected at most 256 characters, got 'aaaaaaaaaaaaaaaaaaaa...'",
     ),
     ("user,item,rating,time\na,b,3,\n", "column 'time': expected a number, got ''"),
+    ("user,item,rating,time\na,b,3,2020-01-31\n", "got '2020-01-31': dates may be seconds since"),
     ("user,item,rating,category\na,b,3,\n", "column 'category': expected a name, got ''"),
 ]
 

@@ -1,5 +1,6 @@
 """Silos with ratings of their own: their folders, the run that they make, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,17 @@ import pytest
 import torch
 
 import silograph as sg
-from rating_graphs import rating_graph
+from rating_graphs import drawn, rating_graph
 from runs import same_bits, weights_of
 from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.graph.block.block import make_block
+from silograph.graph.graph import fingerprint
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import choose_split
 from silograph.graph.silos.data import join_blocks, silo_block, silo_split
 from silograph.graph.silos.export import write_silos
+from silograph.graph.silos.joined_ratings import join_rating_silos
 from silograph.graph.silos.read import read_silo, read_silos
 
 KEY = Key.of(4)
@@ -55,14 +58,96 @@ def test_folders_make_the_blocks_of_the_cut(tmp_path: Path, format: str) -> None
     assert len(theirs.halo.key) == 0
 
 
+@pytest.mark.parametrize("format", ["csv", "npz"])
+def test_silos_without_trust_and_with_another_scale_are_read_back(
+    tmp_path: Path, format: str
+) -> None:
+    """None of the ratings says how low and high they may be; the graph does."""
+    rows = [["a", "x", 0.2], ["a", "y", 0.9], ["b", "x", 0.4], ["b", "y", 0.5]]
+    graph = sg.ratings(rows, scale=(0, 1), categories=["p", "q", "p", "q"])
+    cut = make_partition(graph, "category", clients=2, key=KEY)
+    split = choose_split(graph, cut, "0.5/0.5/0", KEY)
+    write_silos(tmp_path / "silos", graph, cut, split, format=format)
+    silos = read_silos(tmp_path / "silos").members
+    assert [silo.scale for silo in silos] == [silo.graph.scale for silo in silos] == [(0, 1)] * 2
+    assert [len(silo.adj.indices) for silo in silos] == [2 * 2 * 2] * 2  # nobody trusts anybody
+    values = [sorted(silo.y[~silo.y.isnan()].tolist()) for silo in silos]
+    assert sorted(values) == [[0.2, 0.4], [0.5, 0.9]]
+
+
 def test_a_run_on_folders_is_the_run_on_the_cut(tmp_path: Path) -> None:
     graph, partition, split = written(tmp_path / "silos")
     with_split = sg.run(str(tmp_path / "silos"), **GIVEN, split="public")
-    from dataclasses import replace
-
     cut = replace(graph, split=split)
     ours = sg.run(cut, **GIVEN, split="public", partition=partition)
     assert same_bits(weights_of(ours), weights_of(with_split))
+
+
+def test_users_and_items_of_one_key_are_one_where_all_is_joined(tmp_path: Path) -> None:
+    """So what the uncut view and centralized runs are on folders is what they are on the cut."""
+    graph = sg.ratings(**{**drawn(), "trust": None})  # trust between silos would be lost
+    cut = make_partition(graph, "category", clients=3, key=KEY)
+    split = choose_split(graph, cut, "0.6/0.2/0.2", KEY)
+    write_silos(tmp_path / "silos", graph, cut, split)
+    silos = read_silos(tmp_path / "silos")
+    blocks = [silo_block(s, silo_split(s, "public", KEY), torch.float64) for s in silos.members]
+    joined, held, roles = join_rating_silos(silos, join_blocks(blocks))
+    assert fingerprint(joined) == fingerprint(replace(graph, columns={}))
+    assert [len(silo.graph.columns["time"]) for silo in silos.members] == [
+        len(p) for p in cut.nodes
+    ]
+    assert (joined.scale, held.ids, held.apart) == (graph.scale, cut.ids, True)
+    assert all(torch.equal(a, b) for a, b in zip(held.nodes, cut.nodes, strict=True))
+    for part in ("train", "val", "test"):
+        assert torch.equal(getattr(roles, part), getattr(split, part))
+    given = {**GIVEN, "split": "public", "model": "rating_biases", "options": {}}
+    for method in ("fedavg", "centralized"):
+        theirs = sg.run(str(tmp_path / "silos"), **given | {"method": method})
+        ours = sg.run(replace(graph, split=split), **given | {"method": method}, partition=cut)
+        assert ours.test == theirs.test
+        assert ours.untrained == theirs.untrained
+
+
+@pytest.mark.parametrize("format", ["csv", "npz"])
+def test_silos_split_by_the_time_that_their_tables_have(tmp_path: Path, format: str) -> None:
+    """As the cut does: the earliest of each silo train, the latest test."""
+    graph, how = rating_graph(), "time:0.6/0.2/0.2"
+    cut = make_partition(graph, "category", clients=3, key=KEY)
+    write_silos(tmp_path / "silos", graph, cut, choose_split(graph, cut, how, KEY), format=format)
+    for silo in read_silos(tmp_path / "silos").members:
+        ours, theirs = silo_split(silo, how, KEY), silo.split
+        assert theirs is not None
+        for part in ("train", "val", "test"):
+            assert torch.equal(getattr(ours, part), getattr(theirs, part))
+        time = silo.graph.columns["time"]
+        assert float(time[ours.train].max()) <= float(time[ours.test].min())
+        with pytest.raises(DataError, match="expected a time for every labeled node"):
+            silo_split(replace(silo, time=None), how, KEY)
+
+
+def test_a_pair_that_two_silos_have_rated_is_two_ratings(tmp_path: Path) -> None:
+    tables = {
+        "a": "user,item,rating,split\nx,y,3,train\nz,y,4,test\n",
+        "b": "user,item,rating,split\nx,y,5,val\nx,w,1,train\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "silo.toml").write_text(
+            f'name = "{name}"\ntask = "rating"\nscale = [{int(name == "a")}, 5]\n'
+        )
+        (tmp_path / name / "ratings.csv").write_text(text)
+    (tmp_path / "a" / "trust.csv").write_text("truster,trustee\nx,z\n")
+    silos = read_silos(tmp_path)
+    block = join_blocks([silo_block(s, silo_split(s, "public", KEY)) for s in silos.members])
+    graph, held, split = join_rating_silos(silos, block)
+    keys = ["u:x", "u:z", "i:w", "i:y", "u:x\ti:w", "a/u:x\ti:y", "b/u:x\ti:y", "u:z\ti:y"]
+    assert graph.node_id.tolist() == keys
+    assert graph.y[4:].tolist() == [1, 3, 5, 4]
+    assert [part.tolist() for part in held.nodes] == [[0, 1, 3, 5, 7], [0, 2, 3, 4, 6]]
+    assert [m.nonzero()[:, 0].tolist() for m in vars(split).values()] == [[4, 5], [6], [7]]
+    assert graph.num_edges == 2 * 4 + 1
+    assert graph.scale == (0, 5)
+    assert sg.run(str(tmp_path), **GIVEN, split="public").test
 
 
 WRONG = [
@@ -76,6 +161,12 @@ WRONG = [
     ({"ratings.csv": "user,item,rating,split\nx,y,3,now\n"}, "column 'split': expected train"),
     ({"ratings.csv": None}, "expected one of ratings.csv"),
     ({"trust.csv": "from,to\nx,z\n"}, "expected a column 'truster'"),
+    ({"trust.csv": "truster,trustee\nx,\n"}, "the id of a trustee without tabs in .*line 2"),
+    (
+        {"silo.toml": 'name = "a"\ntask = "rating"\nscale = [5, 1]\n'},
+        r"silo.toml: expected scale = \[least, largest\], got \[5, 1\]$",
+    ),
+    ({"ratings.csv": "user,item,rating\nx,y,9\n"}, r"scale = \[least, largest\] in its silo.toml$"),
 ]
 
 

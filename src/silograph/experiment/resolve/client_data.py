@@ -33,6 +33,7 @@ from silograph.graph.silos.data import (
     silo_fingerprint,
     silo_split,
 )
+from silograph.graph.silos.joined_ratings import join_rating_silos
 from silograph.graph.source import find_source
 
 CUT = "silo"  # what a run's `partition` says of silos that are there already
@@ -143,8 +144,9 @@ def joined(
     digest = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
         digest.update(silo_fingerprint(silo).encode())
-    cut = Cut(*join_silos(silos, block, route), digest.hexdigest())
-    return trainable(config, cut), block, route
+    rated = silos.members[0].graph.task == "rating"
+    held = join_rating_silos(silos, block) if rated else join_silos(silos, block, route)
+    return trainable(config, Cut(*held, digest.hexdigest())), block, route
 
 
 def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> ClientBlock:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.result_files import RECOMMENDER, REPORT
+from silograph.experiment.result_files import ABOUT, RECOMMENDER, REPORT
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds, pairs_of
 from silograph.task.ranking import Factors
@@ -106,7 +106,8 @@ class Recommender:
         places = self._places[what]
         if name not in places:
             raise DataError(
-                f"expected one of the {len(places)} {what}s of this silo, got {what} {name!r}"
+                f"expected one of the {len(places)} {what}s of this silo, got {what} {name!r}: "
+                "give an id as in its table of ratings"
             )
         return places[name]
 
@@ -171,15 +172,20 @@ def recommender_file(run: Path) -> Path:
         return run
     if (run / RECOMMENDER).exists():
         return run / RECOMMENDER
-    kind = "run of labels of nodes, or a silo that took no part in its best round"
+    kind = (
+        "of a run of labels of nodes or of model consisrec, which ranks nothing, or of a silo that "
+        "took no part in its best round"
+    )
     if (run / "silo.toml").exists() and not (run / REPORT).exists():
         raise DataError(
             f"expected the result folder of a silo with ratings, got {run}, a silo's own data: "
             "name the folder of a run in its results"
         )
-    if not (run / REPORT).exists() or (run / "run.json").exists():
-        kind = "run of one process or server: users' tables stay with the silos"
-    raise DataError(f"expected the result folder of a silo with ratings, got {run}, of a {kind}")
+    if (run / ABOUT).exists():
+        kind = "of a run of one process or server: users' tables stay with the silos"
+    elif not (run / REPORT).exists():
+        kind = "which is of no run: name a folder in a silo's results"
+    raise DataError(f"expected the result folder of a silo with ratings, got {run}, {kind}")
 
 
 def load_recommender(path: str | os.PathLike[str]) -> Recommender:
@@ -209,12 +215,14 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
 
 
 def _fits(made: Recommender) -> bool:
-    """Whether figures are finite and have the shapes that the ids say."""
+    """Whether ids are distinct, and figures finite and of the shapes that the ids say."""
     users, items = len(made.users), len(made.items)
     floats = (made.user, made.item, made.level, made.bias)
     low, high = made.scale or (0.0, 1.0)
     return (
         -math.inf < low < high < math.inf
+        and len({*made.users}) == users
+        and len({*made.items}) == items
         and all(t.is_floating_point() and bool(t.isfinite().all()) for t in floats)
         and len({t.dtype for t in floats}) == 1
         and made.user.dim() == 2

@@ -22,11 +22,19 @@ from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
+from silograph.graph.read.rating_cells import (
+    beside,
+    categories_of,
+    cells_of,
+    check_lengths,
+    ids_in,
+    ids_of,
+    rating_of,
+)
 from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
 
 USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category"
 SPLIT = "split"
-LONGEST = 256  # characters of a cell
 TRUSTER, TRUSTEE = "truster", "trustee"
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
@@ -103,7 +111,8 @@ def ratings(
         DataError: names what cannot be used.
     """
     found = _read(ratings, categories, times)
-    _check(found, scale)
+    low, high = _bounds(scale)
+    _check(found, low, high)
     found = _distinct(found, repeated)
     users, user = np.unique(found.user, return_inverse=True)
     items, item = np.unique(found.item, return_inverse=True)
@@ -127,6 +136,7 @@ def ratings(
         name=name,
         split=None if role is None else split_of([*[""] * count, *role.tolist()]),
         columns={name: _column(values, count) for name, values in found.columns.items()},
+        scale=(low, high),
     )
 
 
@@ -154,7 +164,7 @@ def _read(given: Any, categories: Any, times: Any) -> _Ratings:
                 f"beside {os.fspath(given)}: name the columns {CATEGORY} and {TIME}"
             )
         return _of_table(_table(given))
-    table = array_of(given, "ratings")
+    table = cells_of(given, "ratings")
     if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "biufUO" or not len(table):
         raise DataError(
             f"expected ratings (R, 3) of user, item and rating, got {table.dtype} of shape "
@@ -162,62 +172,23 @@ def _read(given: Any, categories: Any, times: Any) -> _Ratings:
         )
     columns: RatingColumns = {}
     if categories is not None:
-        columns[CATEGORY] = _beside(categories, "categories", len(table), "iuUO")
+        columns[CATEGORY] = categories_of(beside(categories, "categories", len(table), "iuUO"))
     if times is not None:
-        columns[TIME] = _beside(times, "times", len(table), "iuf").astype(np.float64)
-    value = np.array([_float(cell, row) for row, cell in enumerate(table[:, 2].tolist())])
-    return _Ratings(_ids(table[:, 0], "user"), _ids(table[:, 1], "item"), value, columns)
+        columns[TIME] = beside(times, "times", len(table), "iuf").astype(np.float64)
+    value = np.array([rating_of(cell, row) for row, cell in enumerate(table[:, 2].tolist())])
+    user, item = (ids_of(table[:, end], what) for end, what in enumerate((USER, ITEM)))
+    return _Ratings(user, item, value, columns)
 
 
-def _beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
-    found = array_of(value, what)
-    if found.shape != (count,) or found.dtype.kind not in kinds:
-        raise DataError(
-            f"expected {what} ({count},), one for each rating, got {found.dtype} of shape "
-            f"{found.shape}"
-        )
-    return found.astype(np.str_) if found.dtype.kind == "O" else found
-
-
-def _float(cell: object, row: int) -> float:
-    number = to_number(cell) if isinstance(cell, str) else cell
-    if not isinstance(number, int | float):
-        raise DataError(f"expected a number as rating {row}, got {shown(cell)}")
-    return float(number)
-
-
-def _ids(cells: np.ndarray, what: str) -> np.ndarray:
-    """Return ids as words; whole numbers lose their decimals."""
-    if cells.dtype.kind == "f":
-        whole = np.isfinite(cells) & (cells == np.floor(cells)) & (np.abs(cells) < 2**53)
-        if not whole.all():
-            row = int(np.flatnonzero(~whole)[0])
-            raise DataError(f"expected the id of a {what} at rating {row}, got {cells[row]}")
-        cells = cells.astype(np.int64)
-    words = cells.astype(np.str_)
-    _check_ids(words, what, lambda row: f"at rating {row}")
-    return words
-
-
-def _check_ids(words: np.ndarray, what: str, told: Any) -> None:
-    """Raise `DataError` for an empty id, or one with a tab, which stands between a pair's ids."""
-    bad = (words == "") | (np.char.find(words, "\t") >= 0)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"expected the id of a {what} without tabs {told(row)}, got {str(words[row])!r}"
-        )
-
-
-def _table(path: str | os.PathLike[str]) -> Table:
+def _table(path: str | os.PathLike[str], *, least: int = 1) -> Table:
     path = Path(path)
     if path.suffix not in FORMATS:
         raise DataError(f"expected a table in one of {', '.join(FORMATS)}, got {path}")
     table = read_table(path)
-    if not len(table.rows):
+    if len(table.rows) < least:
         raise DataError(f"{path}: expected at least one row, got none")
     for name in table.header:
-        _check_lengths(table, name)
+        check_lengths(table, name)
     return table
 
 
@@ -236,17 +207,8 @@ def _of_table(table: Table) -> _Ratings:
             columns[name] = np.array(table.words(name, PARTS, empty=True))
         elif name not in (USER, ITEM, RATING):
             columns[name] = np.array(table.words(name))
-    words = np.array(user), np.array(item)
-    for what, ids in zip((USER, ITEM), words, strict=True):
-        _check_ids(ids, what, lambda row: f"in {table.where(row)}")
-    return _Ratings(*words, np.array(numbers, dtype=np.float64), columns, table)
-
-
-def _check_lengths(table: Table, name: str) -> None:
-    """Raise `DataError` for a long cell: in memory every row is as wide as the longest one."""
-    for row, cell in enumerate(table.column(name)):
-        if len(str(cell)) > LONGEST:
-            raise table.wrong(row, name, f"at most {LONGEST} characters", f"{str(cell)[:20]}...")
+    users, items = ids_in(table, USER, user), ids_in(table, ITEM, item)
+    return _Ratings(users, items, np.array(numbers, dtype=np.float64), columns, table)
 
 
 def _times(table: Table) -> np.ndarray:
@@ -254,22 +216,33 @@ def _times(table: Table) -> np.ndarray:
     times = [to_number(cell) for cell in cells]
     for row, time in enumerate(times):
         if time is None or not np.isfinite(time):
-            raise table.wrong(row, TIME, "a number", cells[row])
+            mend = "dates may be seconds since 1970"
+            raise table.wrong(row, TIME, "a number", cells[row], mend)
     return np.array(times, dtype=np.float64)
 
 
-def _check(found: _Ratings, scale: tuple[float, float]) -> None:
+def _bounds(scale: Any) -> tuple[float, float]:
+    """Return the least and largest rating; raise `DataError` for what is no scale."""
+    ends = array_of(scale, "scale")
+    if ends.shape == (2,) and ends.dtype.kind in "iuf":
+        low, high = (float(end) for end in ends)
+        if -np.inf < low < high < np.inf:
+            return low, high
+    raise DataError(f"expected a scale (least, largest) of ratings, got {shown(scale)}")
+
+
+def _check(found: _Ratings, low: float, high: float) -> None:
     """Raise `DataError` unless all ratings are numbers on the scale."""
-    low, high = scale
-    if not (np.isfinite([low, high]).all() and low < high):
-        raise DataError(f"expected a scale (least, largest) of ratings, got {scale}")
     outside = np.flatnonzero(~((found.value >= low) & (found.value <= high)))  # NaN is outside
     if len(outside):
         row = int(outside[0])
-        other = ", or read them by sg.ratings(..., scale=(least, largest))"
+        other = (
+            ", or read them by sg.ratings(..., scale=(least, largest)), those of a silo by scale = "
+            "[least, largest] in its silo.toml"
+        )
         raise DataError(
             f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "
-            f"{found.told(row)} ({len(outside)} such ratings): leave them out"
+            f"{found.told(row)} ({counted(len(outside), 'such rating')}): leave them out"
             + other
             * bool(np.isfinite(found.value[outside]).all())
         )
@@ -293,8 +266,8 @@ def _distinct(found: _Ratings, repeated: Repeated) -> _Ratings:
         row = int(order[np.flatnonzero(~last)[0] + 1])
         raise DataError(
             f"expected one rating for each pair, got another of item {found.item[row]} by user "
-            f"{found.user[row]} {found.told(row)} ({int((~last).sum())} such ratings): use "
-            "repeated='last'"
+            f"{found.user[row]} {found.told(row)} ({counted(int((~last).sum()), 'such rating')}): "
+            "leave one of them out, or read them by sg.ratings(..., repeated='last')"
         )
     return found.take(order[last])
 
@@ -321,16 +294,19 @@ def _trust(given: Any, users: np.ndarray, unrated: Unrated) -> np.ndarray:
 def _ends(given: Any) -> np.ndarray:
     """Return truster and trustee of each statement as words, (2, T)."""
     if isinstance(given, str | os.PathLike):
-        table = _table(given)
+        table = _table(given, least=0)  # nobody trusts anybody there
         named = f"name it {TRUSTER} or {TRUSTEE}"
-        return np.array([table.column(TRUSTER, named), table.column(TRUSTEE, named)])
-    pairs = array_of(given, "trust")
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iuUO":
+        ends = (TRUSTER, TRUSTEE)
+        return np.stack([ids_in(table, end, table.column(end, named)) for end in ends])
+    pairs = cells_of(given, "trust")
+    if pairs.shape == (0,):
+        pairs = pairs.reshape(0, 2)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iufUO":
         raise DataError(
             f"expected trust (T, 2) of truster and trustee, got {pairs.dtype} of shape "
             f"{pairs.shape}"
         )
-    return pairs.T.astype(np.str_)
+    return np.stack([ids_of(pairs[:, 0], TRUSTER, "row"), ids_of(pairs[:, 1], TRUSTEE, "row")])
 
 
 def of_archive(path: Path, parts: Mapping[str, np.ndarray], name: str) -> Graph:

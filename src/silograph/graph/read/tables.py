@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import os
 import threading
 import zipfile
@@ -287,15 +286,23 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
 
 
 def _of_columns(path: Path, columns: dict[str, list[Any]]) -> Table:
-    words = [[_word(cell) for cell in cells] for cells in columns.values()]
+    words = [[word_of(cell) for cell in cells] for cells in columns.values()]
     rows = list(zip(*words, strict=True))
     return Table(path, list(columns), rows, range(len(rows)), "row")
 
 
-def _word(cell: object) -> str:
+def word_of(cell: object) -> str:
     """Return a cell as text: nothing for what is missing, no decimals for whole numbers."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+    if _is_missing(cell):
         return ""
-    if isinstance(cell, float) and cell.is_integer():
+    if isinstance(cell, float | np.floating) and cell.is_integer():
         return str(int(cell))  # a column of integers with holes is one of floats
     return str(cell)
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell is None, or does not equal itself, as NaN and pandas' marks do not."""
+    try:
+        return cell is None or bool(cell != cell)
+    except (TypeError, ValueError):
+        return True

@@ -24,6 +24,8 @@ from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import choose_split, drawn_split
 
+TIME = "time"  # the column of ratings that splits may go by
+
 
 @dataclass(frozen=True, eq=False)
 class CrossEdges:
@@ -69,6 +71,7 @@ class Silo:
         cross: edges to nodes of other silos.
         edge_weight: weights of internal edges as in `Graph`, or None.
         scale: least and largest rating of a silo with ratings, or None.
+        time: (n,) float64 times of ratings, NaN at users and items; or None.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Silo:
     cross: CrossEdges
     edge_weight: Tensor | None = None
     scale: tuple[float, float] | None = None
+    time: Tensor | None = None
 
     @property
     def weighted(self) -> bool:
@@ -110,6 +114,8 @@ class Silo:
             class_names=self.class_names,
             feature_names=self.feature_names,
             edge_weight=self.edge_weight,
+            scale=self.scale,
+            columns={} if self.time is None else {TIME: self.time},
         )
 
     @property

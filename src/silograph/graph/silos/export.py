@@ -27,6 +27,7 @@ from silograph.graph.rating_pairs import pairs_among
 from silograph.graph.read.arrays import PARTS
 from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import FORMATS, pyarrow
+from silograph.graph.silos.data import TIME
 from silograph.graph.silos.read import FEDERATION
 from silograph.graph.silos.spec import (
     CROSS,
@@ -123,11 +124,8 @@ def _folders(ids: tuple[str, ...]) -> list[str]:
 def _spec(graph: Graph, name: str) -> str:
     """Return the text of a silo.toml."""
     if graph.task == "rating":
-        low, high = float(graph.y.nan_to_num(torch.inf).min()), float(graph.y.nan_to_num().max())
-        return (
-            f'name = {toml_value(name)}\ntask = "rating"\n'
-            f"scale = [{min(low, SCALE[0])}, {max(high, SCALE[1])}]\n"
-        )
+        low, high = graph.scale or SCALE
+        return f'name = {toml_value(name)}\ntask = "rating"\nscale = [{low!r}, {high!r}]\n'
     names = ", ".join(toml_value(label) for label in graph.class_names)
     integer = np.issubdtype(graph.node_id.dtype, np.integer)
     return (
@@ -210,6 +208,7 @@ def _rating_tables(
                 "user": name[pairs.user[mine].numpy()],
                 "item": name[pairs.item[mine].numpy()],
                 "rating": graph.y[rows].numpy(),
+                **({TIME: graph.columns[TIME][rows].numpy()} if TIME in graph.columns else {}),
                 "split": _parts(split, rows),
             },
             TRUST: {

@@ -10,7 +10,7 @@ cross_edges     own, silo, remote: an own node's edge to a node of another silo,
 
 A silo with `task = "rating"` has two tables in place of these:
 
-ratings         user, item, rating; perhaps split, and others that are not used
+ratings         user, item, rating; perhaps split and time, and others that are not used
 trust           truster, trustee: users of the silo; may be absent
 
 A table is a .csv, .npz or .parquet file.
@@ -33,7 +33,7 @@ from silograph.graph.read.csv import weight_column
 from silograph.graph.read.edge_values import weights_of
 from silograph.graph.read.ratings import ratings
 from silograph.graph.read.tables import FORMATS, Table, read_table
-from silograph.graph.silos.data import CrossEdges, Silo, Silos
+from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
 from silograph.graph.silos.features import read_features
 from silograph.graph.silos.spec import (
     CROSS,
@@ -184,6 +184,7 @@ def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
         adj=graph.adj,
         cross=CrossEdges(nothing, nothing, (), np.array([], dtype=np.str_)),
         scale=spec.scale,
+        time=graph.columns.get(TIME),
     )
 
 

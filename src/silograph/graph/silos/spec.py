@@ -1,5 +1,6 @@
 """silo.toml: what the tables of a silo's folder mean."""
 
+import math
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import field
@@ -106,6 +107,9 @@ def read_spec(path: Path) -> SiloSpec:
             f"{path}: expected name, task and perhaps scale of a silo with ratings, got more: drop "
             "it, its tables have columns of these names"
         )
+    low, high = spec.scale
+    if not -math.inf < low < high < math.inf:
+        raise DataError(f"{path}: expected scale = [least, largest], got [{low:g}, {high:g}]")
     for name in spec.columns:
         if name not in COLUMNS and not name.startswith("label_"):
             raise DataError(f"{path}: {unknown('column under [columns]', name, COLUMNS)}")
