@@ -64,6 +64,7 @@ from silograph.sampling.fedgrains_policy import (
 
 Policy = Literal["trained", "untrained", "uniform"]
 Rate = Annotated[float, Field(gt=0)]
+MOST_ALPHA = 1e8  # second moments of log Z go with its fourth power, and have to fit float32
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,7 +79,7 @@ class FedGrainsOptions:
             "tune": log(8, 256),
         },
     )
-    alpha: Rate = field(
+    alpha: Annotated[float, Field(gt=0, le=MOST_ALPHA)] = field(
         default=1e5,
         metadata={"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
     )
