@@ -12,7 +12,6 @@ from torch import Tensor
 
 from runs import FAST, go, rows_of, run_until, same_bits
 from silograph.core.key import Key
-from silograph.core.payload import under
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -24,6 +23,7 @@ from silograph.methods.gcfl import (
     GCFLOptions,
     GCFLPlusOptions,
     disagree,
+    edge_weights,
     likenesses,
     means,
     minimum_cut,
@@ -213,6 +213,12 @@ def test_a_cut_depends_on_the_series_of_its_cluster_alone(other: str) -> None:
     distance = warped(series[:4])
     expected = minimum_cut(distance.max() - distance)
     assert sorted(expected.tolist()) in ([0, 1], [2, 3])
+
+
+def test_cosines_are_weights_as_they_are() -> None:
+    alike = torch.tensor([[2.0, 1.5], [1.5, 2.0]])
+    assert torch.equal(edge_weights(GCFLOptions(), alike), alike)
+    assert torch.equal(edge_weights(GCFLPlusOptions(), alike), alike - 1.5)
 
 
 @BOTH

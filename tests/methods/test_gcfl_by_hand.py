@@ -1,4 +1,4 @@
-"""GCFL and GCFL+ beside a loop over clients: criteria, cuts by trying all, means, in plain torch."""
+"""GCFL and GCFL+ beside a loop over clients: criteria, cuts by trying all, means, in torch."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ from silograph.nn.optim import SGD
 
 KEY, FIRST = Key.of(5), Key.of(9)
 CLIENTS, ROUNDS = 8, 7
-OWN = {"epsilon1": 0.5, "epsilon2": 0.02, "warmup": 1}
+OWN = {"epsilon1": 0.15, "epsilon2": 0.02, "warmup": 1}  # the first decides
 
 
 def flat(weights: Params) -> Tensor:
@@ -42,7 +42,7 @@ def warped(a: list[float], b: list[float]) -> float:
 
 def least_cut(weight: dict[frozenset[int], float], members: list[int]) -> set[int]:
     """The side without the first member of the cut that weighs least, of all there are."""
-    first, *others = members
+    others = members[1:]
     sides = (set(s) for k in range(1, len(members)) for s in itertools.combinations(others, k))
     return min(
         sides,
