@@ -186,6 +186,22 @@ def test_a_learned_log_z_follows_its_own_adam(make_graph: MakeGraph) -> None:
         torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
 
 
+def test_a_first_step_that_is_balanced_moves_nothing(make_graph: MakeGraph) -> None:
+    """In float32 and with the paper's alpha, too: rounding leaves up to 1e-2 of the balance."""
+    block = make_block_in(torch.float32, small(make_graph, EDGES, sparse=False))
+    sampler = FedGrains(2, 2, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 2, 0.0, "multiclass")
+    start = sampler.init(block, model, Key.of(1))
+    for number in range(40):
+        draws, loss = draws_of(sampler, block, Key.of(number), start), 1 + 0.013 * number
+        signal = Signal(torch.tensor([0]), draws, torch.tensor([loss]), Key.of(0))
+        state = sampler.learn(block, start, signal)
+        assert all(torch.equal(state[name].t, start[name].t) for name in NETWORK)
+        log_p = sum(float(drawn.trace["log_p"].detach()) for _, drawn in draws)
+        assert float(state["log_z"].t) == pytest.approx(-loss - log_p / sampler.alpha, abs=1e-6)
+        assert float(state["steps"].t) == 1
+
+
 @pytest.mark.parametrize("sparse", [True, False])
 def test_steps_in_place_have_the_same_bits(make_graph: MakeGraph, sparse: bool) -> None:
     """`own` lets a step write where it reads; without it, what was given stays as it was."""

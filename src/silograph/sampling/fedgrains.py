@@ -251,9 +251,10 @@ class FedGrains:
         new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
         balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
         if self.learns_z:
-            self._balance_first(new, signal.clients, balance.detach())
+            fresh = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
-            balance = balance + self.alpha * z[signal.clients]
+            # Exactly: Adam would make a whole step of what rounding leaves.
+            balance = torch.where(fresh, 0.0, balance + self.alpha * z[signal.clients])
         names = ("leaf", *self._network[1:])
         leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
         found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
@@ -283,10 +284,11 @@ class FedGrains:
     def _learned(self) -> tuple[str, ...]:
         return (*self._network, *(["log_z"] * self.learns_z))
 
-    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> None:
-        """Set z where no step has been taken, so that the first one is balanced."""
+    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
+        """Set z where no step has been taken, so that the first one is balanced; return where."""
         z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
         z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
+        return fresh
 
     def _step(self, new: State, grads: Mapping[str, Tensor], a: int, b: int) -> None:
         """Take the step of clients a to b, who have taken equally many, in place."""
