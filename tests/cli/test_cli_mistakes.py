@@ -28,6 +28,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--method", "fedavgg"],
         "unknown method 'fedavgg': did you mean 'fedavg'? Choices: ",
     ),
+    "sampler as a method": (
+        ["run", "g.npz", "--method", "fedgrains"],
+        "error: --method: unknown method 'fedgrains': did you mean neighbors fedgrains?",
+    ),
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
     "option as a flag": (
         ["run", "g.npz", "--server-lr", "0.1"],

@@ -35,7 +35,7 @@ from silograph.nn.backends import TORCH
 from silograph.nn.conv import convolve
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import forward_pass, leave, whole_pass
-from silograph.nn.masked import Masked, Near, SparseMasks
+from silograph.nn.masked import Masked, Near, SparseMasks, pruned
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 
@@ -180,6 +180,19 @@ def test_masks_multiply_the_matrices(make_graph: MakeGraph, cut_block: CutBlock)
     assert not torch.allclose(scored, ours.detach())  # small entries count in training only
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_entry_on_the_edge_counts(dtype: torch.dtype) -> None:
+    """0 where |M| < l1, as in the authors' code."""
+    edge = torch.tensor(0.1, dtype=dtype)
+    below = edge.nextafter(torch.zeros((), dtype=dtype))
+    mask = torch.stack([edge, -edge, below, -below, 2 * edge, 0 * edge])
+    assert torch.equal(pruned(mask, 0.1), torch.stack([edge, -edge, *(0 * mask[:2]), *mask[4:]]))
+
+
+def test_the_optimizers_state_is_kept_by_default(make_graph: MakeGraph) -> None:
+    assert go(make_graph(), method="fedpub", rounds=1).config.keep_optimizer is True
+
+
 def test_what_is_added_to_gradients() -> None:
     """By autograd: l1 |M|_1 and the distance of each tensor from the start, by client."""
     generator = torch.Generator().manual_seed(3)
@@ -278,6 +291,39 @@ def test_who_is_away_keeps_its_start(make_graph: MakeGraph, cut_block: CutBlock)
             for c in range(5)
         ]
         assert same == [name not in report.participants for name in fed.ids]
+        for fact in ("own_share", "sparsity"):  # of who was away nothing is known
+            told = report.client_facts[fact]
+            assert told.isnan().tolist() == same
+            assert report.facts[fact] == pytest.approx(float(told.nanmean()))
+
+
+@pytest.mark.parametrize("why", ["untrained", "diverged"])
+def test_who_has_no_model_to_give_gives_none(
+    make_graph: MakeGraph, cut_block: CutBlock, why: str
+) -> None:
+    """A client without training nodes, or whose training diverged: the others do without it."""
+    graph = make_graph(60)
+    block, route = cut_block(graph, 4)
+    mine = block.client == 2
+    if why == "untrained":
+        changed = replace(block, split=replace(block.split, train=block.split.train & ~mine))
+    else:
+        assert isinstance(block.x, Tensor)
+        changed = replace(block, x=torch.where(mine[:, None], torch.nan, block.x))
+    cfg, others = config(graph, l1=0.5), torch.tensor([0, 1, 3])
+    found = []
+    for part, size in ((changed, 4), (block.take(others), 3)):
+        fed = InProcess(cfg, part, route, size)
+        state = FEDPUB.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
+        state, report = FEDPUB.round(fed, cfg, state, 1, KEY)
+        found.append((state.memory, report.client_facts))
+    first = cfg.model.init_weights(FIRST, torch.float64)
+    for name, w in found[0][0].items():
+        torch.testing.assert_close(w[others], found[1][0][name], rtol=0, atol=1e-12)
+        assert torch.equal(w[2], first[name])
+    for name, told in found[0][1].items():
+        torch.testing.assert_close(told[others], found[1][1][name], rtol=0, atol=1e-12)
+        assert bool(told[2].isnan())
 
 
 def test_a_session_has_the_bits_of_a_simulation(make_graph: MakeGraph, cut_block: CutBlock) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from neighgen_by_hand import generated_by_hand, loss_by_hand
 from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from sessions import session
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, State, offsets, under
+from silograph.evaluation.views import MENDED
 from silograph.exchange.collect import local_graph
 from silograph.exchange.generated import COUNTS, GENERATED
 from silograph.experiment.run.run import resume
@@ -20,11 +22,10 @@ from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
 from silograph.federation.session.names import own_ops
 from silograph.graph.block.block import ClientBlock, dense_rows
-from silograph.graph.block.extension import neighbor_keys
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDSAGEPLUS, MethodConfig
-from silograph.methods.fedsage import ANSWERS, FedSageOptions, learn, train_generator
+from silograph.methods.fedsage import ANSWERS, FedSageOptions, generator_of, learn, train_generator
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.neighgen import (
@@ -98,7 +99,7 @@ def test_the_cross_client_phase_is_autograd_on_all_graphs_together(
         answers[mine] = each.sum(0) - each[c]
     ours = objective(gen, leaves, block, damaged, KEY, weight, answers)
     found = torch.autograd.grad(ours, list(leaves.values()))
-    theirs = _by_hand(gen, leaves, block, hidden, weight)
+    theirs = loss_by_hand(gen, leaves, block, hidden, KEY, weight)
     expected = torch.autograd.grad(theirs, list(leaves.values()))
     for name, a, b in zip(leaves, found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=name)
@@ -108,43 +109,35 @@ def test_the_cross_client_phase_is_autograd_on_all_graphs_together(
     assert not torch.allclose(alone[-2], found[-2], atol=1e-6)
 
 
-def _by_hand(
-    gen: NeighGen, weights: dict[str, Tensor], block: ClientBlock, hidden: Tensor, weight: float
-) -> Tensor:
-    features = dense_rows(block, torch.arange(len(hidden)))
-    edges = torch.zeros(len(hidden), len(hidden), dtype=torch.float64)
-    edges[block.adj.row, block.adj.indices.long()] = 1
-    total = features.new_zeros(())
-    for c in range(block.num_clients):
-        own = {n: w[c] for n, w in weights.items()}
-        rows = torch.arange(int(block.off[c]), int(block.off[c + 1]))
-        there = rows[~hidden[rows]]
-        seen = edges[there][:, there]
-        mean = seen / seen.sum(1, keepdim=True).clamp(min=1)
-        z = features[there]
-        z = mean @ z @ own["first.weight"] + z @ own["first.root"] + own["first.bias"]
-        z = z.relu()
-        z = mean @ z @ own["second.weight"] + z @ own["second.root"] + own["second.bias"]
-        d = (z @ own["degree.weight"] + own["degree.bias"])[:, 0]
-        for place, v in enumerate(there.tolist()):
-            near = ((edges[v] > 0) & hidden).nonzero()[:, 0]
-            miss = (d[place] - len(near)).abs()
-            total = total + torch.where(miss < 1, miss**2 / 2, miss - 0.5) / len(there)
-            for p in range(round(min(max(float(d[place].detach()), 0), gen.most))):
-                key = _neighbor_key(block, v, p)
-                noise = torch.special.ndtri(KEY.uniform(key, gen.width))[0]
-                x = (z[place] + noise) @ own["feature.weight"] + own["feature.bias"]
-                others = [block.client == other for other in range(block.num_clients)]
-                groups = [features[near], *(features[o] for i, o in enumerate(others) if i != c)]
-                for group in groups:
-                    if len(group):
-                        apart = (group - x).square().sum(1).min()
-                        total = total + weight * apart / len(there)
-    return total
-
-
-def _neighbor_key(block: ClientBlock, row: int, nth: int) -> Tensor:
-    return neighbor_keys(block.row_key, torch.full((nth + 1,), row))[-1:]
+@pytest.mark.parametrize("cross", [0, 3])
+def test_set_up_is_the_loop_over_steps(
+    make_graph: MakeGraph, cut_block: CutBlock, cross: int
+) -> None:
+    """Steps alone, steps with all clients' nodes, then neighbors of all: by torch's Adam."""
+    graph = make_graph(36)
+    block, route = cut_block(graph, 3)
+    cfg = config(graph, generator_epochs=6, cross_epochs=cross, hidden=0.3, feature_weight=0.7)
+    cfg = replace(cfg, options=replace(cfg.options, generator_lr=0.05))
+    fed = started(cfg, (block, route), 2)
+    gen, alone = generator_of(cfg), KEY.fold("generator")
+    hidden = alone.fold("hidden").uniform(block.row_key)[:, 0] < 0.3
+    leaves = {
+        n: w.repeat(3, *[1] * w.dim()).requires_grad_()
+        for n, w in gen.init(alone.fold("first")).items()
+    }
+    adam = torch.optim.Adam(leaves.values(), lr=0.05)
+    steps = [(alone.fold("noise", n), True) for n in range(6)]
+    for key, local in [*steps, *((KEY.fold("cross", n), False) for n in range(cross))]:
+        for w in leaves.values():
+            w.grad = torch.zeros_like(w)  # a step for all, where nothing has been generated, too
+        loss_by_hand(gen, leaves, block, hidden, key, 0.7, alone=local).backward()
+        adam.step()
+    counts, rows = generated_by_hand(gen, leaves, block, KEY.fold("mend").fold("noise"))
+    states = fed.states()
+    assert torch.cat([state[COUNTS].t for state in states]).tolist() == counts
+    assert len(rows) > 5
+    found = torch.cat([state[GENERATED].t for state in states])
+    torch.testing.assert_close(found, rows.detach(), rtol=0, atol=1e-8)
 
 
 def test_the_first_of_the_least() -> None:
@@ -207,6 +200,10 @@ def test_mended_graphs_have_each_neighbor_beside_its_row(
     assert torch.equal(dense_rows(graph, own), dense_rows(block, torch.arange(len(own))))
     assert not bool(graph.split.train[made].any())
     assert local_graph(block, state) is graph
+
+
+def test_scores_say_that_they_see_generated_neighbors() -> None:
+    assert FEDSAGEPLUS.evaluate.seen(0.5) == MENDED
 
 
 def test_blocks_are_clients_one_by_one(make_graph: MakeGraph, cut_block: CutBlock) -> None:

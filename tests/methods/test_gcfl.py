@@ -12,7 +12,6 @@ from torch import Tensor
 
 from runs import FAST, go, rows_of, run_until, same_bits
 from silograph.core.key import Key
-from silograph.core.payload import under
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -24,6 +23,7 @@ from silograph.methods.gcfl import (
     GCFLOptions,
     GCFLPlusOptions,
     disagree,
+    edge_weights,
     likenesses,
     means,
     minimum_cut,
@@ -146,7 +146,7 @@ def test_series_of_those_who_were_away_wait() -> None:
     assert memory["series"].tolist() == [[2, 5], [3, 4]]
     assert memory["filled"].tolist() == [2, 1]
     assert known.tolist() == [True, False]
-    assert float(alike.min()) == 0
+    assert torch.equal(alike, -warped(memory["series"]))
 
 
 def test_clients_without_a_series_go_with_the_larger_part() -> None:
@@ -193,6 +193,34 @@ def test_planted_series_are_told_apart(seed: int) -> None:
     assert sorted([found[:3], found[3:]]) == [[0] * 3, [1] * 3]
 
 
+@pytest.mark.parametrize("other", ["cluster", "away"])
+def test_a_cut_depends_on_the_series_of_its_cluster_alone(other: str) -> None:
+    """Two pairs fall apart as pairs, however far off others are.
+
+    Counted from a distance of 100 or so, the least cut of these four would be a single client.
+    """
+    level = torch.tensor([1.0, 1.1, 2.0, 2.1, 90.0, 200.0], dtype=torch.float64)
+    series = level[:, None].expand(6, 3).clone()
+    memory = {"series": series, "filled": torch.full((6,), 3)}
+    cluster, took_part = torch.tensor([0, 0, 0, 0, 1, 1]), torch.ones(6).bool()
+    if other == "away":  # for so long that there is no series of the last two
+        cluster, took_part[4:], memory["filled"][4:] = cluster * 0, False, 0
+    gram = torch.diag(series[:, -1] ** 2)
+    options = GCFLPlusOptions(epsilon1=1e3, epsilon2=1e-6, sequence=3)
+    alike, known, _ = likenesses(memory, gram, took_part)
+    found = split(options, cluster, gram, took_part, alike, known).tolist()
+    assert found[:4] in ([0, 0, 2, 2], [2, 2, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0])
+    distance = warped(series[:4])
+    expected = minimum_cut(distance.max() - distance)
+    assert sorted(expected.tolist()) in ([0, 1], [2, 3])
+
+
+def test_cosines_are_weights_as_they_are() -> None:
+    alike = torch.tensor([[2.0, 1.5], [1.5, 2.0]])
+    assert torch.equal(edge_weights(GCFLOptions(), alike), alike)
+    assert torch.equal(edge_weights(GCFLPlusOptions(), alike), alike - 1.5)
+
+
 @BOTH
 def test_clients_keep_the_models_that_are_scored(make_graph: MakeGraph, method: AnyMethod) -> None:
     graph = make_graph(60)
@@ -221,15 +249,43 @@ def test_a_run_goes_on_from_where_it_was(
 
 
 def test_a_model_that_diverged_splits_nothing(make_graph: MakeGraph, cut_block: CutBlock) -> None:
-    """The client's replies are no numbers: no cut is looked for in its cluster's graph."""
+    """The client's replies are no numbers: no cut is looked for in its cluster's graph.
+
+    The others' mean is the one without it.
+    """
     graph = make_graph(60)
     block, route = cut_block(graph, 4)
     assert isinstance(block.x, Tensor)
     x = torch.where((block.client == 0)[:, None], torch.nan, block.x)
-    cfg = config(graph, GCFLPlusOptions(epsilon1=100.0, epsilon2=1e-6, warmup=0, sequence=2))
+    cfg = config(graph, GCFLPlusOptions(epsilon1=100.0, epsilon2=1e-6, warmup=9, sequence=2))
+    found = []
+    for part in (replace(block, x=x), block.take(torch.tensor([1, 2, 3]))):
+        fed = InProcess(cfg, part, route, part.num_clients)
+        state = GCFLPLUS.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
+        for t in range(1, 4):
+            state, _ = GCFLPLUS.round(fed, cfg, state, t, KEY)
+        assert state.memory["series"].isfinite().all()
+        found.append({n: w for n, w in state.memory.items() if n.startswith("weights/")})
+    for name, w in found[1].items():
+        torch.testing.assert_close(found[0][name], w, rtol=0, atol=1e-12)
+
+
+@BOTH
+def test_a_change_without_a_finite_square_splits_nothing(
+    make_graph: MakeGraph, cut_block: CutBlock, method: AnyMethod
+) -> None:
+    """Its length is infinite: it is in no series and no criterion."""
+    graph = make_graph(60)
+    block, route = cut_block(graph, 4)
+    assert isinstance(block.x, Tensor)
+    x = torch.where((block.client == 0)[:, None], 1e200 * block.x, block.x)
+    own = {"sequence": 2} if method is GCFLPLUS else {}
+    options = method.options(epsilon1=100.0, epsilon2=1e-6, warmup=0, **own)
+    cfg = config(graph, options, optimizer=SGD(0.1), schedule=Schedule(1))
     fed = InProcess(cfg, replace(block, x=x), route, 4)
-    state = GCFLPLUS.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
-    for t in range(1, 4):
-        state, _ = GCFLPLUS.round(fed, cfg, state, t, KEY)
+    state = method.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
+    state, _ = method.round(fed, cfg, state, 1, KEY)
+    assert float(state.memory["weights/0.weight"].abs().max()) > 1e180
     assert state.memory["series"].isfinite().all()
-    assert under("weights", fed.states()[0])["0.weight"].shape[0] == 4
+    assert state.memory["filled"].tolist() == ([0, 1, 1, 1] if own else [0] * 4)
+    assert int(state.memory["cluster"][0]) == 0

@@ -32,8 +32,9 @@ from silograph.nn.mini_batches import sampled_pass
 from silograph.nn.model import Model
 from silograph.nn.neighbors import FULL, Drawn, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam
-from silograph.sampling.fedgrains import FedGrains
+from silograph.sampling.fedgrains import MOST_ALPHA, FedGrains, FedGrainsOptions
 from silograph.sampling.fedgrains_policy import log_forward, top_k
+from silograph.sampling.neighbors import NEIGHBORS, Depth
 from silograph.study.tune.space import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
@@ -185,6 +186,22 @@ def test_a_learned_log_z_follows_its_own_adam(make_graph: MakeGraph) -> None:
         torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
 
 
+def test_a_first_step_that_is_balanced_moves_nothing(make_graph: MakeGraph) -> None:
+    """In float32 and with the paper's alpha, too: rounding leaves up to 1e-2 of the balance."""
+    block = make_block_in(torch.float32, small(make_graph, EDGES, sparse=False))
+    sampler = FedGrains(2, 2, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 2, 0.0, "multiclass")
+    start = sampler.init(block, model, Key.of(1))
+    for number in range(40):
+        draws, loss = draws_of(sampler, block, Key.of(number), start), 1 + 0.013 * number
+        signal = Signal(torch.tensor([0]), draws, torch.tensor([loss]), Key.of(0))
+        state = sampler.learn(block, start, signal)
+        assert all(torch.equal(state[name].t, start[name].t) for name in NETWORK)
+        log_p = sum(float(drawn.trace["log_p"].detach()) for _, drawn in draws)
+        assert float(state["log_z"].t) == pytest.approx(-loss - log_p / sampler.alpha, abs=1e-6)
+        assert float(state["steps"].t) == 1
+
+
 @pytest.mark.parametrize("sparse", [True, False])
 def test_steps_in_place_have_the_same_bits(make_graph: MakeGraph, sparse: bool) -> None:
     """`own` lets a step write where it reads; without it, what was given stays as it was."""
@@ -258,7 +275,8 @@ def test_choices_are_plackett_luce(make_graph: MakeGraph) -> None:
     model = Model("gcn", block.num_features, 4, 3, 1, 0.0, "multiclass")
     state = dict(sampler.init(block, model, Key.of(1)))
     state["last"] = replace(state["last"], t=20 * state["last"].t)
-    state["last_bias"] = replace(state["last_bias"], t=state["last_bias"].t - 20)
+    # So that p is .2 to .9: where all are small, draws by p and by odds would be the same.
+    state["last_bias"] = replace(state["last_bias"], t=state["last_bias"].t - 10)
     w, draws = weights_of_network(block, state), 3000
     chance = [
         float(torch.exp(log_p_by_hand(block, {0: 0}, {v}, 0, w)[0].detach())) for v in range(1, 6)
@@ -267,6 +285,8 @@ def test_choices_are_plackett_luce(make_graph: MakeGraph) -> None:
     odds = [c / without for c in chance]
     exact = plackett_luce([o / (1 + o) for o in odds], 2)
     assert max(exact.values()) > 1.5 * min(exact.values())
+    by_odds = plackett_luce(odds, 2)
+    assert max(abs(by_odds[s] - p) for s, p in exact.items()) > 0.1
     count = dict.fromkeys(exact, 0)
     for number in range(draws):
         neighbor = draws_of(sampler, block, Key.of(number), state, hops=1)[0][1].neighbor
@@ -476,6 +496,53 @@ def test_mistakes(make_graph: MakeGraph, given: dict[str, Any], message: str) ->
     with pytest.raises(ConfigError) as caught:
         go(make_graph(), neighbors="fedgrains", method="fedavg", **given)
     assert str(caught.value) == message
+
+
+def test_alpha_has_a_largest_value(make_graph: MakeGraph) -> None:
+    """Beyond it log Z would stand still in float32, and then the network be NaN, unnoticed."""
+    own = {"neighbors.alpha": 1e20}
+    with pytest.raises(ConfigError) as caught:
+        go(make_graph(), neighbors="fedgrains", method="fedavg", options=own)
+    line = "alpha: input should be less than or equal to 100000000, got 1e+20 (options of "
+    assert str(caught.value) == line + "fedgrains)"
+    block = small(make_graph, EDGES, sparse=False)
+    block = make_block_in(torch.float32, block)
+    sampler = FedGrains(2, 2, alpha=MOST_ALPHA, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 2, 0.0, "multiclass")
+    state: State = sampler.init(block, model, Key.of(1))
+    for number in range(4):
+        draws = draws_of(sampler, block, Key.of(number), state)
+        signal = Signal(torch.tensor([0]), draws, torch.tensor([1.0 + number]), Key.of(0))
+        state = sampler.learn(block, state, signal)
+    assert all(bool(f.t.isfinite().all()) for f in state.values())
+
+
+def make_block_in(dtype: torch.dtype, block: ClientBlock) -> ClientBlock:
+    """The block with values of a dtype."""
+    assert isinstance(block.x, Tensor)
+    assert block.adj.values is not None
+    adj = replace(block.adj, values=block.adj.values.to(dtype))
+    return replace(block, x=block.x.to(dtype), adj=adj)
+
+
+def test_each_option_reaches_the_sampler() -> None:
+    """By value, and each alone changes what is made."""
+    make, depth = NEIGHBORS["fedgrains"].make, Depth(3, "layer")
+    usual = make(FedGrainsOptions(), depth)
+    assert usual == FedGrains(32, 3, 1e5, 1e-3, True, 0.1, True, "trained", 128)
+    for option, expected in (
+        ({"k": 7}, {"k": 7}),
+        ({"alpha": 2.0}, {"alpha": 2.0}),
+        ({"lr": 0.5}, {"lr": 0.5}),
+        ({"log_z": "constant"}, {"learns_z": False}),
+        ({"log_z_lr": 0.25}, {"log_z_lr": 0.25}),
+        ({"degrees": "full"}, {"sampled_degrees": False}),
+        ({"policy": "uniform"}, {"policy": "uniform"}),
+        ({"width": 9}, {"width": 9}),
+    ):
+        made = make(FedGrainsOptions(**option), depth)
+        assert made == replace(usual, **expected)
+        assert made != usual
 
 
 def test_its_options_can_be_tuned() -> None:

@@ -140,8 +140,8 @@ class RoundReport:
         train_loss: their mean training loss, weighted by nodes; None if none could train.
         facts: further figures of the round, by name: columns `fact_NAME` of the table of rounds.
             A method that sets any sets the same names in every round.
-        client_facts: the same by client, (C,) tensors: those of the last round are columns
-            `fact_NAME` of the table of clients.
+        client_facts: the same by client, (C,) tensors, NaN where one is not known: those of the
+            last round are columns `fact_NAME` of the table of clients.
         trained: what is known by client, (C, ...): `answered`, `nodes` and `loss` for an observed
             selector, and `received/*`, counts of the model with which clients began.
         aggregator: name of what has combined the clients' weights; `local_round` sets it.

@@ -20,9 +20,10 @@ Masks stay with their client. All begin at 1.
 
 What we changed: the shared graph is one and the same in all runs, and each client draws it itself,
 so it does not travel. Matrices that meet the input of a layer have masks; biases have none. Means
-are over the clients that answered and could train; who was away keeps its last V_c. Clients weigh
-by likeness alone, not by nodes, as in the paper. Optimizer state is kept between rounds, as in the
-code, that of the masks too.
+are over the clients that answered and could train; who was away keeps its last V_c, which is the
+first model for one that has not trained yet (the code: the plain mean). Clients weigh by likeness
+alone, not by nodes, as in the paper. Optimizer state is kept between rounds, as in the code, that
+of the masks too.
 
 Views: `personalized` scores what a client's training left, and picks the round. There is no
 `server` view: every client has a model of its own.
@@ -235,13 +236,9 @@ def fit_round(
         name: _where(gives, mean_of(share, gives, found[f"weights/{name}"]), w)
         for name, w in state.memory.items()
     }
-    own, sparse = share.diagonal(), found["sparsity"]
-    count = max(1, int(gives.sum()))
-    facts = {
-        "own_share": float((own * gives).sum()) / count,
-        "sparsity": float((sparse * gives).sum()) / count,
-    }
-    client_facts = {"own_share": own, "sparsity": sparse}
+    figures = {"own_share": share.diagonal(), "sparsity": found["sparsity"]}
+    facts = {name: float(t[gives].mean()) for name, t in figures.items()}
+    client_facts = {name: t.where(gives, torch.nan) for name, t in figures.items()}
     report = report_of(chosen, found, facts, client_facts, observed=cfg.observed)
     return ServerState(None, memory), report
 

@@ -16,7 +16,7 @@ cut of the graph of its clients, whose edges weigh how alike two of them are:
 
     gcfl        1 + cos(dW_c, dW_d) of this round
     gcflplus    max D - D(c, d), D the distance of the series of |dW_c| over the last `sequence`
-                rounds under dynamic time warping
+                rounds under dynamic time warping; max D is that of two clients of the cluster
 
 What we changed: the paper calls dW the gradients that clients send; its code takes norms of the
 last step's gradients, which do not travel here. A client that was away is in no criterion of that
@@ -192,16 +192,18 @@ def products(changes: Mapping[str, Tensor]) -> Tensor:
 
 
 def likenesses(memory: Params, gram: Tensor, took_part: Tensor) -> tuple[Tensor, Tensor, Params]:
-    """Return how alike clients are (C, C), who can be compared (C,), and the series after t."""
+    """Return how alike clients are (C, C), who can be compared (C,), and the series after t.
+
+    By series that is -D, which `edge_weights` makes weights of.
+    """
     norm, series = gram.diagonal().sqrt(), memory["series"]
     if series.shape[1] == 0:
         return 1 + gram / torch.outer(norm, norm).clamp(min=1e-12), took_part, memory
     moved = torch.cat([series[:, 1:], norm[:, None]], dim=1)
     series = torch.where(took_part[:, None], moved, series)
     filled = memory["filled"] + took_part
-    distance = warped(series)
     known = filled >= series.shape[1]
-    return distance.max() - distance, known, {**memory, "series": series, "filled": filled}
+    return -warped(series), known, {**memory, "series": series, "filled": filled}
 
 
 def warped(series: Tensor) -> Tensor:
@@ -235,8 +237,8 @@ def split(
         cluster: (C,) int64 of every client so far.
         gram: (C, C) products of changes.
         took_part: (C,) bool whose changes are there.
-        alike: (C, C) weights of edges.
-        known: (C,) bool who has them.
+        alike: (C, C) how alike clients are.
+        known: (C,) bool of whom that is known.
     """
     new, count = cluster.clone(), int(cluster.max()) + 1
     for number in range(count):
@@ -244,9 +246,18 @@ def split(
         here, edges = members[took_part[members]], members[known[members]]
         if len(edges) < FEWEST or not disagree(options, gram[here][:, here]):
             continue
-        part = minimum_cut(alike[edges][:, edges])
+        part = minimum_cut(edge_weights(options, alike[edges][:, edges]))
         new[edges[part]] = int(new.max()) + 1
     return new
+
+
+def edge_weights(options: Thresholds, alike: Tensor) -> Tensor:
+    """Return the weights of a cluster's edges (n, n) from how alike its clients are.
+
+    Those of series are counted from the two that are the least alike of this cluster: a larger
+    constant, from others, would cut off single clients, whatever their series.
+    """
+    return alike - alike.min() if length_of(options) else alike
 
 
 def disagree(options: Thresholds, gram: Tensor) -> bool:

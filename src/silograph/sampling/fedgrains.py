@@ -64,6 +64,7 @@ from silograph.sampling.fedgrains_policy import (
 
 Policy = Literal["trained", "untrained", "uniform"]
 Rate = Annotated[float, Field(gt=0)]
+MOST_ALPHA = 1e8  # second moments of log Z go with its fourth power, and have to fit float32
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,7 +79,7 @@ class FedGrainsOptions:
             "tune": log(8, 256),
         },
     )
-    alpha: Rate = field(
+    alpha: Annotated[float, Field(gt=0, le=MOST_ALPHA)] = field(
         default=1e5,
         metadata={"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
     )
@@ -250,9 +251,10 @@ class FedGrains:
         new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
         balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
         if self.learns_z:
-            self._balance_first(new, signal.clients, balance.detach())
+            fresh = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
-            balance = balance + self.alpha * z[signal.clients]
+            # Exactly: Adam would make a whole step of what rounding leaves.
+            balance = torch.where(fresh, 0.0, balance + self.alpha * z[signal.clients])
         names = ("leaf", *self._network[1:])
         leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
         found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
@@ -282,10 +284,11 @@ class FedGrains:
     def _learned(self) -> tuple[str, ...]:
         return (*self._network, *(["log_z"] * self.learns_z))
 
-    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> None:
-        """Set z where no step has been taken, so that the first one is balanced."""
+    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
+        """Set z where no step has been taken, so that the first one is balanced; return where."""
         z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
         z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
+        return fresh
 
     def _step(self, new: State, grads: Mapping[str, Tensor], a: int, b: int) -> None:
         """Take the step of clients a to b, who have taken equally many, in place."""

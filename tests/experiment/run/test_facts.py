@@ -25,6 +25,7 @@ def told(
     """A round of FedAvg that reports its number, and the clients' positions times it."""
     new, report = FEDAVG.round(fed, cfg, state, t, key)
     client_facts = {"sparsity": torch.arange(len(fed.ids)) * float(t)}
+    client_facts["of_some"] = torch.tensor([0.5, math.nan, 0.25, math.inf])
     facts = {"clusters": t / 2, "unknown": math.nan}
     return new, replace(report, facts=facts, client_facts=client_facts)
 
@@ -54,6 +55,7 @@ def test_facts_are_in_tables_report_and_trackers(make_graph: MakeGraph, tmp_path
     assert {row["fact_unknown"] for row in rows} == {""}
     clients = read_csv(out / "clients.csv")
     assert [row["fact_sparsity"] for row in clients] == ["0.0", "4.0", "8.0", "12.0"]
+    assert [row["fact_of_some"] for row in clients] == ["0.5", "", "0.25", ""]
     assert result.client_facts["sparsity"].tolist() == [0, 4, 8, 12]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "fact_clusters" in page

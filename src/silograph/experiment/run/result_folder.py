@@ -24,6 +24,7 @@ report.html         the run as a page for people; written after everything else
 import csv
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -372,7 +373,8 @@ class ResultFolder:
         columns: dict[str, Sequence[Any]] = {"bytes": sizes.tolist(), "flops": flops.tolist()}
         for name, views in result.client_scores.items():
             columns |= {f"test_{view}_{name}": views.get(view, ()) for view in VIEWS}
-        columns |= {f"{FACT}{name}": t.tolist() for name, t in result.client_facts.items()}
+        for name, t in result.client_facts.items():  # NaN is not known
+            columns[f"{FACT}{name}"] = [v if math.isfinite(v) else None for v in t.tolist()]
         rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
         for name, values in columns.items():
             # Others have no value, or one client that trained on the uncut graph.
