@@ -79,9 +79,14 @@ def passed(
     return x
 
 
+def features(block: ClientBlock) -> Tensor:
+    assert isinstance(block.x, Tensor)
+    return block.x
+
+
 def messages(block: ClientBlock, matrices: list[Tensor], own: list[Params]) -> list[Tensor]:
     """Return h W of all rows in every layer, each by the weights of its owner (eq. 3)."""
-    x, sent = block.x, []
+    x, sent = features(block), []
     for layer, matrix in enumerate(matrices):
         weight, bias = (
             torch.stack([w[f"{layer}.{name}"] for w in own])[block.client]
@@ -103,7 +108,7 @@ def dense_round(
         sent, new = messages(block, matrices, own), []
         for c, w in enumerate(own):
             leaves = {name: t.clone().requires_grad_() for name, t in w.items()}
-            logits = passed(block.x, matrices, leaves, sent, block.client == c)
+            logits = passed(features(block), matrices, leaves, sent, block.client == c)
             mine = batch & (block.client == c)
             loss = cross_entropy(logits[mine], block.y[mine])
             grads = torch.autograd.grad(loss, list(leaves.values()))
