@@ -95,7 +95,7 @@ def test_one_update_is_worked_out_by_hand() -> None:
     torch.testing.assert_close(climbed["1.bias"], torch.tensor([-0.25]))
     torch.testing.assert_close(climbed["0.weight"], torch.tensor([[-0.25], [0.0]]))
     # The first step of Adam is lr along the sign of the gradient, and none where it is 0.
-    learning = Learning(actor_lr=0.01, critic_lr=0.1, discount=0.9, follow=0.25)
+    learning = Learning(actor_lr=0.01, critic_lr=0.1, follow=0.25, critic_decay=0.01)
     before = {n: w.detach().clone() for n, w in networks.weights.items()}
     after = updated(Networks(before, networks.memory), found, learning).weights
     assert error > 0
@@ -260,10 +260,10 @@ def test_half_of_what_is_drawn_is_alike_at_all_clients() -> None:
     state["sketch"] = sketch_of(standing_at(0).weights)
     for rounds in range(agents.PROFILE):
         assert len(drawn(state, rounds, rounds).unique()) == (CLIENTS if rounds % 2 else 1)
-    found = torch.stack([drawn(state, 200, number) for number in range(2000)])  # noise of .12
+    found = torch.stack([drawn(state, 200, number) for number in range(2000)])  # noise of .21
     together = torch.corrcoef(found.T)
     assert (together[~torch.eye(CLIENTS, dtype=torch.bool)] - 0.5).abs().max() < 0.1
-    assert (found.std(0) - 0.3 * 0.995**180).abs().max() < 0.01
+    assert (found.std(0) - 0.3 * 0.998**180).abs().max() < 0.01
     assert (found.mean(0) - 0.5).abs().max() < 0.02
 
 
@@ -317,7 +317,7 @@ def test_principal_components_are_those_of_the_covariance() -> None:
     seen = (rows - mean) @ axes
     covariance = seen.T @ seen
     assert float((covariance - covariance.diagonal().diag()).abs().max()) < 1e-9
-    assert float(seen.square().mean()) == pytest.approx(1)
+    assert float(seen[:, 0].square().mean()) == pytest.approx(1)
     assert bool((covariance.diagonal().diff() <= 1e-9).all())
 
 

@@ -36,16 +36,17 @@ class Learning:
         critic_lr: for the critic.
         discount: of the return (gamma).
         follow: share of the way that targets go to the networks in an update (phi, tau).
-        critic_decay: L2 penalty on the critic's weights, that of the paper of DDPG.
+        critic_decay: L2 penalty on the critic's weights. With the .01 of the paper of DDPG its
+            gradient hardly points to the best action (see docs/decisions/064).
         centering: weight of the actor's mean squared values before the sigmoid in its loss; without
             it they run to where the sigmoid is flat, and no gradient brings them back.
     """
 
-    actor_lr: float = 1e-4
+    actor_lr: float = 1e-5
     critic_lr: float = 1e-3
     discount: float = 0.9
     follow: float = 0.01
-    critic_decay: float = 0.01
+    critic_decay: float = 1e-4
     centering: float = 0.03
 
 

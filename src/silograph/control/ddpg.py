@@ -89,8 +89,8 @@ class AgentOptions:
     batch: int = 64
     kept: int = 4096
     noise: float = 0.3
-    decay: float = 0.995
-    least_noise: float = 0.02
+    decay: float = 0.998
+    least_noise: float = 0.1
 
 
 def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> ControllerState:

@@ -36,14 +36,15 @@ def _hash(size: int) -> tuple[Tensor, Tensor]:
 def principal(sketches: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the mean (1024,) of sketches (T, 1024), T >= K, and a projection (1024, K).
 
-    The projection has the sketches' coordinates at a root mean square of 1. Signs are chosen so
-    that the largest entry of each component is positive. Components along which the sketches do not
-    differ are 0: any direction would do for them, and machines choose different ones.
+    The first coordinate of the sketches has a root mean square of 1, so that states are no larger
+    than actions beside them. Signs are chosen so that the largest entry of each component is
+    positive. Components along which the sketches do not differ are 0: any direction would do for
+    them, and machines choose different ones.
     """
     mean = sketches.mean(0)
     _, sizes, axes = torch.linalg.svd(sketches - mean, full_matrices=False)
     axes = axes[:count] * (sizes > 1e-9 * sizes[0])[:count, None]
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     axes = axes * torch.where(largest < 0, -1.0, 1.0)
-    spread = ((sketches - mean) @ axes.T).square().mean().sqrt()
+    spread = ((sketches - mean) @ axes[0]).square().mean().sqrt()
     return mean, axes.T / spread.clamp(min=torch.finfo(axes.dtype).tiny)
