@@ -111,11 +111,11 @@ def row_of(conv: str, p: dict[str, Tensor], own: Tensor, near: list[Tensor], ask
         near = [u / math.sqrt(d + 1) for u, d in zip(near, degrees, strict=True)]
     rows = [*near, *sent]
     total = torch.stack(rows).sum(0) if rows else torch.zeros_like(own)
-    mean: Tensor = total / max(len(rows), 1)
-    if conv == "sage":
-        return mean @ p["weight"] + own @ p["root"] + p["bias"]
-    total = every * mean
-    return (total / math.sqrt(every + 1) + own / (every + 1)) @ p["weight"] + p["bias"]
+    mean = total / max(len(rows), 1)
+    if conv == "gcn":
+        mean = every * mean / math.sqrt(every + 1) + own / (every + 1)
+    out: Tensor = mean @ p["weight"] + p["bias"]
+    return out + own @ p["root"] if conv == "sage" else out
 
 
 def forward(
