@@ -1,5 +1,6 @@
 """Laws of FedAIS under an agent: it sets the interval, and the share of nodes of each client."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.payload import Shared, Stacked
 from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.run.loop import first_snapshot
 from silograph.federation.frame import FIELD, decode, encode
 from silograph.federation.session.message import (
     CallBody,
@@ -223,3 +225,45 @@ def test_an_agent_of_fedais_is_trained(make_graph: MakeGraph, tmp_path: Path) ->
     config = make_config({**with_policy("ddpg"), "rounds": 2})
     path = train_agent(AgentTraining(config, 1, seeds=1), tmp_path, make_graph(40))
     assert path.exists()
+
+
+def test_the_interval_of_a_run_follows_its_validation_loss(make_graph: MakeGraph) -> None:
+    """Eq. 11: F_0 is that of the first weights, F_t that of the last scored round."""
+    graph, start = make_graph(60), 40
+    given = {**RUN, "lr": 0.02, "rounds": 8, "eval_every": 2}
+    given["options"] = {**FEW, "batches": 10, "tau": start}
+    own = {name: value for name, value in given.items() if name != "method"}
+    result = go(graph, **given)
+    first = first_snapshot(setup_of(graph, FEDAIS, **own)).scores
+    assert first is not None
+    assert first.val["server"] is not None
+    f_0 = first.val["server"].loss
+    assert f_0 is not None
+    losses, rows = {0: f_0}, [dict[str, Any](row) for row in result.rounds]
+    for row in rows:
+        t = int(row["round"])
+        before = losses[max(s for s in losses if s < t)]
+        expected = math.ceil(math.sqrt(before / f_0) * start)
+        assert row["fact_knob_tau"] == expected
+        assert row["fact_exchanges"] == math.ceil(10 / expected)
+        losses[t] = row["val_server_loss"]
+    assert len({row["fact_knob_tau"] for row in rows}) > 2
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6])
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_limit_of_bytes_is_kept_to_the_last_round(
+    make_graph: MakeGraph, share: float, every: int
+) -> None:
+    """Also where few rounds are scored, which costs much and not in every round."""
+    options = {"batches": 10, "tau": 1}
+    given = {"rounds": 20, "lr": 0.01, "participation": 1.0, "eval_every": every}
+    run = {**RUN, "clients": 6, **given, "options": options}
+    graph = make_graph(200)
+    full = go(graph, **run)
+    least = go(graph, **{**run, "options": {**options, "tau": 100, "interval": "fixed"}})
+    limit = int(least.ledger.bytes + share * (full.ledger.bytes - least.ledger.bytes))
+    found = go(graph, **run, max_bytes=limit)
+    assert found.rounds[-1]["round"] == 20
+    assert "max_bytes" not in found.stopped
+    assert 0.85 * limit < found.ledger.bytes < limit

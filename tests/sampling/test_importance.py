@@ -86,6 +86,21 @@ def test_inclusions_sum_to_the_count_and_are_proportional_below_1() -> None:
                 assert pi[a:b].tolist() == pytest.approx(oracle, abs=1e-6)
 
 
+def test_inclusions_do_not_depend_on_other_clients() -> None:
+    """Probabilities of very different sizes, some 0, beside many clients with a whole each."""
+    sizes = torch.arange(200) % 23
+    off, size = offsets(sizes), 10.0 ** (-24 * Key.of(3).matrix(int(sizes.sum()), 1)[:, 0])
+    size[torch.arange(len(size)) % 5 == 0] = 0
+    p, count = probabilities(size, off, 0.0), torch.floor(0.7 * sizes.double() + 0.5).long()
+    pi = inclusions(p, off, count)
+    for c, (a, b) in enumerate(itertools.pairwise(off.tolist())):
+        alone = inclusions(p[a:b], torch.tensor([0, b - a]), count[c : c + 1])
+        assert torch.equal(pi[a:b], alone)
+        some = int((p[a:b] > 0).sum())
+        assert float(pi[a:b].sum()) == pytest.approx(min(int(count[c]), some), rel=1e-9)
+        assert bool((pi[a:b][p[a:b] == 0] == 0).all())
+
+
 def test_systematic_draws_have_their_inclusions_by_enumeration() -> None:
     """A piece of length pi meets a grid with a random start with probability pi: all starts."""
     pi = inclusions(probabilities(changes(), OFF, 0.2), OFF, torch.tensor([2, 0, 1, 3]))

@@ -5,7 +5,9 @@ sampling", AAAI 2025, eq. 11: tau_t = ceil(sqrt(F_t / F_0) tau_0), for each knob
 
 What we changed: F is the validation loss of the last scored round, pooled over clients, where the
 paper takes the test loss. If the run has a limit of bytes, the interval is the least from there on
-with which what is left lasts to the last round, by what the last round has cost.
+with which what is left lasts to the last round: by what an exchange of the last round has cost, by
+what a round has cost besides in the mean of all, since only some are scored, and with enough put
+aside for a dear one, since the last one is scored.
 """
 
 import math
@@ -26,7 +28,7 @@ def remember_first(options: Any, knobs: Knobs, standing: RunStanding) -> Control
     """Keep the loss of the first weights; no round has cost anything yet."""
     del options, knobs
     loss = loss_of(standing)
-    costs = {"bytes": standing.bytes, "fixed": 0.0, "exchange": 0.0, "batches": 0.0}
+    costs = {"bytes": standing.bytes, "fixed": 0.0, "dear": 0.0, "exchange": 0.0, "batches": 0.0}
     return {
         "first": torch.tensor(loss, dtype=torch.float64),
         **{name: torch.tensor(cost, dtype=torch.float64) for name, cost in costs.items()},
@@ -63,9 +65,11 @@ def observe(
     """Remember what the round has cost."""
     del options, knobs, values
     rows, times = facts.get(ROW_BYTES, 0.0), facts.get(EXCHANGES, 0.0)
+    mean, now = float(state["fixed"]), standing.bytes - float(state["bytes"]) - rows
     costs = {
         "bytes": float(standing.bytes),
-        "fixed": standing.bytes - float(state["bytes"]) - rows,
+        "fixed": mean + (now - mean) / max(standing.round, 1),
+        "dear": max(float(state["dear"]), now),
         "exchange": rows / max(times, 1),
         "batches": facts.get(BATCHES, 0.0),
     }
@@ -81,7 +85,8 @@ def _affordable(tau: int, most: int, state: ControllerState, standing: RunStandi
     left, rounds = standing.bytes_left, standing.rounds_left
     if left is None or not rounds or not batches or not each:
         return tau
-    times = (left / rounds - float(state["fixed"])) / each
+    fixed = float(state["fixed"])
+    times = ((left - (float(state["dear"]) - fixed)) / rounds - fixed) / each
     if times >= math.ceil(batches / tau):
         return tau
     return max(tau, math.ceil(batches / math.floor(times))) if times >= 1 else most

@@ -71,7 +71,7 @@ from silograph.nn.stored_batches import (
     drawn_around,
     whole_batch,
 )
-from silograph.nn.stored_rows import batch_pass, rows_entering
+from silograph.nn.stored_rows import batch_pass, rows_entering, stored_stages
 from silograph.nn.stored_training import (
     is_compact,
     started,
@@ -255,7 +255,8 @@ def serve(
     held = trained_of(cfg, state)
     if held and cfg.options.owners == "recompute":
         rows, stored = wanted_rows(block, row), stored_of(cfg, state)
-        batch = batch_of_edges(block, around_of(cfg, block), stored, rows, row.off)
+        around, later = around_of(cfg, block), len(stored_stages(model)) > 1
+        batch = batch_of_edges(block, around, stored, rows, row.off, later=later)
         x, own = features_for(block, is_compact(held)), weights_of(held)
         with torch.no_grad():
             entered = rows_entering(model, own, block, x, batch, stored)

@@ -64,11 +64,25 @@ def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) ->
 
 
 def batch_of_edges(
-    block: ClientBlock, around: Surroundings, stored: StoredRows, rows: Tensor, off: Tensor
+    block: ClientBlock,
+    around: Surroundings,
+    stored: StoredRows,
+    rows: Tensor,
+    off: Tensor,
+    *,
+    later: bool = True,
 ) -> Batch:
-    """Return some rows (b,) of a block with all their edges."""
-    first, later = edges_of(block, rows), edges_of(around.graph, around.place[rows])
-    return _batch(block, around, stored, rows, off, first, later)
+    """Return some rows (b,) of a block with all their edges.
+
+    `later`: whether sums of stages after the first are wanted, too.
+    """
+    first = edges_of(block, rows)
+    if not later and 0 not in stored.halo:
+        alone = surroundings(block, halo=False)
+        return _batch(block, alone, stored, rows, off, first, first)
+    return _batch(
+        block, around, stored, rows, off, first, edges_of(around.graph, around.place[rows])
+    )
 
 
 def drawn_batch(
@@ -134,11 +148,12 @@ def _senders(
     place = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
     place[rows] = torch.arange(len(rows), device=rows.device)
     place[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
+    of_slot = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
+    of_slot[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
     column = torch.empty_like(row)
     column[own] = place[row[own]]
-    column[~own] = torch.searchsorted(slots, slot[~own]) + len(rows) + len(senders)
+    column[~own] = of_slot[slot[~own]]
     total = len(rows) + len(senders) + len(slots)
-    order = (position * total + column).argsort()
     starts = offsets(torch.bincount(position, minlength=len(rows)))
     degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
     mine = degree[rows]
@@ -147,10 +162,19 @@ def _senders(
         off=torch.searchsorted(senders, block.off),
         slots=slots,
         slot_off=torch.searchsorted(slots, block.halo.off),
-        adj=CSR(starts, column[order], share[order], total),
+        adj=CSR(starts, *_in_order(position * total + column, column, share), total),
         messages=Messages(_no_edges(rows), False, mine, mine, None, off, off),
         degree=degree[senders],
+        most=len(block.halo.key),
     )
+
+
+def _in_order(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return columns and shares (e,) of edges in the order of their places, which are distinct."""
+    if bool((place.diff() > 0).all()):  # as they are where all rows are worked out
+        return column, share
+    order = place.argsort()
+    return column[order], share[order]
 
 
 def _no_edges(rows: Tensor) -> CSR:

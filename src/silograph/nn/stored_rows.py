@@ -11,17 +11,22 @@ adaptive importance-based sampling", AAAI 2025, eq. 6, across silos.
 Rows of a slot are scaled by their owner, by its own degree, so that no degree travels. Edges to a
 slot of which no row is there yet are left out, and the receiver's other edges stand for them.
 
+Where nothing is dropped, slots' rows are summed before they are multiplied by the weights, as maps
+are linear: where nodes have many neighbors in other silos there are far more slots than rows.
+
 C: clients. n: rows. S: halo slots. b: rows of a batch. o: own rows that only send. h: slots that
 send. I, O: width before and after a stage.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.payload import offsets
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
@@ -75,6 +80,7 @@ class Senders:
         adj: (b, b + o + h) how many edges each drawn one stands for.
         messages: what convolutions know of the batch's own rows.
         degree: (o, 1) floating point, neighbors of `rows`.
+        most: S, slots of the block.
     """
 
     rows: Tensor
@@ -84,6 +90,22 @@ class Senders:
     adj: CSR
     messages: Messages
     degree: Tensor
+    most: int
+
+    @cached_property
+    def parts(self) -> tuple[CSR, CSR]:
+        """`adj` as what own rows send (b, b + o), and what slots of the block do (b, S)."""
+        inside = self.adj.num_cols - len(self.slots)
+        of_slots = self.adj.indices >= inside
+        columns = self.slots[self.adj.indices[of_slots].long() - inside]
+        return _part(self.adj, ~of_slots, inside), _part(self.adj, of_slots, self.most, columns)
+
+
+def _part(adj: CSR, kept: Tensor, columns: int, indices: Tensor | None = None) -> CSR:
+    """Return the entries of a matrix in the mask (nnz,), maybe with other columns."""
+    starts = offsets(kept.long())[adj.indptr.long()]
+    values = None if adj.values is None else adj.values[kept]
+    return CSR(starts, adj.indices[kept].long() if indices is None else indices, values, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +200,8 @@ def _passed(
             origin = h
         inputs = after_dropout(stage, number, h, row_key, batch.off, key)
         others = _other_inputs(model, number, block, x, senders, stored, key)
-        out = _convolved(stage.conv, params, inputs, others, senders)
+        dropped = key is not None
+        out = _convolved(stage.conv, params, inputs, others, senders, dropped=dropped)
         h = leave(stage, out, h, origin, senders.messages)
     return h, entered
 
@@ -197,29 +220,39 @@ def _other_inputs(
     senders: Senders,
     stored: StoredRows,
     key: Key | None,
-) -> tuple[Rows, Rows | None]:
-    """Return what enters a stage of the other own rows that send, (o, I), and of slots, (h, I)."""
+) -> tuple[Rows, Tensor | None]:
+    """Return what enters a stage of the other own rows that send, (o, I), and of slots, (h, I).
+
+    Without a key for dropout it is what is stored of all slots, (S, I).
+    """
     stage = model.stages[number]
     if not stage.conv.sums:
         return x, None
     own = _rows_at(x if number == 0 else stored.own[number], senders.rows, senders.off)
     keys = block.row_key[senders.rows]
     own = after_dropout(stage, number, own, keys, senders.off, key)
-    if number not in stored.halo:
-        return own, None
-    halo: Rows = stored.halo[number][senders.slots]
+    if number not in stored.halo or key is None:
+        return own, stored.halo.get(number)
     keys = block.halo.key[senders.slots]
-    return own, after_dropout(stage, number, halo, keys, senders.slot_off, key)
+    rows = stored.halo[number][senders.slots]
+    halo = after_dropout(stage, number, rows, keys, senders.slot_off, key)
+    assert isinstance(halo, Tensor)  # as it went in
+    return own, halo
 
 
 def _convolved(
     conv: Conv,
     params: Mapping[str, Tensor],
     x: Rows,
-    others: tuple[Rows, Rows | None],
+    others: tuple[Rows, Tensor | None],
     senders: Senders,
+    *,
+    dropped: bool,
 ) -> Tensor:
-    """Return one convolution of the rows of a batch, (b, O)."""
+    """Return one convolution of the rows of a batch, (b, O).
+
+    `others` are as `_other_inputs` returned them, `dropped` is whether with a key for dropout.
+    """
     messages = senders.messages
     if not conv.sums:
         return convolve(conv, params, x, messages)
@@ -229,16 +262,27 @@ def _convolved(
         _scaled(z, scales.before(messages.sender), off),
         _scaled(other, scales.before(senders.degree), senders.off),
     ]
-    if others[1] is not None:
-        parts.append(conv.map(params, others[1], senders.slot_off))
-    work = 1 + gradients(z)
-    report_entries(senders.adj.indptr, off, 2 * z.shape[1] * work)
-    s = _scaled(sparse_product(senders.adj, torch.cat(parts)), scales.after(messages.receiver), off)
+    if others[1] is None:
+        heard = _summed(senders.adj, torch.cat(parts), off)
+    elif dropped:
+        mapped = conv.map(params, others[1], senders.slot_off)
+        heard = _summed(senders.adj, torch.cat([*parts, mapped]), off)
+    else:
+        near, far = senders.parts
+        mapped = conv.map(params, _summed(far, others[1], off), off)
+        report_rows(off, z.shape[1])
+        heard = _summed(near, torch.cat(parts), off) + mapped
+    s, work = _scaled(heard, scales.after(messages.receiver), off), 1 + gradients(z)
     own = scales.itself(messages.receiver)
     if own is not None:
         report_rows(off, 2 * z.shape[1] * work)
         s = s + own * z
     return conv.finish(params, x, s, messages)
+
+
+def _summed(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
+    report_entries(adj.indptr, off, 2 * x.shape[1] * (1 + gradients(x)))
+    return sparse_product(adj, x)
 
 
 def _scaled(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:

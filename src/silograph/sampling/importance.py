@@ -70,21 +70,19 @@ def first_of(order: Tensor, off: Tensor, count: Tensor) -> tuple[Tensor, Tensor]
 def inclusions(p: Tensor, off: Tensor, count: Tensor) -> Tensor:
     """Return how likely each node is to be among those drawn, pi = min(1, c p), (t,) float64.
 
-    c is such that a client's sum to `count` (C,), at most its number of nodes.
+    c is such that a client's sum to `count` (C,), at most its number of nodes; with fewer nodes of
+    p > 0 than that these are certain.
     """
-    client, sizes = owners(off), off.diff()
-    order = by_client(p.argsort(descending=True, stable=True), off)
-    ranked = p[order]
-    before = ranked.cumsum(0) - ranked
-    left = segment_sum(p, off)[client] - (before - before[off[:-1].clamp(max=len(p) - 1)][client])
-    rank = torch.arange(len(p), device=p.device) - off[client]
-    # The k most likely nodes are certain where c, worked out from the others, exceeds 1 / p.
-    factor = (count[client] - rank) / left.clamp(min=LEAST**2)
-    certain = segment_sum(((factor * ranked >= 1 - 1e-12) & (rank < count[client])).long(), off)
-    at = (off[:-1] + torch.minimum(certain, sizes - 1)).clamp(max=max(len(p) - 1, 0))
-    found = (factor[at][client] * p).clamp(max=1)
-    found[order[rank < certain[client]]] = 1
-    return found
+    client, certain = owners(off), torch.zeros_like(p, dtype=torch.bool)
+    while True:
+        # Sums of those left alone: a difference of running sums would lose small ones.
+        left = segment_sum(torch.where(certain, 0, p), off)
+        more = count - segment_sum(certain.long(), off)
+        factor = torch.where(left > 0, more / left.clamp(min=LEAST**2), 0)[client]
+        found = ~certain & (factor * p >= 1 - 1e-12)
+        if not bool(found.any()):
+            return torch.where(certain, 1, factor * p)
+        certain |= found
 
 
 def systematic(pi: Tensor, off: Tensor, row_key: Tensor, key: Key, client_key: Tensor) -> Tensor:
