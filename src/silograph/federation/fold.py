@@ -101,11 +101,11 @@ class Fold:
             total += t.sum(0, dtype=total.dtype)
             return
         around = self._around.get(name)
-        around = torch.zeros_like(total) if around is None else around.expand(total.shape)
         factors = torch.ones_like(weights) if name == self._by else weights
         if self._compiled and total.dtype in COMPILED:
             _add_compiled(total, t, around, factors)
             return
+        around = torch.zeros_like(total) if around is None else around.expand(total.shape)
         # Many small slices in one call; large ones one by one, as they are held twice meanwhile.
         few = max(1, LARGE // max(total.numel(), 1))
         for part, by in zip(t.split(few), factors.split(few), strict=True):
@@ -124,14 +124,9 @@ class Fold:
                 factors = weights.repeat_interleave(field.off.diff())
                 total = self._start(name, around, weights)
                 width = math.prod(around.shape[1:])
+                whole, base = (t.reshape(len(t), width) for t in (total, around))
                 rows = field.t.reshape(len(field.t), width)
-                self._add_rows(
-                    total.view(len(total), width),
-                    field.index,
-                    rows,
-                    around.reshape(len(around), width),
-                    factors,
-                )
+                self._add_rows(whole, field.index, rows, base, factors)
                 return
         for position in range(len(weights)):
             whole = field.slice(position)[None]
@@ -140,40 +135,39 @@ class Fold:
     def _add_rows(
         self, total: Tensor, index: Tensor, rows: Tensor, around: Tensor, factors: Tensor
     ) -> None:
-        """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
-        if not bool((factors != 0).all()):  # weight 0 is out, even where a row is NaN
-            index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
-        if rows.shape[1:] != total.shape[1:] or around.shape[1:] != total.shape[1:]:
+        """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other.
+
+        Weight 0 is out, even where a row is NaN.
+        """
+        if rows.shape[1:] != total.shape[1:] or around.shape != total.shape:
             raise ProtocolError(
                 f"expected slices of one shape from every client, got {rows.shape[1]} and "
                 f"{total.shape[1]} values"
             )
-        # The kernel looks at no bounds: what the rows are for comes from many silos.
+        # What the rows are for comes from many silos, and the kernel trusts all but their places.
         shape = (len(rows),)
         if index.shape != shape or factors.shape != shape or index.dtype is not torch.int64:
             raise ProtocolError(
                 f"expected a place and a weight for each of {len(rows)} rows, got places "
                 f"{index.dtype} {tuple(index.shape)} and weights {tuple(factors.shape)}"
             )
-        if len(index):
-            least, most = (int(t) for t in index.aminmax())
-            if least < 0 or most >= min(len(total), len(around)):
-                raise ProtocolError(
-                    f"expected places of rows in 0 to {len(total) - 1}, got {least} to {most}"
-                )
-        rows, around = rows.to(total.dtype), around.to(total.dtype)
         if self._compiled and total.dtype in COMPILED:
             from silograph.federation.fold_kernel import add_rows
 
-            parts = (total, index, rows, around, factors.to(rows.dtype))
-            add_rows(*(t.contiguous().numpy() for t in parts))
-        else:
-            few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
-            for part, at, by in zip(
-                rows.split(few), index.split(few), factors[:, None].split(few), strict=True
-            ):
-                change = (part - around[at]).mul_(by)
-                total.index_add_(0, at, change)
+            parts = (total, index, *(t.to(total.dtype) for t in (rows, around, factors)))
+            if not add_rows(*(t.contiguous().numpy() for t in parts)):
+                _check_places(index[factors != 0], len(total))
+            return
+        if not bool((factors != 0).all()):
+            index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
+        _check_places(index, len(total))
+        rows, around = rows.to(total.dtype), around.to(total.dtype)
+        few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
+        for part, at, by in zip(
+            rows.split(few), index.split(few), factors[:, None].split(few), strict=True
+        ):
+            change = (part - around[at]).mul_(by)
+            total.index_add_(0, at, change)
 
     def result(self) -> dict[str, Shared]:
         """Return the folded reply; of a mean without any weight, only the weight: 0."""
@@ -181,13 +175,33 @@ class Fold:
             return {name: Shared(t) for name, t in self._total.items()}
         if self._weight == 0:
             return {self._by: Shared(torch.zeros(()))}
-        mean = {
-            name: t if name == self._by else t / self._weight for name, t in self._total.items()
-        }
         return {
-            name: Shared(self._around[name] + t if name in self._around else t)
-            for name, t in mean.items()
+            name: Shared(t if name == self._by else self._mean(t, self._around.get(name)))
+            for name, t in self._total.items()
         }
+
+    def _mean(self, total: Tensor, around: Tensor | None) -> Tensor:
+        """Return what a total has come to; it may be given up."""
+        if around is None:
+            return total / self._weight
+        alike = around.shape == total.shape and around.dtype is total.dtype
+        if not (self._compiled and alike and total.dtype in COMPILED):
+            return around + total / self._weight
+        from silograph.federation.fold_kernel import to_mean
+
+        sums = total.numpy().reshape(-1)
+        to_mean(sums, sums.dtype.type(self._weight), around.contiguous().numpy().reshape(-1))
+        return total
+
+
+def _check_places(index: Tensor, end: int) -> None:
+    """Raise `ProtocolError` unless all places (k,) of rows are below `end`."""
+    if len(index):
+        least, most = (int(t) for t in index.aminmax())
+        if least < 0 or most >= end:
+            raise ProtocolError(
+                f"expected places of rows in 0 to {end - 1}, got {least} to {most}"
+            )
 
 
 def _equal(bases: Tensor, other: Tensor) -> Tensor:
@@ -199,7 +213,9 @@ def _equal(bases: Tensor, other: Tensor) -> Tensor:
     return torch.from_numpy(alike.reshape(len(alike), -1).all(axis=1))
 
 
-def _add_compiled(total: Tensor, slices: Tensor, around: Tensor, factors: Tensor) -> None:
+def _add_compiled(
+    total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor
+) -> None:
     """Add (slices[i] - around) * factors[i] to the total, one i after the other, where not 0.
 
     Raises:
@@ -219,7 +235,10 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor, factors: Tensor
     from silograph.federation.fold_kernel import add_slices
 
     by, sums = factors.numpy(), total.numpy().reshape(-1)
-    parts = slices.numpy().reshape(len(by), -1), around.numpy().reshape(-1), by
+    base = np.zeros_like(sums)
+    if around is not None:
+        base = around.expand(total.shape).numpy().reshape(-1)
+    parts = slices.numpy().reshape(len(by), -1), base, by
     chosen = by != 0  # weight 0 is out, even where a slice is NaN
     arrays = sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), chosen
     add_slices(*arrays)
