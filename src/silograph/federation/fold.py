@@ -83,19 +83,20 @@ class Fold:
 
     def _start(self, name: str, like: Tensor, weights: Tensor) -> Tensor:
         """Return the sum so far; a mean of integers is a fraction."""
-        if name not in self._total:
-            dtype = like.dtype
-            if name != self._by and not isinstance(self._reduce, Sum):
-                dtype = torch.result_type(like, weights)
-            if dtype is torch.bool:
-                dtype = torch.int64
-            self._total[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
-        return self._total[name]
+        dtype = like.dtype
+        if name != self._by and not isinstance(self._reduce, Sum):
+            dtype = torch.result_type(like, weights)
+        if dtype is torch.bool:
+            dtype = torch.int64
+        total = self._total[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
+        return total
 
     def _add_slices(self, name: str, t: Tensor, weights: Tensor) -> None:
         if len(t) == 0:
             return
-        total = self._start(name, t[0], weights)
+        total = self._total.get(name)
+        if total is None:
+            total = self._start(name, t[0], weights)
         alike = self._by is None or name == self._by
         if alike and not total.is_floating_point():  # exact in any order
             total += t.sum(0, dtype=total.dtype)
@@ -122,7 +123,9 @@ class Fold:
             alike = field.base.shape[1:] == around.shape
             if alike and bool((_equal(field.base, around)[field.which] | (weights == 0)).all()):
                 factors = weights.repeat_interleave(field.off.diff())
-                total = self._start(name, around, weights)
+                total = self._total.get(name)
+                if total is None:
+                    total = self._start(name, around, weights)
                 width = math.prod(around.shape[1:])
                 whole, base = (t.reshape(len(t), width) for t in (total, around))
                 rows = field.t.reshape(len(field.t), width)

@@ -91,7 +91,7 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
         dims = t.dim()
         if isinstance(field, Stacked | Patched):
             dims -= 1
-            size += t.nbytes // max(len(t), 1)
+            size += t.nbytes // max(t.size(0), 1)
         elif isinstance(field, Ragged):
             counts = field.off.diff().cpu().numpy() * (t.element_size() * math.prod(t.shape[1:]))
             rows = counts if rows is None else rows + counts
