@@ -121,7 +121,7 @@ class Fold:
             around = field.base[0]
         if around is not None:
             alike = field.base.shape[1:] == around.shape
-            if alike and bool((_equal(field.base, around)[field.which] | (weights == 0)).all()):
+            if alike and bool((self._equal(field.base, around)[field.which] | (weights == 0)).all()):
                 factors = weights.repeat_interleave(field.off.diff())
                 total = self._total.get(name)
                 if total is None:
@@ -134,6 +134,17 @@ class Fold:
         for position in range(len(weights)):
             whole = field.slice(position)[None]
             self._add_slices(name, whole, weights[position : position + 1])
+
+    def _equal(self, bases: Tensor, other: Tensor) -> Tensor:
+        """Return which bases (G, R, ...) equal another (R, ...), (G,) bool."""
+        if not (self._compiled and bases.dtype is other.dtype and other.dtype in COMPILED):
+            return (bases == other).flatten(1).all(1)
+        from silograph.federation.fold_kernel import compare
+
+        alike = np.empty(len(bases), bool)
+        flat = bases.contiguous().numpy().reshape(len(bases), -1)
+        compare(flat, other.contiguous().numpy().reshape(-1), alike)
+        return torch.from_numpy(alike)
 
     def _add_rows(
         self, total: Tensor, index: Tensor, rows: Tensor, around: Tensor, factors: Tensor
@@ -205,15 +216,6 @@ def _check_places(index: Tensor, end: int) -> None:
             raise ProtocolError(
                 f"expected places of rows in 0 to {end - 1}, got {least} to {most}"
             )
-
-
-def _equal(bases: Tensor, other: Tensor) -> Tensor:
-    """Return which bases (G, R, ...) equal another (R, ...), (G,) bool; faster than one by one."""
-    if bases.device.type != "cpu":
-        return (bases == other).flatten(1).all(1)
-    # In NumPy: torch takes several times as long to see whether all of many are true.
-    alike = bases.numpy() == other.numpy()
-    return torch.from_numpy(alike.reshape(len(alike), -1).all(axis=1))
 
 
 def _add_compiled(

@@ -25,6 +25,16 @@ def add_rows(
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
+def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
+    """Fill `alike` (G,): which bases (G, n) equal another (n,)."""
+    for g in range(bases.shape[0]):
+        differ = 0
+        for h in range(other.shape[0]):  # all of them: many at once is faster than up to the first
+            differ += bases[g, h] != other[h]
+        alike[g] = differ == 0
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
 def to_mean(total: np.ndarray, weight: float, around: np.ndarray) -> None:
     """total[h] = around[h] + total[h] / weight."""
     for h in range(total.shape[0]):
