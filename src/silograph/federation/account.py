@@ -67,6 +67,4 @@ class Account:
         flops: np.ndarray,
     ) -> None:
         numbers = envelope.round, envelope.step
-        self.ledger.append(
-            Record(*numbers, envelope.op, kind, direction, clients, sizes, flops)
-        )
+        self.ledger.append(Record(*numbers, envelope.op, kind, direction, clients, sizes, flops))

@@ -109,10 +109,12 @@ def _train(
 def _shape(
     model: Staged, schedule: Schedule, block: ClientBlock, most: int = UNKNOWN_DEGREE
 ) -> arrays.ModelShape:
-    """Return `model_shape`, worked out once."""
-    name, memo = ("shape", model, schedule, most), block.origin.memo
+    """Return `model_shape`, worked out once where nothing is drawn."""
+    if not schedule.whole:
+        return model_shape(model, schedule, most)
+    name, memo = ("shape", model, schedule.epochs), block.origin.memo
     if name not in memo:
-        memo[name] = model_shape(model, schedule, most)
+        memo[name] = model_shape(model, schedule)
     found = memo[name]
     assert isinstance(found, arrays.ModelShape)
     return found

@@ -61,10 +61,11 @@ class Truth:
         return _ends(self.y)
 
     @cached_property
-    def arrays(self) -> tuple[np.ndarray, ...]:
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The three as the kernels take them."""
         y = self.y if self.y.dim() == 2 else self.y[:, None]
-        return tuple(t.contiguous().numpy() for t in (y, self.val, self.group))
+        labels, val, group = (t.contiguous().numpy() for t in (y, self.val, self.group))
+        return labels, val, group
 
 
 def _ends(t: Tensor) -> tuple[int, int]:
@@ -310,7 +311,8 @@ def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
     hits, score = np.zeros((parts * len(HITS), c, k), np.int32), np.zeros((2, c, k))
     outputs = nodes, loss, hits.reshape(parts, len(HITS), c, k), score
     logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
-    count_kernels.tally(logits, *rows.truth.arrays, bits, CLIP, *outputs)
+    y, val, group = rows.truth.arrays
+    count_kernels.tally(logits, y, val, group, bits, CLIP, *outputs)
     found = [torch.from_numpy(t).unbind() for t in (nodes, loss, hits, score)]
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
@@ -370,6 +372,7 @@ def _compiled_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Te
 
     counts = np.zeros((rows.groups, rows.logits.shape[1], 2, BINS), np.int32)
     logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
-    scale = (t.double().contiguous().numpy() for t in (mean, deviation))
-    count_kernels.histogram(logits, *rows.truth.arrays, bits, CLIP, *scale, counts)
+    y, val, group = rows.truth.arrays
+    means, deviations = (t.double().contiguous().numpy() for t in (mean, deviation))
+    count_kernels.histogram(logits, y, val, group, bits, CLIP, means, deviations, counts)
     return torch.from_numpy(counts)

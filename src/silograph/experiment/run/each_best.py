@@ -65,9 +65,7 @@ def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     return np.array(values), loss
 
 
-def _better(
-    new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]
-) -> np.ndarray:
+def _better(new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Return for which clients (C,) the new round is chosen."""
     closer = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
     found: np.ndarray = closer | np.isnan(old[0])
