@@ -135,7 +135,7 @@ def test_binning_itself_stays_in_its_bins(
     ],
 )
 def test_what_was_known_of_other_rows_is_not_believed(
-    kernels: str, other: dict[str, Tensor], text: str
+    kernels: str, other: dict[str, Any], text: str
 ) -> None:
     rows = known(tier(judged(), kernels))
     assert rows.truth is rows.known
@@ -147,7 +147,7 @@ def test_what_was_known_of_other_rows_is_not_believed(
 def test_rows_with_other_labels_masks_or_clients_are_counted_anew(kernels: str) -> None:
     """What was worked out of a block's rows is for these: flipped masks, say, are others."""
     rows = known(tier(judged(), kernels))
-    others: tuple[dict[str, Tensor], ...] = (
+    others: tuple[dict[str, Any], ...] = (
         {},
         {"val": ~rows.val},
         {"y": rows.y.flip(0)},
