@@ -192,14 +192,18 @@ class Fold:
             total.index_add_(0, at, change)
 
     def result(self) -> dict[str, Shared]:
-        """Return the folded reply; of a mean without any weight, only the weight: 0."""
+        """Return the folded reply; of a mean without any weight, only the weight: 0.
+
+        It is read once: means are made in the memory of sums.
+        """
+        totals, self._total = self._total, {}
         if self._by is None:
-            return {name: Shared(t) for name, t in self._total.items()}
+            return {name: Shared(t) for name, t in totals.items()}
         if self._weight == 0:
             return {self._by: Shared(torch.zeros(()))}
         return {
             name: Shared(t if name == self._by else self._mean(t, self._around.get(name)))
-            for name, t in self._total.items()
+            for name, t in totals.items()
         }
 
     def _mean(self, total: Tensor, around: Tensor | None) -> Tensor:
