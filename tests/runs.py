@@ -128,7 +128,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> Iterator[None]:
         return round_scores.judge(setup, state, t, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.run.loop.judge", judge)
+        patch.setattr("silograph.experiment.run.scored_rounds.judge", judge)
         with pytest.raises(DiedError):
             yield
 

@@ -244,7 +244,7 @@ def test_a_run_goes_on_after_its_server_died(
 
     def die(*given: Any, **named: Any) -> Result:
         with monkeypatch.context() as patch:
-            patch.setattr("silograph.experiment.run.loop.judge", dying)
+            patch.setattr("silograph.experiment.run.scored_rounds.judge", dying)
             if alive:  # nobody says goodbye
                 patch.setattr("silograph.deploy.server.say_goodbye", lambda *_: None)
             with pytest.raises(DiedError):
@@ -292,7 +292,7 @@ def test_a_server_that_resumes_knows_the_usual_updates(
     whole, told = told, []
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.run.loop.judge", dying)
+        patch.setattr("silograph.experiment.run.scored_rounds.judge", dying)
         with pytest.raises(DiedError):
             federate(silos, replace(config, out=str(out)), PLAIN)
     federate(silos, config, PLAIN, run=lambda *_, **named: serve_again(out, PLAIN, **named))

@@ -245,6 +245,20 @@ def test_a_mean_of_patches_needs_weights(weights: Stacked | str | None) -> None:
         Fold(WeightedMean("n")).add(reply)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_fold_is_read_once(compiled: bool) -> None:
+    """What was read keeps its numbers, as does what the mean is taken around."""
+    base = torch.full((3, 2), 5.0)
+    field, _ = patched(base[None], [0, 0], [{1: torch.zeros(2)}, {}])
+    fold = Fold(WeightedMean("n", {"w": base}), compiled=compiled)
+    fold.add({"w": field, "n": Stacked(torch.tensor([1, 3]))})
+    first = fold.result()["w"].t
+    assert first.tolist() == [[5, 5], [3.75, 3.75], [5, 5]]
+    assert fold.result() == {}
+    assert first.tolist() == [[5, 5], [3.75, 3.75], [5, 5]]
+    assert base.tolist() == [[5, 5]] * 3
+
+
 def test_runs_of_rows_are_not_folded() -> None:
     field = Ragged(torch.zeros(2), torch.tensor([0, 1, 2]))
     with pytest.raises(ProtocolError, match=r"^expected Stacked fields .* got Ragged for 'w'$"):

@@ -104,6 +104,24 @@ def test_nobody_counts_outside_a_meter() -> None:
     assert meter.flops.tolist() == [0]
 
 
+def test_rounds_that_are_alike_are_kept_once() -> None:
+    """The same numbers in another dtype, and other numbers, are not taken for one another."""
+    ledger, zeros, at = Ledger(3), np.zeros(3), np.arange(3)
+    sizes = [np.full(3, size, dtype=np.int64) for size in (0, 7, 7, *range(400), 7)]
+    for size in sizes:
+        ledger.append(Record(1, 1, "op", Kind.WEIGHTS, "up", at, size, zeros))
+    records = ledger.records
+    assert [r.bytes.tolist() for r in records] == [size.tolist() for size in sizes]
+    assert {(r.bytes.dtype, r.flops.dtype) for r in records} == {(np.dtype("i8"), np.dtype("f8"))}
+    assert ledger.bytes == sum(int(size.sum()) for size in sizes)
+    assert records[1].bytes is records[2].bytes
+    assert records[0].clients is records[2].clients
+    assert records[0].flops is not records[0].bytes
+    minus = Record(2, 1, "op", Kind.WEIGHTS, "up", at, sizes[0], np.array([-0.0, 0.0, 0.0]))
+    ledger.append(minus)  # equal to zeros, and other bits
+    assert np.signbit(ledger.records[-1].flops).tolist() == [True, False, False]
+
+
 def test_records_are_copies_that_share_memory_and_nothing_else() -> None:
     """Arrays of any length, also longer than a block; what was given may change afterwards."""
     ledger, given, wanted = Ledger(5), [], []

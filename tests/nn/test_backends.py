@@ -502,3 +502,41 @@ def test_training_changes_nothing_that_it_was_given(
         case.run(kernels)
         for name, w in {**case.start, **(case.memory or {})}.items():
             np.testing.assert_array_equal(w.numpy(), before[name].numpy())
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_what_was_worked_out_for_one_model_and_schedule_is_not_used_for_another(
+    make_graph: MakeGraph, cut_block: CutBlock, sparse: bool
+) -> None:
+    """Several of them on one block, and on a part of it, in turn: as each by itself."""
+    shapes: dict[str, dict[str, Any]] = {
+        "first": {"hidden": 6},
+        "wider": {"hidden": 9},
+        "deeper": {"hidden": 6, "layers": 3},
+        "other sums": {"hidden": 6, "conv": "sage"},
+        "more epochs": {"hidden": 6, "schedule": Schedule(5)},
+        "other steps": {"hidden": 6, "schedule": Schedule(2, batch_size=4)},
+        "fewer neighbors": {
+            "hidden": 6,
+            "schedule": Schedule(2, batch_size=4, neighbors=Fanout((1, 1))),
+        },
+        "more neighbors": {
+            "hidden": 6,
+            "schedule": Schedule(2, batch_size=4, neighbors=Fanout((3, 3))),
+        },
+    }
+    block = case_of(make_graph, cut_block, sparse=sparse).block
+    part = torch.tensor([0, 2])
+    for _ in range(2):
+        for changes in shapes.values():
+            case = case_of(make_graph, cut_block, sparse=sparse, shared=True, keep=False, **changes)
+            for mine, own in ((block, case.block), (block.called(part), case.block.called(part))):
+                (found, work), (alone, its_work) = (
+                    replace(case, block=b).run("compiled") for b in (mine, own)
+                )
+                assert torch.equal(found.logits, alone.logits)
+                assert torch.equal(work.flops, its_work.flops)
+                predicted, plain = (
+                    COMPILED.predict(case.model, case.start, b) for b in (mine, own)
+                )
+                assert torch.equal(predicted, plain)

@@ -29,6 +29,10 @@ def judged(task: LabelForm = "multiclass", **other: Tensor) -> JudgedRows:
     return JudgedRows(**(plain | other), groups=2, task=task)
 
 
+def known(rows: JudgedRows) -> JudgedRows:
+    return replace(rows, known=rows.truth)
+
+
 def tier(rows: JudgedRows, kernels: str) -> JudgedRows:
     return replace(rows, compiled=kernels == "compiled")
 
@@ -120,3 +124,45 @@ def test_binning_itself_stays_in_its_bins(
     assert int(ours.sum()) == 9
     if mean != mean or deviation != deviation:
         assert int(ours[..., 0].sum()) == 9
+
+
+@TIERS
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"y": torch.tensor([0, 1, 2, 3])}, "expected labels of judged rows in 0 to 2, got 0 to 3"),
+        ({"group": torch.tensor([0, 1, 2, 3])}, "expected clients in 0 to 1, got 0 to 3"),
+    ],
+)
+def test_what_was_known_of_other_rows_is_not_believed(
+    kernels: str, other: dict[str, Any], text: str
+) -> None:
+    rows = known(tier(judged(), kernels))
+    assert rows.truth is rows.known
+    with pytest.raises(ProtocolError, match=f"^{text}"):
+        tally(replace(rows, **other))
+
+
+@TIERS
+def test_rows_with_other_labels_masks_or_clients_are_counted_anew(kernels: str) -> None:
+    """What was worked out of a block's rows is for these: flipped masks, say, are others."""
+    rows = known(tier(judged(), kernels))
+    others: tuple[dict[str, Any], ...] = (
+        {},
+        {"val": ~rows.val},
+        {"y": rows.y.flip(0)},
+        {"group": 1 - rows.group},
+    )
+    for other in others:
+        plain = tally(replace(tier(judged(), kernels), **other))
+        found = tally(replace(rows, **other))
+        assert all(torch.equal(found[name], t) for name, t in plain.items())
+        bins = histogram(replace(rows, **other), *SCALE)
+        assert torch.equal(bins, histogram(replace(tier(judged(), kernels), **other), *SCALE))
+
+
+def test_a_model_with_fewer_outputs_is_refused_for_labels_that_are_known() -> None:
+    rows = known(judged())
+    assert tally(rows)["test.nodes"].tolist() == [1, 2]
+    with pytest.raises(ProtocolError, match=r"^expected labels of judged rows in 0 to 1, got 0"):
+        tally(replace(rows, logits=torch.zeros(4, 2)))

@@ -34,7 +34,7 @@ class Meter:
     def __init__(self, clients: int) -> None:
         self._clients = clients
         self.apart: dict[Kind, Meter] = {}  # work for another purpose than the call's
-        self._fixed = torch.zeros(clients, dtype=torch.float64)
+        self._fixed: np.ndarray | None = None  # (C,) float64, once there is any
         self._each = 0.0
         self._spared = 0.0
         # By identity of the tensors, which are kept so that no other can take their place.
@@ -58,7 +58,7 @@ class Meter:
 
     def add_at(self, positions: Tensor, flops: Tensor) -> None:
         """Add work (k,) of the clients at `positions` (k,)."""
-        self._fixed.index_add_(0, positions.cpu(), flops)
+        np.add.at(self._own(), positions.cpu().numpy(), flops.cpu().numpy())
 
     def spare(self, flops: float) -> None:
         """Say that this much of the work, of all clients together, is not executed here."""
@@ -66,7 +66,13 @@ class Meter:
 
     def add_all(self, flops: Tensor) -> None:
         """Add work (C,) of all clients."""
-        self._fixed += flops.cpu()
+        self._own()[:] += flops.cpu().numpy()
+
+    def _own(self) -> np.ndarray:
+        """Return the work that is known for each client, to be added to."""
+        if self._fixed is None:
+            self._fixed = np.zeros(self._clients)
+        return self._fixed
 
     def summed(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
         """Return the work of each client, that for other purposes, and what is executed here of it.
@@ -74,17 +80,22 @@ class Meter:
         Work is (C,) float64. What is executed is that of all clients and kinds together; see
         `report_spared`.
         """
-        own, apart = self.flops, {kind: part.summed() for kind, part in self.apart.items()}
+        own, apart = self._total(), {kind: part.summed() for kind, part in self.apart.items()}
         executed = float(own.sum()) - self._spared + sum(done for _, _, done in apart.values())
-        return own.numpy(), {kind: flops for kind, (flops, _, _) in apart.items()}, executed
+        return own, {kind: flops for kind, (flops, _, _) in apart.items()}, executed
 
     @property
     def flops(self) -> Tensor:
         """Floating-point operations of each client, (C,) float64."""
-        total = self._fixed + self._each
+        return torch.from_numpy(self._total())
+
+    def _total(self) -> np.ndarray:
+        total = np.full(self._clients, self._each)
+        if self._fixed is not None:
+            total += self._fixed
         for off, starts, flops in self._runs.values():
             counts = off.diff() if starts is None else starts[off].diff()
-            total += counts.cpu().double() * flops
+            total += counts.cpu().double().numpy() * flops
         return total
 
     @property

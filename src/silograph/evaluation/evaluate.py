@@ -74,7 +74,7 @@ def logits_specs(model: AnyModel) -> FieldSpecs:
 def judged_logits(logits: Tensor, block: ClientBlock) -> Ragged:
     """Return the judged rows of logits (n, K)."""
     judges = judges_of(block)
-    return Ragged(logits[judges.rows], judges.off)
+    return Ragged(logits.index_select(0, judges.rows), judges.off)
 
 
 def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:

@@ -1,7 +1,6 @@
 """What every engine does around a call: number it, and write down what it cost."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -41,39 +40,31 @@ class Account:
 
     def down(self, envelope: Envelope, positions: Tensor, sizes: np.ndarray) -> None:
         """Write down what was sent to the clients at `positions` (k,): frames of (k,) bytes."""
-        self._record(envelope, "down", positions, sizes)
+        clients = positions.numpy()
+        self._record(envelope, envelope.kind, "down", clients, sizes, np.zeros(clients.shape))
 
     def up(
         self, envelope: Envelope, positions: Tensor, sizes: np.ndarray, meters: Sequence[Meter]
     ) -> None:
         """Write down what came back, and the work; meters cover the clients in their order."""
-        found = [meter.summed() for meter in meters]
+        found, clients = [meter.summed() for meter in meters], positions.numpy()
         self.executed += sum(executed for _, _, executed in found)
         work = np.concatenate([own for own, _, _ in found])
-        self._record(envelope, "up", positions, sizes, work)
+        self._record(envelope, envelope.kind, "up", clients, sizes, work)
         for kind in sorted({kind for meter in meters for kind in meter.apart}):
             none = (np.zeros(len(own)) for own, _, _ in found)
             parts = [by.get(kind, zeros) for (_, by, _), zeros in zip(found, none, strict=True)]
-            self._record(replace(envelope, kind=kind), "up", positions, None, np.concatenate(parts))
+            no_bytes = np.zeros(clients.shape, np.int64)
+            self._record(envelope, kind, "up", clients, no_bytes, np.concatenate(parts))
 
     def _record(
         self,
         envelope: Envelope,
+        kind: Kind,
         direction: Direction,
-        positions: Tensor,
-        sizes: np.ndarray | None,
-        flops: np.ndarray | None = None,
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        flops: np.ndarray,
     ) -> None:
-        clients = positions.numpy()
-        self.ledger.append(
-            Record(
-                round=envelope.round,
-                step=envelope.step,
-                op=envelope.op,
-                what=envelope.kind,
-                direction=direction,
-                clients=clients,
-                bytes=np.zeros(clients.shape, np.int64) if sizes is None else sizes,
-                flops=np.zeros(clients.shape) if flops is None else flops,
-            )
-        )
+        numbers = envelope.round, envelope.step
+        self.ledger.append(Record(*numbers, envelope.op, kind, direction, clients, sizes, flops))

@@ -144,17 +144,17 @@ def _problem(
     name: str, field: Field, clients: int, shared: bool, patched: bool, rows: bool
 ) -> str | None:
     """Return what was expected and what came, or None."""
-    t, shape = field.t, field.t.shape
+    t = field.t
     if t.dtype not in DTYPES:
         return f"a dtype that frames carry, got {t.dtype},"
-    if len(name.encode()) > MAX_NAME or len(shape) > MAX_DIMENSIONS:
+    if len(name.encode()) > MAX_NAME or t.ndim > MAX_DIMENSIONS:
         return f"a name of at most {MAX_NAME} bytes and {MAX_DIMENSIONS} dimensions"
     match field:
         case Shared():
             return None if shared else "Stacked or Ragged, got Shared"
         case Stacked():
-            if not shape or shape[0] != clients:
-                return f"a slice for each of {clients} clients, got shape {tuple(shape)}"
+            if not t.ndim or t.size(0) != clients:
+                return f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
         case Patched():
             if not patched:
                 return "Stacked or Ragged, got Patched"
@@ -162,7 +162,7 @@ def _problem(
         case Ragged() if not rows:
             return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
         case Ragged(_, off):
-            ends, count = off.tolist(), shape[0]
+            ends, count = off.tolist(), t.size(0)
             if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != count:
                 return f"runs of {count} rows for {clients} clients, got offsets {ends[:9]}"
             if ends != sorted(ends):

@@ -76,6 +76,8 @@ class Decoder:
         Raises:
             ProtocolError: bytes without scales, or other numbers of rows than clients use.
         """
+        if not self.bases and not self.known:
+            return dict(reply)
         return {n: self._whole(n, reply, positions) for n in reply if not self.is_scale(n)}
 
     def change(

@@ -83,29 +83,30 @@ class Fold:
 
     def _start(self, name: str, like: Tensor, weights: Tensor) -> Tensor:
         """Return the sum so far; a mean of integers is a fraction."""
-        if name not in self._total:
-            dtype = like.dtype
-            if name != self._by and not isinstance(self._reduce, Sum):
-                dtype = torch.result_type(like, weights)
-            if dtype is torch.bool:
-                dtype = torch.int64
-            self._total[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
-        return self._total[name]
+        dtype = like.dtype
+        if name != self._by and not isinstance(self._reduce, Sum):
+            dtype = torch.result_type(like, weights)
+        if dtype is torch.bool:
+            dtype = torch.int64
+        total = self._total[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
+        return total
 
     def _add_slices(self, name: str, t: Tensor, weights: Tensor) -> None:
         if len(t) == 0:
             return
-        total = self._start(name, t[0], weights)
+        total = self._total.get(name)
+        if total is None:
+            total = self._start(name, t[0], weights)
         alike = self._by is None or name == self._by
         if alike and not total.is_floating_point():  # exact in any order
             total += t.sum(0, dtype=total.dtype)
             return
         around = self._around.get(name)
-        around = torch.zeros_like(total) if around is None else around.expand(total.shape)
         factors = torch.ones_like(weights) if name == self._by else weights
         if self._compiled and total.dtype in COMPILED:
             _add_compiled(total, t, around, factors)
             return
+        around = torch.zeros_like(total) if around is None else around.expand(total.shape)
         # Many small slices in one call; large ones one by one, as they are held twice meanwhile.
         few = max(1, LARGE // max(total.numel(), 1))
         for part, by in zip(t.split(few), factors.split(few), strict=True):
@@ -120,86 +121,114 @@ class Fold:
             around = field.base[0]
         if around is not None:
             alike = field.base.shape[1:] == around.shape
-            if alike and bool((_equal(field.base, around)[field.which] | (weights == 0)).all()):
+            if alike and self._rest_at(field, around, weights):
                 factors = weights.repeat_interleave(field.off.diff())
-                total = self._start(name, around, weights)
+                total = self._total.get(name)
+                if total is None:
+                    total = self._start(name, around, weights)
                 width = math.prod(around.shape[1:])
+                whole, base = (t.reshape(len(t), width) for t in (total, around))
                 rows = field.t.reshape(len(field.t), width)
-                self._add_rows(
-                    total.view(len(total), width),
-                    field.index,
-                    rows,
-                    around.reshape(len(around), width),
-                    factors,
-                )
+                self._add_rows(whole, field.index, rows, base, factors)
                 return
         for position in range(len(weights)):
             whole = field.slice(position)[None]
             self._add_slices(name, whole, weights[position : position + 1])
 
+    def _rest_at(self, field: Patched, around: Tensor, weights: Tensor) -> bool:
+        """Return whether the base of every client with a weight equals a tensor (R, ...)."""
+        alike = self._equal(field.base, around)
+        which, weight = field.which.cpu().numpy(), weights.cpu().numpy()
+        return bool((alike[which] | (weight == 0)).all())
+
+    def _equal(self, bases: Tensor, other: Tensor) -> np.ndarray:
+        """Return which bases (G, R, ...) equal another (R, ...), (G,) bool."""
+        if not (self._compiled and bases.dtype is other.dtype and other.dtype in COMPILED):
+            # In NumPy: torch takes several times as long to see whether all of many are true.
+            same = (bases == other).cpu().numpy().reshape(len(bases), -1)
+            return np.asarray(same.all(axis=1))
+        from silograph.federation.fold_kernel import compare
+
+        alike = np.empty(len(bases), bool)
+        flat = bases.contiguous().numpy().reshape(len(bases), -1)
+        compare(flat, other.contiguous().numpy().reshape(-1), alike)
+        return alike
+
     def _add_rows(
         self, total: Tensor, index: Tensor, rows: Tensor, around: Tensor, factors: Tensor
     ) -> None:
-        """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
-        if not bool((factors != 0).all()):  # weight 0 is out, even where a row is NaN
-            index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
-        if rows.shape[1:] != total.shape[1:] or around.shape[1:] != total.shape[1:]:
+        """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other.
+
+        Weight 0 is out, even where a row is NaN.
+        """
+        if rows.shape[1:] != total.shape[1:] or around.shape != total.shape:
             raise ProtocolError(
                 f"expected slices of one shape from every client, got {rows.shape[1]} and "
                 f"{total.shape[1]} values"
             )
-        # The kernel looks at no bounds: what the rows are for comes from many silos.
+        # What the rows are for comes from many silos, and the kernel trusts all but their places.
         shape = (len(rows),)
         if index.shape != shape or factors.shape != shape or index.dtype is not torch.int64:
             raise ProtocolError(
                 f"expected a place and a weight for each of {len(rows)} rows, got places "
                 f"{index.dtype} {tuple(index.shape)} and weights {tuple(factors.shape)}"
             )
-        if len(index):
-            least, most = (int(t) for t in index.aminmax())
-            if least < 0 or most >= min(len(total), len(around)):
-                raise ProtocolError(
-                    f"expected places of rows in 0 to {len(total) - 1}, got {least} to {most}"
-                )
-        rows, around = rows.to(total.dtype), around.to(total.dtype)
         if self._compiled and total.dtype in COMPILED:
             from silograph.federation.fold_kernel import add_rows
 
-            parts = (total, index, rows, around, factors.to(rows.dtype))
-            add_rows(*(t.contiguous().numpy() for t in parts))
-        else:
-            few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
-            for part, at, by in zip(
-                rows.split(few), index.split(few), factors[:, None].split(few), strict=True
-            ):
-                change = (part - around[at]).mul_(by)
-                total.index_add_(0, at, change)
+            parts = (total, index, *(t.to(total.dtype) for t in (rows, around, factors)))
+            if not add_rows(*(t.contiguous().numpy() for t in parts)):
+                _check_places(index[factors != 0], len(total))
+            return
+        if not bool((factors != 0).all()):
+            index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
+        _check_places(index, len(total))
+        rows, around = rows.to(total.dtype), around.to(total.dtype)
+        few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
+        for part, at, by in zip(
+            rows.split(few), index.split(few), factors[:, None].split(few), strict=True
+        ):
+            change = (part - around[at]).mul_(by)
+            total.index_add_(0, at, change)
 
     def result(self) -> dict[str, Shared]:
-        """Return the folded reply; of a mean without any weight, only the weight: 0."""
+        """Return the folded reply; of a mean without any weight, only the weight: 0.
+
+        It is read once: means are made in the memory of sums.
+        """
+        totals, self._total = self._total, {}
         if self._by is None:
-            return {name: Shared(t) for name, t in self._total.items()}
+            return {name: Shared(t) for name, t in totals.items()}
         if self._weight == 0:
             return {self._by: Shared(torch.zeros(()))}
-        mean = {
-            name: t if name == self._by else t / self._weight for name, t in self._total.items()
-        }
         return {
-            name: Shared(self._around[name] + t if name in self._around else t)
-            for name, t in mean.items()
+            name: Shared(t if name == self._by else self._mean(t, self._around.get(name)))
+            for name, t in totals.items()
         }
 
+    def _mean(self, total: Tensor, around: Tensor | None) -> Tensor:
+        """Return what a total has come to; it may be given up."""
+        if around is None:
+            return total / self._weight
+        alike = around.shape == total.shape and around.dtype is total.dtype
+        if not (self._compiled and alike and total.dtype in COMPILED):
+            return around + total / self._weight
+        from silograph.federation.fold_kernel import to_mean
 
-def _equal(bases: Tensor, other: Tensor) -> Tensor:
-    """Return which bases (G, R, ...) equal another (R, ...), (G,) bool; faster than one by one."""
-    if bases.device.type != "cpu":
-        return (bases == other).flatten(1).all(1)
-    # In NumPy: torch takes several times as long to see whether all of many are true.
-    alike = bases.numpy() == other.numpy()
-    return torch.from_numpy(alike.reshape(len(alike), -1).all(axis=1))
+        sums = total.numpy().reshape(-1)
+        to_mean(sums, sums.dtype.type(self._weight), around.contiguous().numpy().reshape(-1))
+        return total
 
 
-def _add_compiled(total: Tensor, slices: Tensor, around: Tensor, factors: Tensor) -> None:
+def _check_places(index: Tensor, end: int) -> None:
+    """Raise `ProtocolError` unless all places (k,) of rows are below `end`."""
+    if len(index):
+        least, most = (int(t) for t in index.aminmax())
+        if least < 0 or most >= end:
+            raise ProtocolError(f"expected places of rows in 0 to {end - 1}, got {least} to {most}")
+
+
+def _add_compiled(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor) -> None:
     """Add (slices[i] - around) * factors[i] to the total, one i after the other, where not 0.
 
     Raises:
@@ -219,7 +248,10 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor, factors: Tensor
     from silograph.federation.fold_kernel import add_slices
 
     by, sums = factors.numpy(), total.numpy().reshape(-1)
-    parts = slices.numpy().reshape(len(by), -1), around.numpy().reshape(-1), by
+    base = np.zeros_like(sums)
+    if around is not None:
+        base = around.expand(total.shape).numpy().reshape(-1)
+    parts = slices.numpy().reshape(len(by), -1), base, by
     chosen = by != 0  # weight 0 is out, even where a slice is NaN
     arrays = sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), chosen
     add_slices(*arrays)

@@ -8,12 +8,37 @@ from numba import njit
 @njit(error_model="numpy", cache=True, nogil=True)
 def add_rows(
     total: np.ndarray, index: np.ndarray, rows: np.ndarray, around: np.ndarray, factors: np.ndarray
-) -> None:
-    """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other."""
+) -> bool:
+    """total[index[i]] += (rows[i] - around[index[i]]) * factors[i], one i after the other.
+
+    A row with the factor 0 is out, whatever it holds. False: there is no such place for a row.
+    """
     for i in range(rows.shape[0]):
         j, factor = index[i], factors[i]
+        if factor == 0:
+            continue
+        if j < 0 or j >= total.shape[0]:
+            return False
         for h in range(rows.shape[1]):
             total[j, h] += (rows[i, h] - around[j, h]) * factor
+    return True
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
+    """Fill `alike` (G,): which bases (G, n) equal another (n,)."""
+    for g in range(bases.shape[0]):
+        differ = 0
+        for h in range(other.shape[0]):  # all of them: many at once is faster than up to the first
+            differ += bases[g, h] != other[h]
+        alike[g] = differ == 0
+
+
+@njit(error_model="numpy", cache=True, nogil=True)
+def to_mean(total: np.ndarray, weight: float, around: np.ndarray) -> None:
+    """total[h] = around[h] + total[h] / weight."""
+    for h in range(total.shape[0]):
+        total[h] = around[h] + total[h] / weight
 
 
 @njit(error_model="numpy", cache=True, nogil=True)

@@ -87,19 +87,17 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
     size = HEADER.size + len(op.encode())
     rows: np.ndarray | None = None  # bytes of each client's own numbers of rows
     for name, field in payload.items():
-        shape, value = field.t.shape, field.t.element_size()
-        if isinstance(field, Stacked):
-            each = shape[1:]
-        elif isinstance(field, Patched):  # travels whole
-            each = field.base.shape[1:]
-        else:
-            each = shape
-        size += FIELD.size + len(name.encode()) + DIMENSION.size * len(each)
-        if isinstance(field, Ragged):
-            counts = field.off.diff().cpu().numpy() * (value * math.prod(shape[1:]))
+        t = field.base if isinstance(field, Patched) else field.t  # a Patched one travels whole
+        dims = t.dim()
+        if isinstance(field, Stacked | Patched):
+            dims -= 1
+            size += t.nbytes // max(t.size(0), 1)
+        elif isinstance(field, Ragged):
+            counts = field.off.diff().cpu().numpy() * (t.element_size() * math.prod(t.shape[1:]))
             rows = counts if rows is None else rows + counts
         else:
-            size += value * math.prod(each)
+            size += t.nbytes
+        size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
     return np.full(clients, size, dtype=np.int64) if rows is None else rows + size
 
 

@@ -35,7 +35,7 @@ class Reduction:
         self._names = reduce.fields if isinstance(reduce, Gather) else ()
         self._clients = clients
         self._found: dict[str, Tensor] = {}
-        self._answered = torch.zeros(clients, dtype=torch.bool)
+        self._answered = torch.zeros(clients, dtype=torch.bool) if self._names else None
         self._without = inner.without if isinstance(inner, WeightedMean) else ()
         self._decoder = decoder_of(reduce)
         self._decoder.check(clients)
@@ -50,6 +50,8 @@ class Reduction:
         reply = self._decoder.whole(reply, positions)
         if self._fold is not None:
             self._fold.add({n: f for n, f in reply.items() if n not in self._without})
+        if self._answered is None:
+            return
         for name in self._names:
             part = slices(name, reply)
             if name not in self._found:
@@ -60,7 +62,7 @@ class Reduction:
     def result(self) -> dict[str, Field]:
         """Return the folded fields, and `by_client/NAME` (C, ...) of what is kept."""
         found: dict[str, Field] = {} if self._fold is None else dict(self._fold.result())
-        if not self._names:
+        if self._answered is None:
             return found
         kept = {BY_CLIENT + name: Stacked(t) for name, t in self._found.items()}
         return {**found, **kept, ANSWERED: Stacked(self._answered)}

@@ -116,6 +116,7 @@ class InProcess:
         blocks = [clients] if whole else [clients.take(part) for part in members]
         self._device = clients.off.device
         self._blocks = [CalledBlocks(block) for block in blocks]
+        self._positions = everyone
         self._everyone = self._called(everyone)
         self._states = [BlockState(block.num_clients) for block in blocks]
         self._account = Account(clients.num_clients)
@@ -206,10 +207,10 @@ class InProcess:
         op = per_client(op) if self._one_by_one else op
         envelope = self._account.open(op.__name__, what)
         order = _Order(op, key, rows, envelope.round)
-        positions = positions_of(self._ids, to)
-        where = f"inbox of {op.__name__}"
-        check_fields(inbox, len(positions), where, shared=True, patched=True)
-        self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, len(positions)))
+        positions = self._positions if to is None else positions_of(self._ids, to)
+        size, where = positions.numel(), f"inbox of {op.__name__}"
+        check_fields(inbox, size, where, shared=True, patched=True)
+        self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, size))
         device = self._device
         if device.type != "cpu":
             inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
@@ -219,9 +220,9 @@ class InProcess:
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
         meters: list[Meter] = []
-        everyone = len(positions) == len(self._ids)
+        everyone = size == len(self._ids)
         for called in self._everyone if everyone else self._called(positions):
-            clients, local = len(called.local), called.local
+            clients, local = called.local.numel(), called.local
             part = self._carried(envelope, take_all(inbox, called.among), clients)
             with metered(clients) as meter:
                 reply = self._run_block(called.block, order, part, local)

@@ -20,7 +20,7 @@ from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import BlockArrays, prepared
-from silograph.nn.kernel_model import flattened, model_shape, step_rule
+from silograph.nn.kernel_model import UNKNOWN_DEGREE, flattened, model_shape, step_rule
 from silograph.nn.kernel_threads import share_out
 from silograph.nn.kernel_weights import (
     masked_memory_of,
@@ -37,6 +37,8 @@ from silograph.nn.kernels import training as kernels
 from silograph.nn.masked import Masked
 from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.start import start_fields, starts_compact
+
+PREDICTS = Schedule(0)
 
 
 def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -93,7 +95,7 @@ def _train(
     most = 0
     if not training.schedule.whole and len(block.row_key):
         most = int(block.adj.degree.max())
-    shape = model_shape(model, training.schedule, most)
+    shape = _shape(model, training.schedule, block, most)
 
     def train(first: int, end: int) -> None:
         kernels.train(
@@ -102,6 +104,20 @@ def _train(
 
     share_out(block, train)
     return filled
+
+
+def _shape(
+    model: Staged, schedule: Schedule, block: ClientBlock, most: int = UNKNOWN_DEGREE
+) -> arrays.ModelShape:
+    """Return `model_shape`, worked out once where nothing is drawn."""
+    if not schedule.whole:
+        return model_shape(model, schedule, most)
+    name, memo = ("shape", model, schedule.epochs), block.origin.memo
+    if name not in memo:
+        memo[name] = model_shape(model, schedule)
+    found = memo[name]
+    assert isinstance(found, arrays.ModelShape)
+    return found
 
 
 def _fitted(
@@ -130,7 +146,7 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
         first[0], first[-1], flattened(model, {k: t[None] for k, t in weights.items()})[0]
     )
     logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
-    shape = model_shape(model, Schedule(0))
+    shape = _shape(model, PREDICTS, block)
 
     def run(start: int, end: int) -> None:
         kernels.predict(

@@ -29,9 +29,9 @@ MOST_STEPS = 2**53  # beyond, counting by ones stands still even in float64
 
 def dtype_of(block: ClientBlock) -> torch.dtype:
     """Return the dtype of a block's floating point values."""
-    adj = block.adj if block.source is None else block.source[0].adj  # a part copies when asked
-    assert adj.values is not None  # blocks carry values of the run's dtype
-    return adj.values.dtype
+    values = block.origin.adj.values  # a part copies when asked
+    assert values is not None  # blocks carry values of the run's dtype
+    return values.dtype
 
 
 def check_fit(training: Training, inputs: TrainingInputs) -> None:
@@ -132,8 +132,7 @@ def check_memory(
 
 def check_labels(model: AnyModel, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless training rows have labels that the model has outputs for."""
-    while block.source is not None:  # once for all clients, not anew for those of each call
-        block = block.source[0]
+    block = block.origin  # once for all clients, not anew for those of each call
     name = ("labels", model.task, model.outputs)
     if name in block.memo:
         return

@@ -37,18 +37,29 @@ def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
     return found
 
 
-def _pass_flops(model: Staged, counts: np.ndarray, *, sparse: bool, passes: int) -> np.ndarray:
+def _pass_flops(model: Staged, block: ClientBlock, counts: np.ndarray, passes: int) -> np.ndarray:
     """Return operations of passes through the model, (C,): what the torch layers report.
 
     Args:
         model: the shape.
+        block: the clients.
         counts: (C, 2 L + 4), see `training.count`.
-        sparse: whether features are.
         passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
     """
+    name, memo = ("flops", model, passes), block.origin.memo
+    if name not in memo:
+        memo[name] = _flops_of_each(model, isinstance(block.x, SparseRows), passes)
+    each = memo[name]
+    assert isinstance(each, np.ndarray)
+    flops: np.ndarray = counts.astype(np.float64) @ each  # exact: integers
+    return flops
+
+
+def _flops_of_each(model: Staged, sparse: bool, passes: int) -> np.ndarray:
+    """Return operations for one of each number that is counted, (2 L + 4,); see `_pass_flops`."""
     layers = len(model.stages)
     edges, entries, own_entries = layers + 1, 2 * layers + 1, 2 * layers + 2
-    each = [0] * counts.shape[1]  # operations for one of what is counted
+    each = [0] * (2 * layers + 4)
     for layer, stage in enumerate(model.stages):
         width, out, rooted = stage.inputs, stage.outputs, stage.conv.rooted
         into, left = layer, layer + 1
@@ -72,16 +83,14 @@ def _pass_flops(model: Staged, counts: np.ndarray, *, sparse: bool, passes: int)
             else:  # features have no gradient
                 each[entries if sparse else into] += 2 if sparse else 2 * width
         each[left] += out * passes * stage.relu
-    flops: np.ndarray = counts.astype(np.float64) @ np.array(each, np.float64)  # exact: integers
-    return flops
+    return np.array(each, np.float64)
 
 
 def report_pass(model: Staged, block: ClientBlock) -> None:
     """Report one pass of all rows without the way back."""
     name = ("pass", model)
     if name not in block.memo:
-        sparse = isinstance(block.x, SparseRows)
-        flops = _pass_flops(model, _whole_counts(model, block), sparse=sparse, passes=1)
+        flops = _pass_flops(model, block, _whole_counts(model, block), 1)
         block.memo[name] = torch.from_numpy(flops)
     found = block.memo[name]
     assert isinstance(found, Tensor)
@@ -103,8 +112,7 @@ def report_training(
     model: Staged, training: Training, block: ClientBlock, work: np.ndarray
 ) -> None:
     """Report training, and apart from it what the clients' models say of their rows."""
-    sparse = isinstance(block.x, SparseRows)
-    flops = _pass_flops(model, work, sparse=sparse, passes=2)
+    flops = _pass_flops(model, block, work, 2)
     # Every epoch has a loss of every training node, however they are grouped into steps.
     flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
     report_clients(torch.from_numpy(flops))

@@ -29,6 +29,7 @@ StartFields = Mapping[str, Stacked | Patched]
 def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Stacked | Patched]:
     """Return every weight as a field, in the model's order; shared tensors are a single base."""
     fields: dict[str, Stacked | Patched] = {}
+    first: Tensor | None = None  # the base of all clients
     for name, shape in model.weight_shapes.items():
         w = start[name]
         if not isinstance(w, Tensor):
@@ -36,8 +37,9 @@ def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Sta
         elif w.dim() > len(shape):
             fields[name] = Stacked(w)
         else:
-            nobody = torch.zeros(clients, dtype=torch.int64, device=w.device)
-            fields[name] = from_bases(w[None], nobody)
+            if first is None:
+                first = torch.zeros(clients, dtype=torch.int64, device=w.device)
+            fields[name] = from_bases(w[None], first)
     return fields
 
 

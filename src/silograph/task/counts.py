@@ -14,13 +14,15 @@ C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from operator import is_
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import offsets, rows_of
+from silograph.core.payload import offsets, owners, rows_of
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import seen_rows
 from silograph.graph.graph import MISSING, LabelForm, label_form
@@ -32,6 +34,45 @@ LEAST_DEVIATION = 1e-9
 MOST_CONFUSED = 100  # classes; a matrix of more is nothing to look at, and large
 HITS = ("known", "tp", "fp", "fn")
 SCORE_SUMS = ("score.sum", "score.square")
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What is known of judged rows before a model says anything of them, worked out once.
+
+    Attributes:
+        y: (j,) or (j, K) labels.
+        val: (j,) bool.
+        group: (j,) int64 client of the row.
+    """
+
+    y: Tensor
+    val: Tensor
+    group: Tensor
+
+    @cached_property
+    def groups(self) -> tuple[int, int]:
+        """The least and the largest client; of no rows none."""
+        return _ends(self.group)
+
+    @cached_property
+    def labels(self) -> tuple[int, int]:
+        """The least and the largest label; of no rows none."""
+        return _ends(self.y)
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The three as the kernels take them."""
+        y = self.y if self.y.dim() == 2 else self.y[:, None]
+        labels, val, group = (t.contiguous().numpy() for t in (y, self.val, self.group))
+        return labels, val, group
+
+
+def _ends(t: Tensor) -> tuple[int, int]:
+    if not t.numel():
+        return 0, -1
+    least, most = t.aminmax()
+    return int(least), int(most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +88,7 @@ class JudgedRows:
         task: what the labels mean.
         compiled: whether counting uses compiled kernels.
         seen: (j,) bool of ratings, whether user and item train; None: nobody says.
+        known: what was worked out of labels, masks and clients; see `truth`.
     """
 
     logits: Tensor
@@ -57,6 +99,15 @@ class JudgedRows:
     task: LabelForm
     compiled: bool = False
     seen: Tensor | None = None
+    known: Truth | None = None
+
+    @property
+    def truth(self) -> Truth:
+        """What is known of the rows: what was worked out, if it is of these very tensors."""
+        known, own = self.known, (self.y, self.val, self.group)
+        if known is not None and all(map(is_, (known.y, known.val, known.group), own)):
+            return known
+        return Truth(*own)
 
     def summed(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return the sum of values (r, ...) of the chosen rows by client, (C, ...)."""
@@ -78,6 +129,8 @@ class Judges:
         y: (j,) or (j, K) labels.
         val: (j,) bool.
         off: (C + 1,) int64 judged rows of each client.
+        task: what the labels mean.
+        truth: what is known of the rows, each counted for its own client.
         seen: (j,) bool of ratings, see `JudgedRows`.
     """
 
@@ -85,6 +138,8 @@ class Judges:
     y: Tensor
     val: Tensor
     off: Tensor
+    task: LabelForm
+    truth: Truth
     seen: Tensor | None = None
 
 
@@ -94,11 +149,11 @@ def judges_of(block: ClientBlock) -> Judges:
         whole, positions = block.source
         block.memo["judges"] = _judges_at(judges_of(whole), whole.off, block.off, positions)
     if "judges" not in block.memo:
-        rows = judged_mask(block).nonzero()[:, 0]
-        counts = torch.bincount(block.client[rows], minlength=block.num_clients)
-        seen = seen_rows(block)[rows] if label_form(block.y) == "rating" else None
-        val = block.split.val[rows]
-        block.memo["judges"] = Judges(rows, block.y[rows], val, offsets(counts), seen)
+        rows, task = judged_mask(block).nonzero()[:, 0], label_form(block.y)
+        seen = seen_rows(block)[rows] if task == "rating" else None
+        truth = Truth(block.y[rows], block.split.val[rows], block.client[rows])
+        off = offsets(torch.bincount(truth.group, minlength=block.num_clients))
+        block.memo["judges"] = Judges(rows, truth.y, truth.val, off, task, truth, seen)
     found = block.memo["judges"]
     assert isinstance(found, Judges)
     return found
@@ -111,7 +166,8 @@ def _judges_at(judges: Judges, off: Tensor, new_off: Tensor, positions: Tensor) 
     shift = torch.repeat_interleave(new_off[:-1] - off[positions], counts)
     rows = judges.rows[chosen] + shift
     seen = None if judges.seen is None else judges.seen[chosen]
-    return Judges(rows, judges.y[chosen], judges.val[chosen], offsets(counts), seen)
+    truth = Truth(judges.y[chosen], judges.val[chosen], owners(offsets(counts)))
+    return Judges(rows, truth.y, truth.val, offsets(counts), judges.task, truth, seen)
 
 
 def judged_rows(
@@ -127,9 +183,11 @@ def judged_rows(
         compiled: whether counting uses compiled kernels.
     """
     judges = judges_of(block)
-    group = group[judges.rows]
-    form = label_form(block.y)
-    return JudgedRows(logits, judges.y, judges.val, group, groups, form, compiled, judges.seen)
+    truth = judges.truth
+    if group is not block.client:
+        truth = Truth(judges.y, judges.val, group[judges.rows])
+    own = judges.y, judges.val, truth.group
+    return JudgedRows(logits, *own, groups, judges.task, compiled, judges.seen, truth)
 
 
 def log_odds(logits: Tensor, task: LabelForm) -> Tensor:
@@ -160,10 +218,10 @@ def check_rows(rows: JudgedRows) -> None:
             f"as they are, got logits of shape {tuple(logits.shape)} and {len(rows.val)} masks"
         )
     if count:
-        ends = [(rows.group, rows.groups, "clients")]
-        ends += [] if several else [(y, logits.shape[1], "labels of judged rows")]
-        for numbers, end, what in ends:
-            least, most = (int(t) for t in numbers.aminmax())
+        truth = rows.truth
+        ends = [(truth.groups, rows.groups, "clients")]
+        ends += [] if several else [(truth.labels, logits.shape[1], "labels of judged rows")]
+        for (least, most), end, what in ends:
             if least < 0 or most >= end:
                 raise ProtocolError(f"expected {what} in 0 to {end - 1}, got {least} to {most}")
 
@@ -245,39 +303,42 @@ def confusion(rows: JudgedRows) -> Tensor | None:
     return torch.bincount(cells, minlength=k * k).view(k, k)
 
 
-def _arrays(rows: JudgedRows) -> tuple[Any, ...]:
-    """Return the rows as the kernels take them."""
-    y = rows.y if rows.y.dim() == 2 else rows.y[:, None]
-    tensors = rows.logits, y, rows.val, rows.group
-    return *(t.contiguous().numpy() for t in tensors), rows.task == "multilabel"
-
-
 def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
     from silograph.task import count_kernels  # numba takes a while to import
 
     parts, c, k = 2, rows.groups, rows.logits.shape[1]
-    nodes = torch.zeros(parts, c, dtype=torch.int32)
-    loss = torch.zeros(parts, c, dtype=torch.float64)
-    hits = torch.zeros(parts, 4, c, k, dtype=torch.int32)
-    score = torch.zeros(2, c, k, dtype=torch.float64)
-    outputs = [t.numpy() for t in (nodes, loss, hits, score)]
-    logits, y, val, group, bits = _arrays(rows)
+    nodes, loss = np.zeros((parts, c), np.int32), np.zeros((parts, c))
+    hits, score = np.zeros((parts * len(HITS), c, k), np.int32), np.zeros((2, c, k))
+    outputs = nodes, loss, hits.reshape(parts, len(HITS), c, k), score
+    logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
+    y, val, group = rows.truth.arrays
     count_kernels.tally(logits, y, val, group, bits, CLIP, *outputs)
+    found = [torch.from_numpy(t).unbind() for t in (nodes, loss, hits, score)]
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
-        fields |= {f"{part}.nodes": nodes[number], f"{part}.loss": loss[number]}
-        fields |= {f"{part}.{name}": hits[number, i] for i, name in enumerate(HITS)}
-    return fields | {"score.sum": score[0], "score.square": score[1]}
+        fields |= {f"{part}.nodes": found[0][number], f"{part}.loss": found[1][number]}
+        own = found[2][number * len(HITS) :]
+        fields |= {f"{part}.{name}": t for name, t in zip(HITS, own, strict=False)}
+    return fields | dict(zip(SCORE_SUMS, found[3], strict=True))
 
 
 def score_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
-    known, total = fields["test.known"].double(), fields["score.sum"]
-    number = known.sum(0).clamp(min=1)
-    mean = total.sum(0) / number
-    between = known * (total / known.clamp(min=1) - mean) ** 2
-    variance = (fields["score.square"] + between).sum(0) / number
-    return mean, variance.sqrt().clamp(min=LEAST_DEVIATION)
+    told = fields["test.known"], *(fields[name] for name in SCORE_SUMS)
+    known, total, square = (t.cpu().numpy() for t in told)  # small steps, which torch makes slowly
+    number = np.maximum(known.sum(0, dtype=np.float64), 1)
+    mean = _sum(total) / number
+    between = known * (total / np.maximum(known, 1) - mean) ** 2
+    variance = _sum(square + between) / number
+    deviation = np.maximum(np.sqrt(variance), LEAST_DEVIATION)
+    device = told[0].device
+    return torch.from_numpy(mean).to(device), torch.from_numpy(deviation).to(device)
+
+
+def _sum(values: np.ndarray) -> np.ndarray:
+    """Return the sums (K,) of values (C, K), added in torch's order."""
+    found: np.ndarray = torch.from_numpy(values).sum(0).numpy()
+    return found
 
 
 def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -309,8 +370,9 @@ def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
 def _compiled_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
     from silograph.task import count_kernels
 
-    counts = torch.zeros(rows.groups, rows.logits.shape[1], 2, BINS, dtype=torch.int32)
-    logits, y, val, group, bits = _arrays(rows)
+    counts = np.zeros((rows.groups, rows.logits.shape[1], 2, BINS), np.int32)
+    logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
+    y, val, group = rows.truth.arrays
     means, deviations = (t.double().contiguous().numpy() for t in (mean, deviation))
-    count_kernels.histogram(logits, y, val, group, bits, CLIP, means, deviations, counts.numpy())
-    return counts
+    count_kernels.histogram(logits, y, val, group, bits, CLIP, means, deviations, counts)
+    return torch.from_numpy(counts)

@@ -8,6 +8,7 @@ C: clients.
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,29 +39,37 @@ def with_round(setup: Setup, known: Counts | None, own: Counts) -> Counts | None
     if not known:
         return found
     better = _better(_ranks(setup, found), _ranks(setup, known))
-    return {
-        name: torch.where(better.to(new.device).view(-1, *[1] * (new.dim() - 1)), new, known[name])
-        for name, new in found.items()
-    }
+    if not better.any():
+        return known
+    return {name: _of_better(better, new, known[name]) for name, new in found.items()}
 
 
-def _ranks(setup: Setup, counts: Counts) -> tuple[Tensor, Tensor]:
+def _of_better(better: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
+    """Return the slices (C, ...) of the new round where it is better (C,), else the old ones."""
+    chosen = better.reshape(-1, *[1] * (new.dim() - 1))
+    return torch.from_numpy(np.where(chosen, new.cpu().numpy(), old.cpu().numpy()))
+
+
+def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     """Return how good each client's validation score and loss are, two (C,); NaN: no nodes."""
     by_metric = task_in(setup).client_scores(counts, "val")
     chosen = run_metric(setup).name
-    loss = -counts["val.loss"].cpu().double() / counts["val.nodes"].cpu()
+    losses, nodes = (counts[f"val.{name}"].cpu().numpy() for name in ("loss", "nodes"))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        loss = -losses / nodes
     name = next((n for n in (chosen, *by_metric) if n in by_metric), None)
     if name is None:
         return loss, loss
     sign = 1.0 if METRICS[name].higher else -1.0
     values = [float("nan") if value is None else sign * value for value in by_metric[name]]
-    return torch.tensor(values, dtype=torch.float64), loss
+    return np.array(values), loss
 
 
-def _better(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> Tensor:
+def _better(new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Return for which clients (C,) the new round is chosen."""
     closer = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
-    return closer | old[0].isnan()
+    found: np.ndarray = closer | np.isnan(old[0])
+    return found
 
 
 def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None] | None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,24 +17,18 @@ from silograph.experiment.result_files import Row
 from silograph.experiment.run import each_best
 from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.controlling import Controlling, controlling, with_knobs
-from silograph.experiment.run.delayed_scores import (
-    Pending,
-    begin,
-    complete,
-    counts_on_receipt,
-)
-from silograph.experiment.run.divergence import check_loss, diverged
+from silograph.experiment.run.divergence import diverged
 from silograph.experiment.run.make_result import make_result
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
-from silograph.experiment.run.round_scores import (
-    Counts,
-    Judged,
-    is_better,
-    judge,
-    progress_of,
-    row_of,
+from silograph.experiment.run.round_scores import Counts, Judged, progress_of
+from silograph.experiment.run.scored_rounds import (
+    Trained,
+    judge_finite,
+    scored_at_last,
+    scored_late,
+    scored_now,
 )
 from silograph.experiment.run.selecting import Selection, check_report
 from silograph.experiment.run.server_parts import without_parts
@@ -45,7 +39,7 @@ from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
-from silograph.methods.base import MethodConfig, RoundReport, ServerState, own_weights
+from silograph.methods.base import MethodConfig, RoundReport
 from silograph.methods.local_training import selected
 from silograph.selection.uniform import ALL, UNIFORM
 
@@ -230,8 +224,8 @@ def _round(
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
     took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
-    done = _Trained(t, state, report, began, virtual)
-    scored = (_scored_late if config.eval_on_receipt else _scored_now)(setup, before, done)
+    done = Trained(t, state, report, began, virtual)
+    scored = (scored_late if config.eval_on_receipt else scored_now)(setup, before, done)
     now = scored.latest
     last = before.scores
     if last is not None and now is not None:
@@ -254,7 +248,7 @@ def _round(
     if stopped is None and selection is not None:
         stopped = selection.reason_to_stop(state, t + 1)
     if stopped is not None or t == config.rounds:
-        scored = _scored_at_last(setup, done, scored)
+        scored = scored_at_last(setup, done, scored)
     facts = checked_facts(report, len(fed.ids), t)
     if executed is not None and fed.executed is not None:
         executed = (before.executed or 0.0) + fed.executed - executed
@@ -282,98 +276,9 @@ def _config_of(
     return cfg.in_round(t)
 
 
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """A round before it is scored: its number, the server's state, its report, and what it took."""
-
-    t: int
-    state: ServerState
-    report: RoundReport
-    began: float
-    virtual: float | None
-
-    def row(self, setup: Setup, now: Judged) -> Row:
-        """Return its row, once it is scored."""
-        return row_of(setup, now, self.report, time.monotonic() - self.began, self.virtual)
-
-
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """What scoring in a round has come to.
-
-    Attributes:
-        best: the best round so far.
-        latest: the round that was scored, None if none was.
-        rows: of rounds that were scored.
-        judged: these rounds.
-        pending: this round, where the next one completes its scores.
-    """
-
-    best: Judged | None
-    latest: Judged | None
-    rows: list[Row]
-    judged: tuple[Judged, ...] = ()
-    pending: Pending | None = None
-
-
-def _scored_now(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
-    """Score a round at once, if it is to be scored."""
-    if not _is_judged(setup, done.t):
-        return _Scored(before.best, None, [])
-    now, best = judge_finite(setup, done.state, done.t), before.best
-    best = _with_own(setup, now) if is_better(setup, now, best) else best
-    return _Scored(best, now, [done.row(setup, now)], (now,))
-
-
-def _scored_late(setup: Setup, before: Snapshot, done: _Trained) -> _Scored:
-    """Complete the scores of the round before, and begin those of this one."""
-    best, latest, rows = before.best, None, []
-    if before.pending is not None:
-        weights, t = before.state.weights, before.round
-        assert weights is not None  # see `check_received`
-        counts = counts_on_receipt(setup, t, weights, done.report)
-        latest, row = complete(setup, before.pending, counts, weights)
-        best = latest if is_better(setup, latest, best) else best
-        rows.append(row)
-    pending = None
-    if _is_judged(setup, done.t):
-        seconds = time.monotonic() - done.began
-        pending = begin(setup, done.t, done.report, seconds, done.virtual)
-    return _Scored(best, latest, rows, () if latest is None else (latest,), pending)
-
-
-def _scored_at_last(setup: Setup, done: _Trained, scored: _Scored) -> _Scored:
-    """Score the last round, where that is still to be done."""
-    weights, best = done.state.weights, scored.best
-    if scored.pending is not None:
-        assert weights is not None  # see `check_received`
-        key = training_key(setup.config).fold("judge server", done.t)
-        counts = setup.method.evaluate.counts(
-            setup.federation, setup.method_config.model, weights, key
-        )
-        now, row = complete(setup, scored.pending, counts, weights)
-        best = now if is_better(setup, now, best) else best
-        return _Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, now))
-    if best is None:  # a limit before the first evaluation
-        best = _with_own(setup, judge_finite(setup, done.state, done.t))
-        return _Scored(best, scored.latest, [done.row(setup, best)], (best,))
-    return scored
-
-
-def _is_judged(setup: Setup, t: int) -> bool:
-    """Whether a round is to be scored."""
-    return t % setup.config.eval_every == 0 or t == setup.config.rounds
-
-
 def _counts_that_decide(setup: Setup, now: Judged) -> Counts | None:
     """Return the counts of the view that picks the round."""
     return now.server if setup.method.evaluate.view == "server" else now.personalized
-
-
-def _with_own(setup: Setup, best: Judged) -> Judged:
-    """Return a round that was just judged, with the clients' own models."""
-    method, cfg, states = setup.method, setup.method_config, setup.federation.states()
-    return replace(best, own=own_weights(method, cfg, best.weights or {}, states))
 
 
 def virtual_seconds(setup: Setup, before: Snapshot | None, t: int) -> float | None:
@@ -394,11 +299,3 @@ def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Ten
                 f"{tuple(fact.shape)} in round {t}"
             )
     return {name: fact.cpu() for name, fact in report.client_facts.items()}
-
-
-def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
-    """Judge a round; raise `TrainingError` where training diverged."""
-    now = judge(setup, state, t, training_key(setup.config))
-    check_loss(now.val.values(), "val", t)
-    check_loss(now.test.values(), "test", t)
-    return now

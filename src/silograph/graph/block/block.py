@@ -121,6 +121,11 @@ class ClientBlock:
     memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
     @property
+    def origin(self) -> "ClientBlock":
+        """The block of all clients that this one is a part of; itself, if it is no part."""
+        return self if self.source is None else self.source[0].origin
+
+    @property
     def num_clients(self) -> int:
         """C."""
         return len(self.ids)
