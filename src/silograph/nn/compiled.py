@@ -9,15 +9,18 @@ n: rows. K: outputs.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Patched, Stacked
+from silograph.core.payload import Patched, Stacked, State
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
+from silograph.nn.flow import FlowRule
+from silograph.nn.flow_compiled import as_drawn, networks_of
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import BlockArrays, prepared
 from silograph.nn.kernel_model import flattened, model_shape, step_rule
@@ -33,6 +36,7 @@ from silograph.nn.kernel_weights import (
 from silograph.nn.kernel_weights import rest as rest
 from silograph.nn.kernel_work import report_masks, report_pass, report_training
 from silograph.nn.kernels import arrays
+from silograph.nn.kernels import flow_training as flow_kernels
 from silograph.nn.kernels import training as kernels
 from silograph.nn.masked import Masked
 from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
@@ -51,11 +55,11 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
     )
     before = params.steps.copy()
-    filled = _train(model, training, inputs, data, params)
+    filled, sampler = _train(model, training, inputs, data, params)
     report_training(model, training, block, filled.work)
     weights = weights_of(model, training, block, fields, params, before if compact else None)
     kept = {} if memory is None else memory_of(model, training, block, params)
-    return _fitted(weights, kept, filled, params.steps - before)
+    return _fitted(weights, kept, filled, params.steps - before, sampler)
 
 
 def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -70,14 +74,14 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
     data = prepared(model.inner, block, compact=False)
     params = masked_params_of(model, training, block, fields, memory)
     before = params.steps.copy()
-    filled = _train(model.inner, training, inputs, data, params)
+    filled, sampler = _train(model.inner, training, inputs, data, params)
     report_training(model.inner, training, block, filled.work)
     report_masks(model, block, filled.work)
     weights = masked_weights_of(model, training, block, params)
     kept = {}
     if inputs.memory is not None:
         kept = masked_memory_of(model, training, block, params)
-    return _fitted(weights, kept, filled, params.steps - before)
+    return _fitted(weights, kept, filled, params.steps - before, sampler)
 
 
 def _train(
@@ -86,14 +90,16 @@ def _train(
     inputs: TrainingInputs,
     data: BlockArrays,
     params: arrays.ParamArrays,
-) -> arrays.Filled:
-    """Train the weights in `params` in place; return what comes of it besides."""
+) -> tuple[arrays.Filled, State]:
+    """Train the weights in `params` in place; return what comes of it, and of the sampler."""
+    if isinstance(training.schedule.neighbors, FlowRule):
+        return _train_flow(model, training, training.schedule.neighbors, inputs, data, params)
     block, filled = inputs.block, _unfilled(model, inputs.block, params)
-    seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    most = 0
-    if not training.schedule.whole and len(block.row_key):
-        most = int(block.adj.degree.max())
-    shape = model_shape(model, training.schedule, most)
+    seed, rule, shape = (
+        np.uint64(inputs.key.value),
+        step_rule(training),
+        _shape(model, training, block),
+    )
 
     def train(first: int, end: int) -> None:
         kernels.train(
@@ -101,16 +107,67 @@ def _train(
         )
 
     share_out(block, train)
-    return filled
+    return filled, {}
+
+
+def _train_flow(
+    model: Staged,
+    training: Training,
+    by: FlowRule,
+    inputs: TrainingInputs,
+    data: BlockArrays,
+    params: arrays.ParamArrays,
+) -> tuple[arrays.Filled, State]:
+    """Do the same on nodes that flow networks choose."""
+    block, filled = inputs.block, _unfilled(model, inputs.block, params)
+    drawn = replace(training, schedule=as_drawn(model, training.schedule))
+    seed, rule, shape = (
+        np.uint64(inputs.key.value),
+        step_rule(training),
+        _shape(model, drawn, block),
+    )
+    networks = networks_of(by, model, block, inputs.sampler)
+    linked = data.rows._replace(own=np.zeros_like(data.rows.own))
+
+    def train(first: int, end: int) -> None:
+        flow_kernels.train_flow(
+            first,
+            end,
+            data.called,
+            data.rows,
+            linked,
+            data.inputs,
+            shape,
+            rule,
+            params,
+            networks.sampling,
+            seed,
+            filled,
+        )
+
+    share_out(block, train)
+    return filled, networks.after()
+
+
+def _shape(model: Staged, training: Training, block: ClientBlock) -> arrays.ModelShape:
+    """Return model and schedule as kernels read them, with memory for the block's degrees."""
+    most = 0
+    if not training.schedule.whole and len(block.row_key):
+        most = int(block.adj.degree.max())
+    return model_shape(model, training.schedule, most)
 
 
 def _fitted(
-    weights: dict[str, Stacked | Patched], kept: Params, filled: arrays.Filled, steps: np.ndarray
+    weights: dict[str, Stacked | Patched],
+    kept: Params,
+    filled: arrays.Filled,
+    steps: np.ndarray,
+    sampler: State,
 ) -> Fitted:
     """Return what training leaves."""
     logits = torch.from_numpy(filled.logits)
     loss = torch.from_numpy(filled.loss).to(logits.dtype)
-    return Fitted(weights, kept, loss, logits, torch.from_numpy(steps))
+    return Fitted(weights, kept, loss, logits, torch.from_numpy(steps), sampler)
 
 
 def _unfilled(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:

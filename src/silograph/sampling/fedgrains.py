@@ -50,6 +50,7 @@ from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
+from silograph.nn.flow import FlowRule, Policy
 from silograph.nn.neighbors import Drawn, Reached, Signal, edges_of
 from silograph.nn.optim import Adam
 from silograph.sampling.fedgrains_policy import (
@@ -62,7 +63,6 @@ from silograph.sampling.fedgrains_policy import (
     union_of,
 )
 
-Policy = Literal["trained", "untrained", "uniform"]
 Rate = Annotated[float, Field(gt=0)]
 
 
@@ -117,33 +117,11 @@ class FedGrainsOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class FedGrains:
-    """The sampler; see the head of this file.
-
-    Attributes:
-        k: nodes chosen in a layer, client and step.
-        hops: layers.
-        alpha: scale of the loss in the reward.
-        lr: rate of the flow network.
-        learns_z: whether log Z is learned; else 0.
-        log_z_lr: rate of z.
-        sampled_degrees: whether convolutions scale by degrees in what was chosen.
-        policy: who chooses.
-        width: H.
-    """
-
-    k: int
-    hops: int
-    alpha: float = 1e5
-    lr: float = 1e-3
-    learns_z: bool = True
-    log_z_lr: float = 0.1
-    sampled_degrees: bool = False
-    policy: Policy = "trained"
-    width: int = 128
+class FedGrains(FlowRule):
+    """The sampler; see the head of this file."""
 
     def fanout(self, hops: int) -> None:
-        """It is not compiled."""
+        """So many a row is not all: its compiled form follows the rule."""
         del hops
 
     def why_not(self, model: AnyModel) -> str | None:
@@ -250,9 +228,9 @@ class FedGrains:
         new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
         balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
         if self.learns_z:
-            self._balance_first(new, signal.clients, balance.detach())
+            fresh = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
-            balance = balance + self.alpha * z[signal.clients]
+            balance = (balance + self.alpha * z[signal.clients]).masked_fill(fresh, 0)
         names = ("leaf", *self._network[1:])
         leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
         found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
@@ -282,10 +260,15 @@ class FedGrains:
     def _learned(self) -> tuple[str, ...]:
         return (*self._network, *(["log_z"] * self.learns_z))
 
-    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> None:
-        """Set z where no step has been taken, so that the first one is balanced."""
+    def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
+        """Set z where no step has been taken, so that the first one is balanced; return where.
+
+        There the balance is 0, not what rounding leaves of it: Adam would take a step of whole
+        length along that.
+        """
         z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
         z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
+        return fresh
 
     def _step(self, new: State, grads: Mapping[str, Tensor], a: int, b: int) -> None:
         """Take the step of clients a to b, who have taken equally many, in place."""
