@@ -39,7 +39,8 @@ def fitted(
     **how: Any,
 ) -> tuple[Fitted, Any]:
     """What training with a backend leaves, and the work of it."""
-    options = {"optimizer": Adam(0.05), "batch": 4, "epochs": 3, "corrections": ()} | how
+    given = {"optimizer": Adam(0.05), "batch": 4, "epochs": 3, "corrections": ()}
+    options: dict[str, Any] = given | how
     schedule = Schedule(options["epochs"], options["batch"], sampler)
     training = Training(model, options["optimizer"], schedule, options["corrections"])
     start = model.init_weights(Key.of(1), torch.float64)
@@ -111,3 +112,126 @@ def test_they_agree_however_clients_choose_and_train(
     graph = make_graph(60, sparse=True)
     block, _ = cut_block(graph, 4)
     agree(block, model_of(graph, "gcn"), replace(FLOW, **sampler), **how)
+
+
+@pytest.mark.parametrize(
+    ("model", "sampler"),
+    [
+        ({"conv": "gcn", "layers": 3, "head": "linear"}, {}),
+        ({"conv": "sage", "layers": 3}, {"hops": 3, "sampled_degrees": True}),
+        ({"conv": "gcn", "input_dropout": 0.4}, {}),
+        ({"conv": "gcn", "layers": 1}, {"hops": 1}),
+        ({"conv": "mlp"}, {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_they_agree_on_other_models(
+    make_graph: MakeGraph,
+    cut_block: CutBlock,
+    model: dict[str, Any],
+    sampler: dict[str, Any],
+    sparse: bool,
+) -> None:
+    graph = make_graph(60, sparse=sparse)
+    block, _ = cut_block(graph, 3)
+    agree(block, model_of(graph, **model), replace(FLOW, **sampler))
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_they_agree_on_weighted_edges_and_clients_without_training_nodes(
+    make_graph: MakeGraph, cut_block: CutBlock, sampled: bool
+) -> None:
+    graph = make_graph(60, sparse=True)
+    there = graph.adj.row.double() + graph.adj.indices.double()
+    weighted = replace(graph, adj=graph.adj.with_values(0.5 + there % 7))
+    block, _ = cut_block(weighted, 4)
+    train = block.split.train & (block.client != 2)
+    block = replace(block, split=replace(block.split, train=train), memo={})
+    agree(block, model_of(graph, "gcn"), replace(FLOW, sampled_degrees=sampled))
+
+
+def test_what_clients_learned_is_gone_on_from(make_graph: MakeGraph, cut_block: CutBlock) -> None:
+    """A second call begins with the networks of the first, which stay as they are."""
+    graph = make_graph(60, sparse=True)
+    block, _ = cut_block(graph, 4)
+    model = model_of(graph, "gcn")
+    state = fitted("compiled", block, model, FLOW)[0].neighbors
+    before = {name: f.t.clone() for name, f in state.items()}
+    agree(block, model, FLOW, state=state)
+    assert same_bits({name: f.t for name, f in state.items()}, before)
+    after = fitted("compiled", block, model, FLOW, state=state)[0].neighbors
+    assert not torch.equal(after["last"].t, before["last"])
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_clients_have_the_same_bits_in_any_company(
+    make_graph: MakeGraph, cut_block: CutBlock, sampled: bool
+) -> None:
+    graph = make_graph(60, sparse=True)
+    block, _ = cut_block(graph, 4)
+    model, sampler = model_of(graph, "gcn"), replace(FLOW, sampled_degrees=sampled)
+    whole = tensors(fitted("compiled", block, model, sampler)[0])
+    for positions in ([0, 2], [3, 1]):
+        part = tensors(fitted("compiled", block.take(torch.tensor(positions)), model, sampler)[0])
+        for name in ("loss", "0.bias", "1.weight", "neighbors/last", "neighbors/second/log_z"):
+            assert torch.equal(part[name], whole[name][positions])
+
+
+RUN: dict[str, Any] = {"rounds": 3, "batch_size": 4, "neighbors": "fedgrains"}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedper", "gcflplus", "fedpub"])
+def test_runs_agree(make_graph: MakeGraph, method: str) -> None:
+    """Scores, the ledger and what each method makes of it; masks of FED-PUB, too."""
+    graph = make_graph(60, sparse=True)
+    options = {"neighbors.k": 2, "neighbors.width": 6, "neighbors.alpha": 50.0}
+    ours, theirs = (
+        go(graph, method=method, options=options, kernels=kernels, **RUN)
+        for kernels in ("auto", "torch")
+    )
+    assert ours.config["kernels"] == "compiled"
+    for row, other in zip(ours.rounds, theirs.rounds, strict=True):
+        assert row["train_loss"] == pytest.approx(other["train_loss"], abs=1e-8)
+    records = [
+        [(r.op, r.direction, r.bytes.tolist(), r.flops.tolist()) for r in found.ledger.records]
+        for found in (ours, theirs)
+    ]
+    assert records[0] == records[1]
+
+
+def test_threads_and_blocks_change_no_bit(make_graph: MakeGraph) -> None:
+    graph = make_graph(60, sparse=True)
+    options = {"options": {"neighbors.k": 2, "neighbors.width": 6}, "kernels": "compiled", **RUN}
+    found = [
+        weights_of(go(graph, **options | more)) for more in ({}, {"threads": 2}, {"block_size": 1})
+    ]
+    assert same_bits(found[0], found[1])
+    assert same_bits(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"hops": 1},
+            "expected flow networks for 2 layers, got some for 1: they are of another model",
+        ),
+        (
+            {"width": 5},
+            "expected flow networks with 28 rows of 5 for the features of 4 clients, got (28, 6): "
+            "they are of another graph",
+        ),
+    ],
+    ids=str,
+)
+def test_networks_of_something_else_are_refused(
+    make_graph: MakeGraph, cut_block: CutBlock, other: dict[str, int], message: str
+) -> None:
+    graph = make_graph(60, sparse=False)
+    block, _ = cut_block(graph, 4)
+    model = model_of(graph, "gcn")
+    state = FLOW.init(block, model, Key.of(2))
+    with pytest.raises(ProtocolError) as caught:
+        fitted("compiled", block, model, replace(FLOW, **other), state=state)
+    assert str(caught.value) == message

@@ -95,14 +95,15 @@ def networks_of(rule: FlowRule, model: Staged, block: ClientBlock, state: State)
             f"expected flow networks for {hops} layers, got some for {rule.hops}: they are of "
             "another model"
         )
-    shape = _shape(rule, hops)
+    shape = _shape(rule, model)
     own = prepared(model, block, compact=isinstance(block.x, SparseRows))
     flows = _flows(rule, block, state, own.called.used_off, learns=shape.learns)
     links = _links(rule, model, block)
     return Networks(rule, block, state, Sampling(shape, links, own.inputs, flows))
 
 
-def _shape(rule: FlowRule, hops: int) -> FlowShape:
+def _shape(rule: FlowRule, model: Staged) -> FlowShape:
+    hops, sums = hops_of(model), [stage.conv.sums for stage in model.stages]
     many, width = max(hops, 1), rule.width
     memory = arrays.ModelShape(
         layers=many + 1,
@@ -124,6 +125,7 @@ def _shape(rule: FlowRule, hops: int) -> FlowShape:
     )
     return FlowShape(
         memory=memory,
+        hop=np.array([sum(sums[layer + 1 :]) for layer in range(len(sums))], np.int64),
         hops=hops,
         layers=rule.hops,
         width=width,
@@ -147,8 +149,8 @@ def _flows(
 ) -> FlowArrays:
     """Return copies of the networks, moments as empty arrays where nothing is learned."""
     clients, dtype, many = block.num_clients, dtype_of(block), int(used_off[-1])
-    rows, flat = [torch.empty(0, rule.width, dtype=dtype)] * 3, [torch.empty(clients, 0)] * 3
-    flat = [t.to(dtype) for t in flat]
+    rows = [torch.empty(0, rule.width, dtype=dtype)] * 3
+    flat = [torch.empty(clients, 0, dtype=dtype)] * 3
     if rule.policy != "uniform":
         for i, kind in enumerate(MOMENTS if learns else MOMENTS[:1]):
             first = state[f"{kind}features"].t
@@ -158,16 +160,12 @@ def _flows(
                     f"{clients} clients, got {tuple(first.shape)}: they are of another graph"
                 )
             rows[i] = first.clone(memory_format=torch.contiguous_format)
-            later = [state[f"{kind}{n}"].t.view(clients, -1) for n in _later_names(rule)]
+            later = [state[f"{kind}{n}"].t.reshape(clients, -1) for n in _later_names(rule)]
             flat[i] = torch.cat(later, dim=1)
     steps = state["steps"].t.long() if learns else torch.zeros(clients, dtype=torch.int64)
-    return FlowArrays(
-        *(t.numpy() for t in rows),
-        *(t.numpy() for t in flat),
-        used_off=used_off if rule.policy != "uniform" else np.zeros(clients + 1, np.int64),
-        steps=steps.numpy(),
-        work=np.zeros((clients, 4), np.int64),
-    )
+    off = np.zeros(clients + 1, np.int64) if rule.policy == "uniform" else used_off
+    counts = steps.numpy(), np.zeros((clients, 4), np.int64)
+    return FlowArrays(*(t.numpy() for t in (*rows, *flat)), off, *counts)
 
 
 def _links(rule: FlowRule, model: Staged, block: ClientBlock) -> LinkArrays:

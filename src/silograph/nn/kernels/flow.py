@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from silograph.core.key import hash_text
+from silograph.core.key import GOLDEN, hash_text
 from silograph.nn.kernels.arrays import (
+    LINEAR,
     SUM,
     Array,
     InputArrays,
@@ -31,16 +32,15 @@ from silograph.nn.kernels.layers import add_sum, gather, map_first, rectify, ste
 from silograph.nn.kernels.masks import matrix, no_masks
 from silograph.nn.kernels.optim import step
 
-_GUMBEL, _11, _GOLDEN = (
-    np.uint64(number) for number in (hash_text("gumbel"), 11, 0x9E3779B97F4A7C15)
-)
+_GUMBEL, _GOLDEN, _11 = (np.uint64(number) for number in (hash_text("gumbel"), GOLDEN, 11))
 
 
 class FlowShape(NamedTuple):
     """The sampler."""
 
     memory: ModelShape  # a model whose memory has room for the hops of the network
-    hops: int  # that a step of the model draws
+    hop: Array  # (L,) of each layer of the model; nothing is drawn for linear ones
+    hops: int  # that a step draws
     layers: int  # that the indicator has a row for, and one more
     width: int  # H
     k: int
@@ -199,8 +199,9 @@ def score(
     s, m, width, n = f.s, f.s.m[0], shape.width, f.s.nodes.shape[0]
     bias = (shape.layers + 1) * width
     last, z, h = bias + width, table(s.z, 0, m, width), hidden(hop, width, m, f)
-    gather(rows, x, k, True, s)
-    map_first(rows, x, k, True, x.col, w.first, z, s)
+    drawn = shape.memory.fanout.shape[0] > 0  # it is; a literal would be compiled anew
+    gather(rows, x, k, drawn, s)
+    map_first(rows, x, k, drawn, x.col, w.first, z, s)
     for i in range(m):
         row = indicated(hop, i, f) * width
         for j in range(width):
@@ -274,26 +275,27 @@ def log_forward(hop: int, f: Flow) -> float:
 
 @compiled
 def link(
-    rows: RowArrays, a: int, shape: ModelShape, layer: int, at: int, links: LinkArrays, s: Scratch
-) -> int:
-    """Fill the edges of a layer, from entry `at` on: all between chosen rows and those before.
+    rows: RowArrays, a: int, shape: ModelShape, layer: int, links: LinkArrays, s: Scratch
+) -> None:
+    """Fill the edges of a layer: all between rows that enter it and those that leave it.
 
-    A row's own z is an edge, too, where it is summed. Return the end.
+    A row's own z is an edge, too, where it is summed.
     """
-    sampled, looped, left = links.weight.shape[0] > 0, shape.form[layer] == SUM, s.m[layer + 1]
+    sampled, form, left = links.weight.shape[0] > 0, shape.form[layer], s.m[layer + 1]
+    at = s.ptr[layer + 1, s.m[layer + 2]] if layer + 1 < shape.layers else 0
     s.ptr[layer, 0] = at
     for i in range(left):
         row = a + s.nodes[i]
-        for e in range(rows.ptr[row], rows.ptr[row + 1]):
+        end = rows.ptr[row] if form == LINEAR else rows.ptr[row + 1]
+        for e in range(rows.ptr[row], end):
             p = s.place[rows.col[e]]
             if p >= 0:
                 s.col[at], s.value[at] = p, links.weight[e] if sampled else rows.value[e]
                 at += 1
-        if looped:
+        if form == SUM:
             s.col[at], s.value[at] = i, rows.own[row]
             at += 1
         s.ptr[layer, i + 1] = at
-    return at
 
 
 @compiled
@@ -375,7 +377,8 @@ def learn(
             for j in range(width):
                 grad[row + j] += z[i, j]
                 total[i, j] += z[i, j]
-    step_first(rows, x, k, True, False, total, matrix(own, False), shape.steps, t, s)
+    drawn, ready = shape.memory.fanout.shape[0] > 0, shape.memory.x_threshold > 0
+    step_first(rows, x, k, drawn, ready, total, matrix(own, False), shape.steps, t, s)
     p, one, two = w.flat, own.first.flat, own.second.flat
     step(p[:size], grad[:size], p[:0], one[:size], two[:size], shape.steps, t)
     if shape.learns_z:

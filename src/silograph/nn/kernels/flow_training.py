@@ -18,7 +18,7 @@ from silograph.nn.kernels.arrays import (
     Scratch,
     StepRule,
     TrainedWeights,
-    compiled,
+    inlined,
     kernel,
 )
 from silograph.nn.kernels.copies import copy_rows
@@ -58,7 +58,7 @@ class Sampling(NamedTuple):
     flows: FlowArrays
 
 
-@compiled
+@inlined
 def score_hop(
     rows: RowArrays,
     k: int,
@@ -86,7 +86,7 @@ def score_hop(
             work[2] += s.x_end[i] - s.x_start[i]
 
 
-@compiled
+@inlined
 def sample_flow(
     rows: RowArrays,
     k: int,
@@ -103,34 +103,31 @@ def sample_flow(
 
     Fills what `draws.sample` fills. Returns log P_F of all hops.
     """
-    a, at, hop, total = rows.off[k], 0, 0, 0.0
+    a, total = rows.off[k], 0.0
     for i in range(seeds.shape[0]):
         s.nodes[i], s.place[seeds[i]] = seeds[i], i
     s.m[shape.layers] = seeds.shape[0]
     begin_union(seeds, f)
     for layer in range(shape.layers - 1, -1, -1):
-        left, form = s.m[layer + 1], shape.form[layer]
-        if form == LINEAR:
-            s.m[layer] = left
-            s.ptr[layer, : left + 1] = at
-            continue
-        score_hop(rows, k, hop, by, own, f, work)
-        count = choose(rows, a, by.shape, hop, fold(fold(key, _NEIGHBORS), layer), f)
-        enter_chosen(layer, hop, count, s, f)
-        if by.shape.learns:
-            total += log_forward(hop, f)
-            work[3] += f.s.m[0] - left
-        at = link(rows, a, shape, layer, at, by.links, s)
+        s.m[layer] = s.m[layer + 1]
+        if shape.form[layer] != LINEAR:
+            hop = by.shape.hop[layer]
+            score_hop(rows, k, hop, by, own, f, work)
+            count = choose(rows, a, by.shape, hop, fold(fold(key, _NEIGHBORS), layer), f)
+            enter_chosen(layer, hop, count, s, f)
+            if by.shape.learns:
+                total += log_forward(hop, f)
+                work[3] += f.s.m[0] - s.m[layer + 1]
+        link(rows, a, shape, layer, by.links, s)
         if by.links.weight.shape[0] > 0:
-            scale_links(layer, form == SUM, by.links, f.degree, s)
-        hop += 1
+            scale_links(layer, shape.form[layer] == SUM, by.links, f.degree, s)
     for i in range(s.m[0]):
         s.place[s.nodes[i]] = -1
     end_union(f)
     return total
 
 
-@compiled
+@inlined
 def train_client(
     rows: RowArrays,
     linked: RowArrays,
@@ -157,7 +154,7 @@ def train_client(
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
-    loss = 0.0
+    loss, drawn = 0.0, shape.fanout.shape[0] > 0
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
         order = shuffled(train, keys, epoch_key) if batch < size else train
@@ -168,7 +165,7 @@ def train_client(
             log_p = sample_flow(rows, k, shape, seeds, by, network, step_key, s, f, flow_work)
             taken += 1
             found = take_step(
-                linked, x, shape, k, True, seeds, own, taken, steps, step_key, s, work
+                linked, x, shape, k, drawn, seeds, own, taken, steps, step_key, s, work
             )
             for layer in range(shape.layers):  # a row itself is no edge
                 if shape.form[layer] == SUM:

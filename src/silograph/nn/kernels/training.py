@@ -21,6 +21,7 @@ from silograph.nn.kernels.arrays import (
     TrainedWeights,
     Weights,
     compiled,
+    inlined,
     kernel,
 )
 from silograph.nn.kernels.copies import copy, copy_rows
@@ -115,7 +116,7 @@ def count(
     work[2 * layers + 3] += 1
 
 
-@compiled
+@inlined
 def take_step(
     rows: RowArrays,
     x: InputArrays,
@@ -142,7 +143,7 @@ def take_step(
     return loss
 
 
-@compiled
+@inlined
 def train_client(
     rows: RowArrays,
     x: InputArrays,
@@ -248,7 +249,7 @@ def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory:
     return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
-@compiled
+@inlined
 def say(
     rows: RowArrays,
     x: InputArrays,
