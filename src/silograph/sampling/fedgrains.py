@@ -24,7 +24,8 @@ work on trajectory balance. Gumbel top-k does not draw from P_F given k nodes: t
 off-policy, as the paper says. Chosen edges stand for themselves, as the paper's do, so sums are not
 unbiased. With full degrees and k >= the number of candidates a step is the one without a sampler.
 
-The flow network and its optimizer are state of the client; nothing of them travels.
+The flow network and its optimizer are state of the client; nothing of them travels. This is the
+torch form; `silograph.nn.kernels.flow` does the same, client by client.
 
 C: clients. A: clients in a step. n: rows. s: rows of S and C. m: candidates. F: features. H: width.
 """
