@@ -235,14 +235,19 @@ def test_threads_and_blocks_change_no_bit(make_graph: MakeGraph) -> None:
         ),
         (
             {"width": 5},
-            "expected flow networks with 28 rows of 5 for the features of 4 clients, got (28, 6): "
-            "they are of another graph",
+            "expected flow networks with 28 rows of 5 for the features of 4 clients and 27 other "
+            "weights each, got (28, 6) and 32: they are of another graph or model",
+        ),
+        (
+            {"hops": 3},
+            "expected flow networks with 28 rows of 6 for the features of 4 clients and 38 other "
+            "weights each, got (28, 6) and 32: they are of another graph or model",
         ),
     ],
     ids=str,
 )
 def test_networks_of_something_else_are_refused(
-    make_graph: MakeGraph, cut_block: CutBlock, other: dict[str, int], message: str
+    make_graph: MakeGraph, cut_block: CutBlock, other: dict[str, Any], message: str
 ) -> None:
     graph = make_graph(60, sparse=False)
     block, _ = cut_block(graph, 4)
@@ -251,3 +256,14 @@ def test_networks_of_something_else_are_refused(
     with pytest.raises(ProtocolError) as caught:
         fitted("compiled", block, model, replace(FLOW, **other), state=state)
     assert str(caught.value) == message
+
+
+def test_networks_of_another_precision_are_refused(
+    make_graph: MakeGraph, cut_block: CutBlock
+) -> None:
+    block, _ = cut_block(make_graph(60), 4)
+    model = model_of(make_graph(60), "gcn")
+    state = {n: replace(f, t=f.t.float()) for n, f in FLOW.init(block, model, Key.of(2)).items()}
+    with pytest.raises(ProtocolError) as caught:
+        fitted("compiled", block, model, FLOW, state=state)
+    assert str(caught.value) == "expected flow networks of torch.float64, got torch.float32"

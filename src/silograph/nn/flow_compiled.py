@@ -151,21 +151,42 @@ def _flows(
     clients, dtype, many = block.num_clients, dtype_of(block), int(used_off[-1])
     rows = [torch.empty(0, rule.width, dtype=dtype)] * 3
     flat = [torch.empty(clients, 0, dtype=dtype)] * 3
-    if rule.policy != "uniform":
+    if rule.policy == "uniform":
+        used_off = np.zeros(clients + 1, np.int64)
+    else:
         for i, kind in enumerate(MOMENTS if learns else MOMENTS[:1]):
-            first = state[f"{kind}features"].t
-            if first.shape != (many, rule.width):
-                raise ProtocolError(
-                    f"expected flow networks with {many} rows of {rule.width} for the features of "
-                    f"{clients} clients, got {tuple(first.shape)}: they are of another graph"
-                )
-            rows[i] = first.clone(memory_format=torch.contiguous_format)
-            later = [state[f"{kind}{n}"].t.reshape(clients, -1) for n in _later_names(rule)]
-            flat[i] = torch.cat(later, dim=1)
+            rows[i], flat[i] = _network(rule, state, kind, many, clients)
+            if not rows[i].dtype is flat[i].dtype is dtype:
+                raise ProtocolError(f"expected flow networks of {dtype}, got {rows[i].dtype}")
     steps = state["steps"].t.long() if learns else torch.zeros(clients, dtype=torch.int64)
-    off = np.zeros(clients + 1, np.int64) if rule.policy == "uniform" else used_off
-    counts = steps.numpy(), np.zeros((clients, 4), np.int64)
-    return FlowArrays(*(t.numpy() for t in (*rows, *flat)), off, *counts)
+    return FlowArrays(
+        rows=rows[0].numpy(),
+        first_rows=rows[1].numpy(),
+        second_rows=rows[2].numpy(),
+        flat=flat[0].numpy(),
+        first_flat=flat[1].numpy(),
+        second_flat=flat[2].numpy(),
+        used_off=used_off,
+        steps=steps.numpy(),
+        work=np.zeros((clients, 4), np.int64),
+    )
+
+
+def _network(
+    rule: FlowRule, state: State, kind: str, many: int, clients: int
+) -> tuple[Tensor, Tensor]:
+    """Return copies of the networks, or of moments: first matrices (U, H), the rest (C, Q)."""
+    names = _later_names(rule)
+    first = state[f"{kind}features"].t.clone(memory_format=torch.contiguous_format)
+    later = torch.cat([state[f"{kind}{n}"].t.reshape(clients, -1) for n in names], dim=1)
+    numbers = rule.width * (rule.hops + 3) + 1 + ("log_z" in names)
+    if first.shape != (many, rule.width) or later.shape[1] != numbers:
+        raise ProtocolError(
+            f"expected flow networks with {many} rows of {rule.width} for the features of "
+            f"{clients} clients and {numbers} other weights each, got {tuple(first.shape)} and "
+            f"{later.shape[1]}: they are of another graph or model"
+        )
+    return first, later
 
 
 def _links(rule: FlowRule, model: Staged, block: ClientBlock) -> LinkArrays:
