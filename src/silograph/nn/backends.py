@@ -20,6 +20,7 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
 from silograph.nn.doors import check_fit, check_weights
 from silograph.nn.fit import rest as rest_torch
+from silograph.nn.flow import FlowRule
 from silograph.nn.forward import Staged
 from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.masked import Masked, Near, SparseMasks
@@ -146,7 +147,7 @@ class CompiledBackend:
         return 8 if _has_masks(training) else 1
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train one client after the other; samplers that are compiled remember nothing."""
+        """Train one client after the other."""
         check_fit(training, inputs)
         _check_compiled(training, masks=isinstance(training.model, Masked))
         from silograph.nn import compiled  # numba takes a while to import
@@ -214,8 +215,9 @@ def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
     for correction in training.corrections:
         if not isinstance(correction, known):
             return f"correction {type(correction).__name__} is not compiled"
-    if training.schedule.neighbors.fanout(0) is None:
-        return f"{type(training.schedule.neighbors).__name__} as neighbor sampler is not compiled"
+    sampler = training.schedule.neighbors
+    if sampler.fanout(0) is None and not isinstance(sampler, FlowRule):
+        return f"{type(sampler).__name__} as neighbor sampler is not compiled"
     return None
 
 

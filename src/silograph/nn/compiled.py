@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Patched, Stacked
+from silograph.core.payload import Patched, Stacked, State
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
+from silograph.nn.flow import FlowRule
+from silograph.nn.flow_compiled import as_drawn, networks_of
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import BlockArrays, prepared
-from silograph.nn.kernel_model import UNKNOWN_DEGREE, flattened, model_shape, step_rule
+from silograph.nn.kernel_model import flattened, model_shape, step_rule
 from silograph.nn.kernel_threads import share_out
 from silograph.nn.kernel_weights import (
     masked_memory_of,
@@ -33,6 +35,7 @@ from silograph.nn.kernel_weights import (
 from silograph.nn.kernel_weights import rest as rest
 from silograph.nn.kernel_work import report_masks, report_pass, report_training
 from silograph.nn.kernels import arrays
+from silograph.nn.kernels import flow_training as flow_kernels
 from silograph.nn.kernels import training as kernels
 from silograph.nn.masked import Masked
 from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
@@ -53,11 +56,11 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
     )
     before = params.steps.copy()
-    filled = _train(model, training, inputs, data, params)
+    filled, sampler = _train(model, training, inputs, data, params)
     report_training(model, training, block, filled.work)
     weights = weights_of(model, training, block, fields, params, before if compact else None)
     kept = {} if memory is None else memory_of(model, training, block, params)
-    return _fitted(weights, kept, filled, params.steps - before)
+    return _fitted(weights, kept, filled, params.steps - before, sampler)
 
 
 def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -72,14 +75,14 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
     data = prepared(model.inner, block, compact=False)
     params = masked_params_of(model, training, block, fields, memory)
     before = params.steps.copy()
-    filled = _train(model.inner, training, inputs, data, params)
+    filled, sampler = _train(model.inner, training, inputs, data, params)
     report_training(model.inner, training, block, filled.work)
     report_masks(model, block, filled.work)
     weights = masked_weights_of(model, training, block, params)
     kept = {}
     if inputs.memory is not None:
         kept = masked_memory_of(model, training, block, params)
-    return _fitted(weights, kept, filled, params.steps - before)
+    return _fitted(weights, kept, filled, params.steps - before, sampler)
 
 
 def _train(
@@ -88,14 +91,13 @@ def _train(
     inputs: TrainingInputs,
     data: BlockArrays,
     params: arrays.ParamArrays,
-) -> arrays.Filled:
-    """Train the weights in `params` in place; return what comes of it besides."""
+) -> tuple[arrays.Filled, State]:
+    """Train the weights in `params` in place; return what comes of it, and of the sampler."""
+    if isinstance(training.schedule.neighbors, FlowRule):
+        return _train_flow(model, training, training.schedule.neighbors, inputs, data, params)
     block, filled = inputs.block, _unfilled(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    most = 0
-    if not training.schedule.whole and len(block.row_key):
-        most = int(block.adj.degree.max())
-    shape = _shape(model, training.schedule, block, most)
+    shape = _shape(model, training.schedule, block)
 
     def train(first: int, end: int) -> None:
         kernels.train(
@@ -103,14 +105,48 @@ def _train(
         )
 
     share_out(block, train)
-    return filled
+    return filled, {}
 
 
-def _shape(
-    model: Staged, schedule: Schedule, block: ClientBlock, most: int = UNKNOWN_DEGREE
-) -> arrays.ModelShape:
-    """Return `model_shape`, worked out once where nothing is drawn."""
+def _train_flow(
+    model: Staged,
+    training: Training,
+    by: FlowRule,
+    inputs: TrainingInputs,
+    data: BlockArrays,
+    params: arrays.ParamArrays,
+) -> tuple[arrays.Filled, State]:
+    """Do the same on nodes that flow networks choose."""
+    block, filled = inputs.block, _unfilled(model, inputs.block, params)
+    seed, rule = np.uint64(inputs.key.value), step_rule(training)
+    shape = _shape(model, as_drawn(model, training.schedule), block)
+    networks = networks_of(by, model, block, inputs.sampler)
+    linked = data.rows._replace(own=np.zeros_like(data.rows.own))
+
+    def train(first: int, end: int) -> None:
+        flow_kernels.train_flow(
+            first,
+            end,
+            data.called,
+            data.rows,
+            linked,
+            data.inputs,
+            shape,
+            rule,
+            params,
+            networks.sampling,
+            seed,
+            filled,
+        )
+
+    share_out(block, train)
+    return filled, networks.after()
+
+
+def _shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
+    """Return model and schedule as kernels read them, worked out once where nothing is drawn."""
     if not schedule.whole:
+        most = int(block.adj.degree.max()) if len(block.row_key) else 0
         return model_shape(model, schedule, most)
     name, memo = ("shape", model, schedule.epochs), block.origin.memo
     if name not in memo:
@@ -121,12 +157,16 @@ def _shape(
 
 
 def _fitted(
-    weights: dict[str, Stacked | Patched], kept: Params, filled: arrays.Filled, steps: np.ndarray
+    weights: dict[str, Stacked | Patched],
+    kept: Params,
+    filled: arrays.Filled,
+    steps: np.ndarray,
+    sampler: State,
 ) -> Fitted:
     """Return what training leaves."""
     logits = torch.from_numpy(filled.logits)
     loss = torch.from_numpy(filled.loss).to(logits.dtype)
-    return Fitted(weights, kept, loss, logits, torch.from_numpy(steps))
+    return Fitted(weights, kept, loss, logits, torch.from_numpy(steps), sampler)
 
 
 def _unfilled(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:

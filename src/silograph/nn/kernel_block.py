@@ -34,7 +34,7 @@ class BlockArrays:
 
 def prepared(model: Staged, block: ClientBlock, *, compact: bool) -> BlockArrays:
     """Return the block's arrays, worked out once for each convolution."""
-    name = ("kernels", _conv(model), compact)
+    name = ("kernels", conv_of(model), compact)
     if name not in block.memo and block.source is not None:
         whole, positions = block.source
         block.memo[name] = prepared(model, whole, compact=compact).take(positions, block.off)
@@ -49,13 +49,13 @@ def prepared(model: Staged, block: ClientBlock, *, compact: bool) -> BlockArrays
     return found
 
 
-def _conv(model: Staged) -> Conv:
+def conv_of(model: Staged) -> Conv:
     """Return the convolution of the layers that sum over neighbors, if there are any."""
     return next((stage.conv for stage in model.stages if stage.conv.sums), model.stages[0].conv)
 
 
 def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
-    conv, adj, values = _conv(model), block.adj, block.adj.values
+    conv, adj, values = conv_of(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
     scales = conv.scales
     assert scales is not None  # of what has a kernel

@@ -24,7 +24,8 @@ work on trajectory balance. Gumbel top-k does not draw from P_F given k nodes: t
 off-policy, as the paper says. Chosen edges stand for themselves, as the paper's do, so sums are not
 unbiased. With full degrees and k >= the number of candidates a step is the one without a sampler.
 
-The flow network and its optimizer are state of the client; nothing of them travels.
+The flow network and its optimizer are state of the client; nothing of them travels. This is the
+torch form; `silograph.nn.kernels.flow` does the same, client by client.
 
 C: clients. A: clients in a step. n: rows. s: rows of S and C. m: candidates. F: features. H: width.
 """
@@ -50,6 +51,7 @@ from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
+from silograph.nn.flow import FlowRule, Policy
 from silograph.nn.neighbors import Drawn, Reached, Signal, edges_of
 from silograph.nn.optim import Adam
 from silograph.sampling.fedgrains_policy import (
@@ -62,7 +64,6 @@ from silograph.sampling.fedgrains_policy import (
     union_of,
 )
 
-Policy = Literal["trained", "untrained", "uniform"]
 Rate = Annotated[float, Field(gt=0)]
 MOST_ALPHA = 1e8  # second moments of log Z go with its fourth power, and have to fit float32
 
@@ -118,33 +119,11 @@ class FedGrainsOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class FedGrains:
-    """The sampler; see the head of this file.
-
-    Attributes:
-        k: nodes chosen in a layer, client and step.
-        hops: layers.
-        alpha: scale of the loss in the reward.
-        lr: rate of the flow network.
-        learns_z: whether log Z is learned; else 0.
-        log_z_lr: rate of z.
-        sampled_degrees: whether convolutions scale by degrees in what was chosen.
-        policy: who chooses.
-        width: H.
-    """
-
-    k: int
-    hops: int
-    alpha: float = 1e5
-    lr: float = 1e-3
-    learns_z: bool = True
-    log_z_lr: float = 0.1
-    sampled_degrees: bool = False
-    policy: Policy = "trained"
-    width: int = 128
+class FedGrains(FlowRule):
+    """The sampler; see the head of this file."""
 
     def fanout(self, hops: int) -> None:
-        """It is not compiled."""
+        """So many a row is not all: its compiled form follows the rule."""
         del hops
 
     def why_not(self, model: AnyModel) -> str | None:
@@ -253,8 +232,7 @@ class FedGrains:
         if self.learns_z:
             fresh = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
-            # Exactly: Adam would make a whole step of what rounding leaves.
-            balance = torch.where(fresh, 0.0, balance + self.alpha * z[signal.clients])
+            balance = (balance + self.alpha * z[signal.clients]).masked_fill(fresh, 0)
         names = ("leaf", *self._network[1:])
         leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
         found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
@@ -285,7 +263,11 @@ class FedGrains:
         return (*self._network, *(["log_z"] * self.learns_z))
 
     def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
-        """Set z where no step has been taken, so that the first one is balanced; return where."""
+        """Set z where no step has been taken, so that the first one is balanced; return where.
+
+        There the balance is 0, not what rounding leaves of it: Adam would take a step of whole
+        length along that.
+        """
         z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
         z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
         return fresh

@@ -41,7 +41,19 @@ def compiled(function: Function) -> Function:
     numba looks for changes in the file of a function only, not in those of functions that it calls:
     after an upgrade old code would run on. Here every file counts.
     """
-    made: Any = _compiled(function, Compiler, no_cpython_wrapper=True)
+    return _copied(function, "never")
+
+
+def inlined(function: Function) -> Function:
+    """Do the same for a large function that one place calls: it is compiled as a part of that.
+
+    By itself it would be optimized twice, with all that it calls.
+    """
+    return _copied(function, "always")
+
+
+def _copied(function: Function, inline: str) -> Function:
+    made: Any = _compiled(function, Compiler, no_cpython_wrapper=True, inline=inline)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__name__} is for kernels to copy: Python cannot call it")
@@ -66,7 +78,7 @@ def kernel(function: Function) -> Function:
 
 
 def _compiled(
-    function: Function, compiler: type[Compiler], *, no_cpython_wrapper: bool
+    function: Function, compiler: type[Compiler], *, no_cpython_wrapper: bool, inline: str = "never"
 ) -> Function:
     options: dict[str, Any] = {
         "fastmath": FAST,
@@ -76,6 +88,7 @@ def _compiled(
         "pipeline_class": compiler,
         "no_cfunc_wrapper": True,  # what nobody calls is not made
         "no_cpython_wrapper": no_cpython_wrapper,
+        "inline": inline,
     }
     made: Any = njit(**options)(function)
     cache = made._cache

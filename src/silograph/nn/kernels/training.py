@@ -21,6 +21,7 @@ from silograph.nn.kernels.arrays import (
     TrainedWeights,
     Weights,
     compiled,
+    inlined,
     kernel,
 )
 from silograph.nn.kernels.copies import copy, copy_rows
@@ -58,8 +59,8 @@ def scratch(
         drawn = 0
         for layer in range(shape.fanout.shape[0]):
             fanout = shape.fanout[layer]
-            if shape.form[layer] != LINEAR:
-                drawn += between if fanout == 0 else min(between, size * fanout)
+            if shape.form[layer] != LINEAR:  # a row itself is an edge in what flow networks choose
+                drawn += size + (between if fanout == 0 else min(between, size * fanout))
         edges = max(edges, drawn)
     dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
     own = n if shape.rooted else 1
@@ -115,7 +116,34 @@ def count(
     work[2 * layers + 3] += 1
 
 
-@compiled
+@inlined
+def take_step(
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    k: int,
+    drawn: bool,
+    seeds: Array,
+    own: TrainedWeights,
+    taken: int,
+    steps: StepRule,
+    key: Any,
+    s: Scratch,
+    work: Array,
+) -> float:
+    """Take step number `taken` of client k on the rows that take part; return its mean loss."""
+    ready = shape.x_threshold > 0
+    seen = after_dropout(x, s) if ready else x
+    if ready:
+        drop_features(rows, x, shape, k, drawn, key, s)
+    forward(rows, seen, shape, k, drawn, x.col, own.weights, key, True, s)
+    loss = loss_gradient(rows, shape, k, drawn, seeds, s)
+    count(rows, x, shape, k, drawn, s, work)
+    backward_step(rows, seen, shape, k, drawn, own, steps, taken, s)
+    return loss
+
+
+@inlined
 def train_client(
     rows: RowArrays,
     x: InputArrays,
@@ -129,8 +157,7 @@ def train_client(
     work: Array,
 ) -> tuple[float, int]:
     """Train client k in place; return its mean loss in the last epoch, and steps taken in all."""
-    drawn, ready = shape.fanout.shape[0] > 0, shape.x_threshold > 0
-    seen = after_dropout(x, s) if ready else x
+    drawn = shape.fanout.shape[0] > 0
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
@@ -146,13 +173,9 @@ def train_client(
                 sample(rows, k, shape, seeds, step_key, s)
             else:
                 whole(rows, k, s)
-            if ready:
-                drop_features(rows, x, shape, k, drawn, step_key, s)
-            forward(rows, seen, shape, k, drawn, x.col, own.weights, step_key, True, s)
-            loss += seeds.shape[0] / size * loss_gradient(rows, shape, k, drawn, seeds, s)
-            count(rows, x, shape, k, drawn, s, work)
             taken += 1
-            backward_step(rows, seen, shape, k, drawn, own, steps, taken, s)
+            found = take_step(rows, x, shape, k, drawn, seeds, own, taken, steps, step_key, s, work)
+            loss += seeds.shape[0] / size * found
     return loss, taken
 
 
@@ -226,6 +249,23 @@ def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory:
     return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
+@inlined
+def say(
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    k: int,
+    own: TrainedWeights,
+    matrices: int,
+    s: Scratch,
+) -> None:
+    """Fill `s.out` with what the trained model of client k says of all its rows."""
+    if own.under.mask.flat.shape[0] > 0:
+        apply_masks(own, matrices, own.under.least)
+    whole(rows, k, s)
+    forward(rows, x, shape, k, False, x.col, own.weights, np.uint64(0), False, s)
+
+
 @kernel
 def train(
     k0: int,
@@ -266,12 +306,8 @@ def train(
             filled.loss[k], params.steps[k] = train_client(
                 rows, x, shape, g, own, params.steps[k], steps, key, s, filled.work[k]
             )
-        if own.under.mask.flat.shape[0] > 0:
-            apply_masks(own, params.rows.shape[0], own.under.least)
-        whole(rows, g, s)
-        forward(rows, x, shape, g, False, x.col, own.weights, key, False, s)
-        lo, hi = called.off[k], called.off[k + 1]
-        copy_rows(s.out, filled.logits[lo:hi])
+        say(rows, x, shape, g, own, params.rows.shape[0], s)
+        copy_rows(s.out, filled.logits[called.off[k] : called.off[k + 1]])
 
 
 @kernel

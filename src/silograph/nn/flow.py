@@ -1,0 +1,36 @@
+"""What both backends know of FedGrAINS' sampler: how it chooses and learns, not how that is done.
+
+The sampler, in torch, is `silograph.sampling.fedgrains`; its compiled form is `nn.flow_compiled`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Policy = Literal["trained", "untrained", "uniform"]
+
+
+@dataclass(frozen=True)
+class FlowRule:
+    """How a flow network chooses the nodes of a step.
+
+    Attributes:
+        k: nodes chosen in a layer, client and step.
+        hops: layers.
+        alpha: scale of the loss in the reward.
+        lr: rate of the flow network.
+        learns_z: whether log Z is learned; else 0.
+        log_z_lr: rate of z.
+        sampled_degrees: whether convolutions scale by degrees in what was chosen.
+        policy: who chooses.
+        width: H.
+    """
+
+    k: int
+    hops: int
+    alpha: float = 1e5
+    lr: float = 1e-3
+    learns_z: bool = True
+    log_z_lr: float = 0.1
+    sampled_degrees: bool = False
+    policy: Policy = "trained"
+    width: int = 128

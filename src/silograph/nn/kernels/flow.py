@@ -1,0 +1,386 @@
+"""FedGrAINS' sampler: a flow network chooses the nodes of a step, and learns from its loss.
+
+What `silograph.sampling.fedgrains` does with torch, one client after the other. The union of a hop
+are the rows chosen so far and all their neighbors. Its rows are numbered in the order in which
+they are found, so that those of a hop are the first ones of the next.
+
+C: clients. n: rows. E: edges. U: used rows of the network's first matrix; u: of one client. H: its
+width. Q: its other weights: rows of the indicator, bias, last matrix,
+last bias, and z, if it is learned. L: layers of the model.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from silograph.core.key import GOLDEN, hash_text
+from silograph.nn.kernels.arrays import (
+    LINEAR,
+    SUM,
+    Array,
+    InputArrays,
+    ModelShape,
+    RowArrays,
+    Scratch,
+    StepRule,
+    TrainedWeights,
+    Weights,
+    compiled,
+)
+from silograph.nn.kernels.draws import fold, mix
+from silograph.nn.kernels.layers import add_sum, gather, map_first, rectify, step_first, table
+from silograph.nn.kernels.masks import matrix, no_masks
+from silograph.nn.kernels.optim import step
+
+_GUMBEL, _GOLDEN, _11 = (np.uint64(number) for number in (hash_text("gumbel"), GOLDEN, 11))
+
+
+class FlowShape(NamedTuple):
+    """The sampler."""
+
+    memory: ModelShape  # a model whose memory has room for the hops of the network
+    hop: Array  # (L,) of each layer of the model; nothing is drawn for linear ones
+    hops: int  # that a step draws
+    layers: int  # that the indicator has a row for, and one more
+    width: int  # H
+    k: int
+    scores: bool  # whether a network scores candidates; else all are alike
+    learns: bool
+    learns_z: bool
+    alpha: float
+    steps: StepRule
+    z_steps: StepRule
+
+
+class LinkArrays(NamedTuple):
+    """What convolutions scale by in what was chosen; `weight` is empty: by the client's degrees."""
+
+    weight: Array  # (E,) of edges
+    before: Array  # (d,) the sender's scale, by degree
+    after: Array  # the receiver's
+    own: Array  # weight of a row's own z
+
+
+class FlowArrays(NamedTuple):
+    """The networks of the called clients, changed in place."""
+
+    rows: Array  # (U, H)
+    first_rows: Array  # moments
+    second_rows: Array
+    flat: Array  # (C, Q)
+    first_flat: Array
+    second_flat: Array
+    used_off: Array  # (C + 1,)
+    steps: Array  # (C,) taken so far
+    work: Array  # (C, 4) rows, edges, features and candidates of unions, counted
+
+
+class Flow(NamedTuple):
+    """Memory of one thread. Of `s`, m[1 + h] are the rows of the union of hop h."""
+
+    s: Scratch
+    hop: Array  # (n,) hop after which a row of the union was chosen, -1: it was not
+    degree: Array  # (n,) in the union, or in what was chosen
+    at: Array  # (n,)
+    logit: Array  # (hops, n), then what log P_F gains by them
+    score: Array  # (n,) float64, the best first
+    best: Array  # (n,) whose they are
+    spare: Array  # (n,) scales, then sums
+
+
+@compiled
+def flow_memory(s: Scratch, hops: int) -> Flow:
+    """Return the memory of a thread around that of its network."""
+    n = s.nodes.shape[0]
+    return Flow(
+        s=s,
+        hop=np.empty(n, np.int64),
+        degree=np.empty(n, np.int64),
+        at=np.empty(n, np.int64),
+        logit=np.empty((hops, n), s.z.dtype),
+        score=np.empty(n, np.float64),
+        best=np.empty(n, np.int64),
+        spare=np.empty(n, s.z.dtype),
+    )
+
+
+@compiled
+def own_flow(of: FlowArrays, k: int) -> TrainedWeights:
+    """Return the network of client k with its moments."""
+    lo, hi = of.used_off[k], of.used_off[k + 1]
+    w = Weights(of.rows[lo:hi], of.rows[lo:hi], of.flat[k])
+    one = Weights(of.first_rows[lo:hi], of.first_rows[lo:hi], of.first_flat[k])
+    two = Weights(of.second_rows[lo:hi], of.second_rows[lo:hi], of.second_flat[k])
+    start = Weights(w.first[:0], w.first[:0], w.flat[:0])
+    return TrainedWeights(w, start, one, two, no_masks(w))
+
+
+@compiled
+def begin_union(seeds: Array, f: Flow) -> None:
+    """Let a union begin with the training rows of a step."""
+    for i in range(seeds.shape[0]):
+        f.s.nodes[i], f.s.place[seeds[i]], f.hop[i] = seeds[i], i, 0
+    f.s.m[0] = seeds.shape[0]
+
+
+@compiled
+def end_union(f: Flow) -> None:
+    """Leave no row marked."""
+    for i in range(f.s.m[0]):
+        f.s.place[f.s.nodes[i]] = -1
+
+
+@compiled
+def add_neighbors(rows: RowArrays, a: int, f: Flow) -> None:
+    """Add all neighbors of chosen rows to the union, and count edges at chosen rows and loops."""
+    s, known, m = f.s, f.s.m[0], f.s.m[0]
+    for i in range(known):
+        f.degree[i] = 1
+    for i in range(known):
+        if f.hop[i] < 0:
+            continue
+        row = a + s.nodes[i]
+        f.degree[i] += rows.ptr[row + 1] - rows.ptr[row]
+        for e in range(rows.ptr[row], rows.ptr[row + 1]):
+            c = rows.col[e]
+            if s.place[c] < 0:
+                s.place[c], s.nodes[m], f.hop[m], f.degree[m] = m, c, -1, 1
+                m += 1
+            if f.hop[s.place[c]] < 0:
+                f.degree[s.place[c]] += 1
+    s.m[0] = m
+
+
+@compiled
+def fill_operator(rows: RowArrays, a: int, hop: int, f: Flow) -> None:
+    """Fill the edges of a hop with D^-1/2 (A + I) D^-1/2 of its union, which is symmetric."""
+    s, m, one = f.s, f.s.m[0], f.s.value.dtype.type(1)
+    end = s.ptr[hop - 1, s.m[hop]] if hop > 0 else 0
+    s.ptr[hop, 0] = end
+    for i in range(m):
+        f.at[i] = end
+        end += f.degree[i]
+        s.ptr[hop, i + 1] = end
+        f.spare[i] = one / np.sqrt(s.value.dtype.type(f.degree[i]))
+    for i in range(m):
+        s.col[f.at[i]], s.value[f.at[i]] = i, f.spare[i] * f.spare[i]
+        f.at[i] += 1
+    for i in range(m):
+        if f.hop[i] < 0:
+            continue
+        row = a + s.nodes[i]
+        for e in range(rows.ptr[row], rows.ptr[row + 1]):
+            j = s.place[rows.col[e]]
+            value = f.spare[i] * f.spare[j]
+            s.col[f.at[i]], s.value[f.at[i]] = j, value
+            f.at[i] += 1
+            if f.hop[j] < 0:  # edges between rows that are not chosen are left out
+                s.col[f.at[j]], s.value[f.at[j]] = i, value
+                f.at[j] += 1
+
+
+@compiled
+def hidden(hop: int, width: int, m: int, f: Flow) -> Array:
+    """Return the memory of the hidden rows of a hop's union, (m, H)."""
+    return table(f.s.act, hop * f.s.nodes.shape[0] * width, m, width)
+
+
+@compiled
+def indicated(hop: int, i: int, f: Flow) -> int:
+    """Return the layer in which row i of a hop's union was chosen, or would be."""
+    return hop + 1 if f.hop[i] < 0 else min(f.hop[i], hop + 1)
+
+
+@compiled
+def score(
+    rows: RowArrays, x: InputArrays, k: int, shape: FlowShape, hop: int, w: Weights, f: Flow
+) -> None:
+    """Fill the logits of a hop's union: a graph convolution of two layers."""
+    s, m, width, n = f.s, f.s.m[0], shape.width, f.s.nodes.shape[0]
+    bias = (shape.layers + 1) * width
+    last, z, h = bias + width, table(s.z, 0, m, width), hidden(hop, width, m, f)
+    drawn = shape.memory.fanout.shape[0] > 0  # it is; a literal would be compiled anew
+    gather(rows, x, k, drawn, s)
+    map_first(rows, x, k, drawn, x.col, w.first, z, s)
+    for i in range(m):
+        row = indicated(hop, i, f) * width
+        for j in range(width):
+            z[i, j] += w.flat[row + j]
+            h[i, j] = w.flat[bias + j]
+    starts, ends = s.ptr[hop][:m], s.ptr[hop][1 : m + 1]
+    add_sum(starts, ends, s.col, s.value, z, h)
+    rectify(h)
+    y, logit = table(f.spare, 0, m, 1), table(f.logit.reshape(-1), hop * n, m, 1)
+    np.dot(h, table(w.flat, last, width, 1), y)
+    for i in range(m):
+        logit[i, 0] = w.flat[last + width]
+    add_sum(starts, ends, s.col, s.value, y, logit)
+
+
+@compiled
+def log_sigmoid(v: Any, zero: Any) -> Any:
+    """Return log(1 / (1 + exp(-v))); `zero` is 0 in the type of v."""
+    return min(v, zero) - np.log1p(np.exp(-abs(v)))
+
+
+@compiled
+def choose(rows: RowArrays, a: int, shape: FlowShape, hop: int, key: Any, f: Flow) -> int:
+    """Note the candidates of a hop with the k highest scores in `f.best`; return how many."""
+    s, held, most, gumbel = f.s, 0, min(shape.k, f.best.shape[0]), fold(key, _GUMBEL)
+    zero = f.logit.dtype.type(0)
+    for i in range(s.m[0]):
+        if f.hop[i] >= 0:
+            continue
+        word = mix(mix(rows.row_key[a + s.nodes[i]] ^ gumbel) + _GOLDEN)
+        noise = -np.log(-np.log(float(word >> _11) * 2.0**-53))
+        value = float(log_sigmoid(f.logit[hop, i], zero)) + noise
+        if held == most and not value > f.score[held - 1]:
+            continue
+        at = min(held, most - 1)
+        while at > 0 and f.score[at - 1] < value:
+            f.score[at], f.best[at] = f.score[at - 1], f.best[at - 1]
+            at -= 1
+        f.score[at], f.best[at] = value, i
+        held = min(held + 1, most)
+    return held
+
+
+@compiled
+def enter_chosen(layer: int, hop: int, count: int, s: Scratch, f: Flow) -> None:
+    """Let chosen candidates of a hop enter a layer of the model besides the rows that leave it."""
+    m = s.m[layer + 1]
+    for b in range(count):
+        i = f.best[b]
+        f.hop[i] = hop + 1
+        s.nodes[m], s.place[f.s.nodes[i]] = f.s.nodes[i], m
+        m += 1
+    s.m[layer] = m
+
+
+@compiled
+def log_forward(hop: int, f: Flow) -> float:
+    """Return log P_F of the choice of a hop; its gradient takes the place of the logits."""
+    logit, total = f.logit[hop], 0.0
+    zero, one = logit.dtype.type(0), logit.dtype.type(1)
+    for i in range(f.s.m[0]):
+        if 0 <= f.hop[i] <= hop:
+            logit[i] = zero
+        else:
+            sign = one if f.hop[i] > 0 else -one
+            v = sign * logit[i]
+            total += log_sigmoid(v, zero)
+            logit[i] = sign / (one + np.exp(v))
+    return total
+
+
+@compiled
+def link(
+    rows: RowArrays, a: int, shape: ModelShape, layer: int, links: LinkArrays, s: Scratch
+) -> None:
+    """Fill the edges of a layer: all between rows that enter it and those that leave it.
+
+    A row's own z is an edge, too, where it is summed.
+    """
+    sampled, form, left = links.weight.shape[0] > 0, shape.form[layer], s.m[layer + 1]
+    at = s.ptr[layer + 1, s.m[layer + 2]] if layer + 1 < shape.layers else 0
+    s.ptr[layer, 0] = at
+    for i in range(left):
+        row = a + s.nodes[i]
+        end = rows.ptr[row] if form == LINEAR else rows.ptr[row + 1]
+        for e in range(rows.ptr[row], end):
+            p = s.place[rows.col[e]]
+            if p >= 0:
+                s.col[at], s.value[at] = p, links.weight[e] if sampled else rows.value[e]
+                at += 1
+        if form == SUM:
+            s.col[at], s.value[at] = i, rows.own[row]
+            at += 1
+        s.ptr[layer, i + 1] = at
+
+
+@compiled
+def scale_links(layer: int, looped: bool, links: LinkArrays, degree: Array, s: Scratch) -> None:
+    """Scale the edges of a layer by the degrees in what was chosen."""
+    left, ptr = s.m[layer + 1], s.ptr[layer]
+    for i in range(s.m[layer]):
+        degree[i] = ptr[i + 1] - ptr[i] - looped if i < left else 0
+    for e in range(ptr[0], ptr[left]):
+        degree[s.col[e]] += s.col[e] >= left
+    for i in range(left):
+        for e in range(ptr[i], ptr[i + 1]):
+            s.value[e] *= links.after[degree[i]] * links.before[degree[s.col[e]]]
+        if looped:
+            s.value[ptr[i + 1] - 1] = links.own[degree[i]]
+
+
+@compiled
+def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow) -> Array:
+    """Add the gradients of the last matrix and both biases; return that of X W, (m, H).
+
+    The gradients of the logits are in `f.logit`.
+    """
+    s, g, bias = f.s, f.s.flat, last - width
+    starts, ends = s.ptr[hop][:m], s.ptr[hop][1 : m + 1]
+    logit = table(f.logit.reshape(-1), hop * s.nodes.shape[0], m, 1)
+    y, h, z = table(f.spare, 0, m, 1), hidden(hop, width, m, f), table(s.z, 0, m, width)
+    below, zero = table(s.grad[1], 0, m, width), h.dtype.type(0)
+    y[:] = 0
+    z[:] = 0
+    add_sum(starts, ends, s.col, s.value, logit, y)
+    for i in range(m):
+        g[last + width] += logit[i, 0]
+        for j in range(width):
+            g[last + j] += y[i, 0] * h[i, j]
+            below[i, j] = y[i, 0] * w.flat[last + j] if h[i, j] > 0 else zero
+            g[bias + j] += below[i, j]
+    add_sum(starts, ends, s.col, s.value, below, z)
+    return z
+
+
+@compiled
+def balanced(shape: FlowShape, w: Weights, log_p: float, loss: float, taken: int) -> float:
+    """Return what is squared in the trajectory balance; z starts where it is 0."""
+    balance, z = log_p + shape.alpha * loss, w.flat.shape[0] - 1
+    if not shape.learns_z:
+        return balance
+    if taken == 0:
+        w.flat[z] = -balance / shape.alpha
+        return 0.0
+    return balance + shape.alpha * float(w.flat[z])
+
+
+@compiled
+def learn(
+    rows: RowArrays,
+    x: InputArrays,
+    k: int,
+    shape: FlowShape,
+    own: TrainedWeights,
+    balance: float,
+    t: int,
+    f: Flow,
+) -> None:
+    """Take step t of Adam on the trajectory balance of what the hops' logits hold."""
+    s, m, width, w, grad = f.s, f.s.m[0], shape.width, own.weights, f.s.flat
+    last = (shape.layers + 2) * width
+    total, size = table(s.grad[0], 0, m, width), last + width + 1
+    total[:] = 0
+    grad[:] = 0
+    factor = grad.dtype.type(2 * balance)
+    for hop in range(shape.hops):
+        many = s.m[1 + hop]
+        for i in range(many):
+            f.logit[hop, i] *= factor
+        z = hidden_gradient(hop, width, many, w, last, f)
+        for i in range(many):
+            row = indicated(hop, i, f) * width
+            for j in range(width):
+                grad[row + j] += z[i, j]
+                total[i, j] += z[i, j]
+    drawn, ready = shape.memory.fanout.shape[0] > 0, shape.memory.x_threshold > 0
+    step_first(rows, x, k, drawn, ready, total, matrix(own, False), shape.steps, t, s)
+    p, one, two = w.flat, own.first.flat, own.second.flat
+    step(p[:size], grad[:size], p[:0], one[:size], two[:size], shape.steps, t)
+    if shape.learns_z:
+        grad[size] = factor * grad.dtype.type(shape.alpha)
+        step(p[size:], grad[size:], p[:0], one[size:], two[size:], shape.z_steps, t)

@@ -1,0 +1,242 @@
+"""Whole local training of a range of clients whose flow networks choose the nodes of a step."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from silograph.core.key import hash_text
+from silograph.nn.kernels.arrays import (
+    LINEAR,
+    SUM,
+    Array,
+    CalledArrays,
+    Filled,
+    InputArrays,
+    ModelShape,
+    ParamArrays,
+    RowArrays,
+    Scratch,
+    StepRule,
+    TrainedWeights,
+    inlined,
+    kernel,
+)
+from silograph.nn.kernels.copies import copy_rows
+from silograph.nn.kernels.draws import fold, shuffled
+from silograph.nn.kernels.flow import (
+    Flow,
+    FlowArrays,
+    FlowShape,
+    LinkArrays,
+    add_neighbors,
+    balanced,
+    begin_union,
+    choose,
+    end_union,
+    enter_chosen,
+    fill_operator,
+    flow_memory,
+    learn,
+    link,
+    log_forward,
+    own_flow,
+    scale_links,
+    score,
+)
+from silograph.nn.kernels.training import say, scratch, spare, take_step, weights_of
+
+_EPOCH, _BATCH = np.uint64(hash_text("epoch")), np.uint64(hash_text("batch"))
+_NEIGHBORS = np.uint64(hash_text("neighbors"))
+
+
+class Sampling(NamedTuple):
+    """The sampler of a call."""
+
+    shape: FlowShape
+    links: LinkArrays
+    inputs: InputArrays  # columns: rows of the network's first matrix
+    flows: FlowArrays
+
+
+@inlined
+def score_hop(
+    rows: RowArrays,
+    k: int,
+    hop: int,
+    by: Sampling,
+    own: TrainedWeights,
+    f: Flow,
+    work: Array,
+) -> None:
+    """Find the union of a hop and score its candidates."""
+    s, shape, x = f.s, by.shape, by.inputs
+    add_neighbors(rows, rows.off[k], f)
+    m = s.m[0]
+    s.m[1 + hop] = m
+    if not shape.scores:
+        for i in range(m):
+            f.logit[hop, i] = 0
+        return
+    fill_operator(rows, rows.off[k], hop, f)
+    score(rows, x, k, shape, hop, own.weights, f)
+    work[0] += m
+    work[1] += s.ptr[hop, m] - s.ptr[hop, 0]
+    if x.dense.shape[0] == 0:
+        for i in range(m):
+            work[2] += s.x_end[i] - s.x_start[i]
+
+
+@inlined
+def sample_flow(
+    rows: RowArrays,
+    k: int,
+    shape: ModelShape,
+    seeds: Array,
+    by: Sampling,
+    own: TrainedWeights,
+    key: Any,
+    s: Scratch,
+    f: Flow,
+    work: Array,
+) -> float:
+    """Choose what takes part in a step, from the last layer's rows (the seeds) down to the inputs.
+
+    Fills what `draws.sample` fills. Returns log P_F of all hops.
+    """
+    a, total = rows.off[k], 0.0
+    for i in range(seeds.shape[0]):
+        s.nodes[i], s.place[seeds[i]] = seeds[i], i
+    s.m[shape.layers] = seeds.shape[0]
+    begin_union(seeds, f)
+    for layer in range(shape.layers - 1, -1, -1):
+        s.m[layer] = s.m[layer + 1]
+        if shape.form[layer] != LINEAR:
+            hop = by.shape.hop[layer]
+            score_hop(rows, k, hop, by, own, f, work)
+            count = choose(rows, a, by.shape, hop, fold(fold(key, _NEIGHBORS), layer), f)
+            enter_chosen(layer, hop, count, s, f)
+            if by.shape.learns:
+                total += log_forward(hop, f)
+                work[3] += f.s.m[0] - s.m[layer + 1]
+        link(rows, a, shape, layer, by.links, s)
+        if by.links.weight.shape[0] > 0:
+            scale_links(layer, shape.form[layer] == SUM, by.links, f.degree, s)
+    for i in range(s.m[0]):
+        s.place[s.nodes[i]] = -1
+    end_union(f)
+    return total
+
+
+@inlined
+def train_client(
+    rows: RowArrays,
+    linked: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    k: int,
+    own: TrainedWeights,
+    taken: int,
+    steps: StepRule,
+    by: Sampling,
+    network: TrainedWeights,
+    known: int,
+    key: Any,
+    s: Scratch,
+    f: Flow,
+    work: Array,
+    flow_work: Array,
+) -> tuple[float, int, int]:
+    """Train client k and its network in place; see `training.train_client`.
+
+    Return its mean loss in the last epoch, and steps taken in all: of the model, and of the network
+    (`known` before).
+    """
+    train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
+    keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
+    batch = size if shape.batch == 0 else min(shape.batch, size)
+    loss, drawn = 0.0, shape.fanout.shape[0] > 0
+    for epoch in range(shape.epochs):
+        epoch_key = fold(fold(key, _EPOCH), epoch)
+        order = shuffled(train, keys, epoch_key) if batch < size else train
+        loss = 0.0
+        for b in range((size + batch - 1) // batch):
+            step_key = fold(fold(epoch_key, _BATCH), b)
+            seeds = order[b * batch : min((b + 1) * batch, size)]
+            log_p = sample_flow(rows, k, shape, seeds, by, network, step_key, s, f, flow_work)
+            taken += 1
+            found = take_step(
+                linked, x, shape, k, drawn, seeds, own, taken, steps, step_key, s, work
+            )
+            for layer in range(shape.layers):  # a row itself is no edge
+                if shape.form[layer] == SUM:
+                    work[shape.layers + 1 + layer] -= s.m[layer + 1]
+            if by.shape.learns:
+                balance = balanced(by.shape, network.weights, log_p, found, known)
+                known += 1
+                learn(rows, by.inputs, k, by.shape, network, balance, known, f)
+            loss += seeds.shape[0] / size * found
+    return loss, taken, known
+
+
+@kernel
+def train_flow(
+    k0: int,
+    k1: int,
+    called: CalledArrays,
+    rows: RowArrays,
+    linked: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    steps: StepRule,
+    params: ParamArrays,
+    by: Sampling,
+    key: Any,
+    filled: Filled,
+) -> None:
+    """Do what `training.train` does, on nodes that flow networks choose.
+
+    Args:
+        k0: first of the called clients.
+        k1: end.
+        called: where `rows` and `x` have them, which may have more.
+        rows: rows of a block.
+        linked: the same without weights of rows' own z, which are edges in what is chosen.
+        x: its features.
+        shape: model and schedule.
+        steps: optimizer.
+        params: weights and moments, changed in place.
+        by: the sampler; its networks are changed in place.
+        key: key of the call, uint64.
+        filled: what comes of it.
+    """
+    first, clients, flows = params.rows.shape[2], called.position[k0:k1], by.flows
+    s = scratch(rows, x, shape, clients, params.flat, params.flat.shape[1], first)
+    inner = scratch(
+        rows, by.inputs, by.shape.memory, clients, flows.flat, flows.flat.shape[1], by.shape.width
+    )
+    memory, f = spare(params, steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
+    for k in range(k0, k1):
+        g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
+        used = x.used[x.used_off[g] : x.used_off[g] + hi - lo]
+        own, network = weights_of(params, k, lo, hi, used, memory), own_flow(flows, k)
+        if rows.train_off[g + 1] > rows.train_off[g]:
+            filled.loss[k], params.steps[k], flows.steps[k] = train_client(
+                rows,
+                linked,
+                x,
+                shape,
+                g,
+                own,
+                params.steps[k],
+                steps,
+                by,
+                network,
+                flows.steps[k],
+                key,
+                s,
+                f,
+                filled.work[k],
+                flows.work[k],
+            )
+        say(rows, x, shape, g, own, params.rows.shape[0], s)
+        copy_rows(s.out, filled.logits[called.off[k] : called.off[k + 1]])
