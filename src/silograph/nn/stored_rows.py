@@ -281,6 +281,7 @@ def _convolved(
 
 
 def _summed(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
+    """Return sums (b, I) of rows (s, I) by a matrix (b, s), and report their work."""
     report_entries(adj.indptr, off, 2 * x.shape[1] * (1 + gradients(x)))
     return sparse_product(adj, x)
 
