@@ -88,7 +88,7 @@ class JudgedRows:
         task: what the labels mean.
         compiled: whether counting uses compiled kernels.
         seen: (j,) bool of ratings, whether user and item train; None: nobody says.
-        known: what was worked out of labels, masks and clients; see `truth`.
+        prepared: what was worked out of labels, masks and clients; see `truth`.
     """
 
     logits: Tensor
@@ -99,14 +99,14 @@ class JudgedRows:
     task: LabelForm
     compiled: bool = False
     seen: Tensor | None = None
-    known: Truth | None = None
+    prepared: Truth | None = None
 
     @property
     def truth(self) -> Truth:
         """What is known of the rows: what was worked out, if it is of these very tensors."""
-        known, own = self.known, (self.y, self.val, self.group)
-        if known is not None and all(map(is_, (known.y, known.val, known.group), own)):
-            return known
+        found, own = self.prepared, (self.y, self.val, self.group)
+        if found is not None and all(map(is_, (found.y, found.val, found.group), own)):
+            return found
         return Truth(*own)
 
     def summed(self, values: Tensor, rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def without_parts(state: ServerState) -> ServerState:
     return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
 
 
-class Kept(dict[str, Tensor]):
+class PartMemory(dict[str, Tensor]):
     """What a part keeps between rounds, by name.
 
     A checkpoint of an older version may lack a name that the part reads now.
@@ -37,11 +37,11 @@ class Kept(dict[str, Tensor]):
         )
 
 
-def part_of(state: ServerState, prefix: str) -> Kept:
+def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
     """Return what one part keeps."""
     kept = state.memory.items()
     own = {name.removeprefix(prefix): t for name, t in kept if name.startswith(prefix)}
-    return Kept(prefix.removesuffix("/"), own)
+    return PartMemory(prefix.removesuffix("/"), own)
 
 
 def with_part(state: ServerState, prefix: str, known: Mapping[str, Tensor]) -> ServerState:
