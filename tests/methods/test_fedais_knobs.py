@@ -17,10 +17,11 @@ from sessions import TOKEN, worker_of
 from silograph.control import DRAWN, FIXED, Controller
 from silograph.control.ddpg import PROFILE
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError
+from silograph.core.errors import CheckpointError, ConfigError
 from silograph.core.payload import Shared, Stacked
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.loop import first_snapshot
+from silograph.federation.checkpoint import read_checkpoint, to_bytes
 from silograph.federation.frame import FIELD, decode, encode
 from silograph.federation.session.message import (
     CallBody,
@@ -267,3 +268,25 @@ def test_a_limit_of_bytes_is_kept_to_the_last_round(
     assert found.rounds[-1]["round"] == 20
     assert "max_bytes" not in found.stopped
     assert 0.85 * limit < found.ledger.bytes < limit
+
+
+@pytest.mark.parametrize("limit", [None, 10**12])
+def test_a_checkpoint_without_what_the_interval_goes_by_is_one_line(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    """As those of versions that did not remember the dearest round."""
+    out = tmp_path / "run"
+    given = {**RUN, "options": FEW, "max_bytes": limit, "checkpoint_every": 1}
+    run_until(monkeypatch, make_graph(), 3, out, **given)
+    for path in out.glob("checkpoints/round-*"):
+        found = read_checkpoint(path, int(path.stem.rpartition("-")[2]))
+        tensors = {n: t for n, t in found.tensors.items() if not n.endswith("controller/dear")}
+        assert len(tensors) == len(found.tensors) - 1
+        path.write_bytes(b"".join(to_bytes(replace(found, tensors=tensors))))
+    with pytest.raises(CheckpointError) as caught:
+        sg.resume(out, graph=make_graph())
+    assert str(caught.value) == (
+        "expected 'dear' in what the controller keeps between rounds, got batches, bytes, "
+        "exchange, first, fixed: if the run was resumed, its checkpoint is of another version, so "
+        "begin a new run"
+    )

@@ -248,16 +248,17 @@ def test_a_run_goes_on_from_where_it_was(
         assert same_bits(model.weights, again.client_models[name].weights)
 
 
-def test_a_model_that_diverged_splits_nothing(make_graph: MakeGraph, cut_block: CutBlock) -> None:
-    """The client's replies are no numbers: no cut is looked for in its cluster's graph.
-
-    The others' mean is the one without it.
-    """
+@pytest.mark.parametrize("warmup", [0, 9])
+def test_a_model_that_diverged_changes_nothing(
+    make_graph: MakeGraph, cut_block: CutBlock, warmup: int
+) -> None:
+    """The client's replies are no numbers: cuts and means of the others are those without it."""
     graph = make_graph(60)
     block, route = cut_block(graph, 4)
     assert isinstance(block.x, Tensor)
     x = torch.where((block.client == 0)[:, None], torch.nan, block.x)
-    cfg = config(graph, GCFLPlusOptions(epsilon1=100.0, epsilon2=1e-6, warmup=9, sequence=2))
+    options = GCFLPlusOptions(epsilon1=100.0, epsilon2=1e-6, warmup=warmup, sequence=2)
+    cfg = config(graph, options)
     found = []
     for part in (replace(block, x=x), block.take(torch.tensor([1, 2, 3]))):
         fed = InProcess(cfg, part, route, part.num_clients)
@@ -265,9 +266,15 @@ def test_a_model_that_diverged_splits_nothing(make_graph: MakeGraph, cut_block: 
         for t in range(1, 4):
             state, _ = GCFLPLUS.round(fed, cfg, state, t, KEY)
         assert state.memory["series"].isfinite().all()
-        found.append({n: w for n, w in state.memory.items() if n.startswith("weights/")})
-    for name, w in found[1].items():
-        torch.testing.assert_close(found[0][name], w, rtol=0, atol=1e-12)
+        found.append(state.memory)
+    with_it, without = found
+    cluster, alone = with_it["cluster"], without["cluster"]
+    assert torch.equal(cluster[1:], alone)
+    assert int(cluster[0]) == 0
+    assert bool(alone.any()) is (warmup == 0)
+    for name in (n for n in without if n.startswith("weights/")):
+        ours, theirs = with_it[name][cluster[1:]], without[name][alone]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 @BOTH

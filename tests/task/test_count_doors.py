@@ -29,8 +29,8 @@ def judged(task: LabelForm = "multiclass", **other: Tensor) -> JudgedRows:
     return JudgedRows(**(plain | other), groups=2, task=task)
 
 
-def known(rows: JudgedRows) -> JudgedRows:
-    return replace(rows, known=rows.truth)
+def prepared(rows: JudgedRows) -> JudgedRows:
+    return replace(rows, prepared=rows.truth)
 
 
 def tier(rows: JudgedRows, kernels: str) -> JudgedRows:
@@ -137,8 +137,8 @@ def test_binning_itself_stays_in_its_bins(
 def test_what_was_known_of_other_rows_is_not_believed(
     kernels: str, other: dict[str, Any], text: str
 ) -> None:
-    rows = known(tier(judged(), kernels))
-    assert rows.truth is rows.known
+    rows = prepared(tier(judged(), kernels))
+    assert rows.truth is rows.prepared
     with pytest.raises(ProtocolError, match=f"^{text}"):
         tally(replace(rows, **other))
 
@@ -146,7 +146,7 @@ def test_what_was_known_of_other_rows_is_not_believed(
 @TIERS
 def test_rows_with_other_labels_masks_or_clients_are_counted_anew(kernels: str) -> None:
     """What was worked out of a block's rows is for these: flipped masks, say, are others."""
-    rows = known(tier(judged(), kernels))
+    rows = prepared(tier(judged(), kernels))
     others: tuple[dict[str, Any], ...] = (
         {},
         {"val": ~rows.val},
@@ -162,7 +162,7 @@ def test_rows_with_other_labels_masks_or_clients_are_counted_anew(kernels: str) 
 
 
 def test_a_model_with_fewer_outputs_is_refused_for_labels_that_are_known() -> None:
-    rows = known(judged())
+    rows = prepared(judged())
     assert tally(rows)["test.nodes"].tolist() == [1, 2]
     with pytest.raises(ProtocolError, match=r"^expected labels of judged rows in 0 to 1, got 0"):
         tally(replace(rows, logits=torch.zeros(4, 2)))

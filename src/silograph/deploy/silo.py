@@ -293,7 +293,7 @@ def nodes_of(block: ClientBlock) -> dict[str, int]:
     Rows and edges with the halo's bound its work; with them a server learns what the work that
     replies report tells it anyway.
     """
-    val = judges_of(block).val
+    val = judges_of(block).truth.val
     return {
         TRAIN: int(block.num_train[0]),
         VAL: int(val.sum()),

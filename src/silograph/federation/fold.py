@@ -121,7 +121,7 @@ class Fold:
             around = field.base[0]
         if around is not None:
             alike = field.base.shape[1:] == around.shape
-            if alike and self._rest_at(field, around, weights):
+            if alike and self._bases_equal(field, around, weights):
                 factors = weights.repeat_interleave(field.off.diff())
                 total = self._total.get(name)
                 if total is None:
@@ -135,7 +135,7 @@ class Fold:
             whole = field.slice(position)[None]
             self._add_slices(name, whole, weights[position : position + 1])
 
-    def _rest_at(self, field: Patched, around: Tensor, weights: Tensor) -> bool:
+    def _bases_equal(self, field: Patched, around: Tensor, weights: Tensor) -> bool:
         """Return whether the base of every client with a weight equals a tensor (R, ...)."""
         alike = self._equal(field.base, around)
         which, weight = field.which.cpu().numpy(), weights.cpu().numpy()

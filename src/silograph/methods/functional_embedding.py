@@ -60,7 +60,7 @@ class _SharedGraph:
 
 def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
     """Return the graph, drawn once for a block: the same for all clients and in all runs."""
-    root = block if block.source is None else block.source[0]
+    root = block.origin
     name = ("fedpub", communities)
     if name not in root.memo:
         assert block.adj.values is not None  # blocks carry values of the run's dtype
@@ -143,7 +143,7 @@ def _common_means(
 
     They count as work of nobody, as the graph itself does.
     """
-    root = block if block.source is None else block.source[0]
+    root = block.origin
     name = ("fedpub", communities, conv)
     if name not in root.memo:
         root.memo[name] = _means(conv, graph.x, graph.messages(1), 1)

@@ -165,7 +165,7 @@ def _senders(
         adj=CSR(starts, *_in_order(position * total + column, column, share), total),
         messages=Messages(_no_edges(rows), False, mine, mine, None, off, off),
         degree=degree[senders],
-        most=len(block.halo.key),
+        num_slots=len(block.halo.key),
     )
 
 

@@ -80,7 +80,7 @@ class Senders:
         adj: (b, b + o + h) how many edges each drawn one stands for.
         messages: what convolutions know of the batch's own rows.
         degree: (o, 1) floating point, neighbors of `rows`.
-        most: S, slots of the block.
+        num_slots: S, of the block.
     """
 
     rows: Tensor
@@ -90,7 +90,7 @@ class Senders:
     adj: CSR
     messages: Messages
     degree: Tensor
-    most: int
+    num_slots: int
 
     @cached_property
     def parts(self) -> tuple[CSR, CSR]:
@@ -98,7 +98,9 @@ class Senders:
         inside = self.adj.num_cols - len(self.slots)
         of_slots = self.adj.indices >= inside
         columns = self.slots[self.adj.indices[of_slots].long() - inside]
-        return _part(self.adj, ~of_slots, inside), _part(self.adj, of_slots, self.most, columns)
+        return _part(self.adj, ~of_slots, inside), _part(
+            self.adj, of_slots, self.num_slots, columns
+        )
 
 
 def _part(adj: CSR, kept: Tensor, columns: int, indices: Tensor | None = None) -> CSR:
@@ -281,6 +283,7 @@ def _convolved(
 
 
 def _summed(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
+    """Return sums (b, I) of rows (s, I) by a matrix (b, s), and report their work."""
     report_entries(adj.indptr, off, 2 * x.shape[1] * (1 + gradients(x)))
     return sparse_product(adj, x)
 

@@ -88,7 +88,7 @@ class JudgedRows:
         task: what the labels mean.
         compiled: whether counting uses compiled kernels.
         seen: (j,) bool of ratings, whether user and item train; None: nobody says.
-        known: what was worked out of labels, masks and clients; see `truth`.
+        prepared: what was worked out of labels, masks and clients; see `truth`.
     """
 
     logits: Tensor
@@ -99,14 +99,14 @@ class JudgedRows:
     task: LabelForm
     compiled: bool = False
     seen: Tensor | None = None
-    known: Truth | None = None
+    prepared: Truth | None = None
 
     @property
     def truth(self) -> Truth:
         """What is known of the rows: what was worked out, if it is of these very tensors."""
-        known, own = self.known, (self.y, self.val, self.group)
-        if known is not None and all(map(is_, (known.y, known.val, known.group), own)):
-            return known
+        found, own = self.prepared, (self.y, self.val, self.group)
+        if found is not None and all(map(is_, (found.y, found.val, found.group), own)):
+            return found
         return Truth(*own)
 
     def summed(self, values: Tensor, rows: Tensor) -> Tensor:
@@ -126,8 +126,6 @@ class Judges:
 
     Attributes:
         rows: (j,) int64.
-        y: (j,) or (j, K) labels.
-        val: (j,) bool.
         off: (C + 1,) int64 judged rows of each client.
         task: what the labels mean.
         truth: what is known of the rows, each counted for its own client.
@@ -135,8 +133,6 @@ class Judges:
     """
 
     rows: Tensor
-    y: Tensor
-    val: Tensor
     off: Tensor
     task: LabelForm
     truth: Truth
@@ -153,7 +149,7 @@ def judges_of(block: ClientBlock) -> Judges:
         seen = seen_rows(block)[rows] if task == "rating" else None
         truth = Truth(block.y[rows], block.split.val[rows], block.client[rows])
         off = offsets(torch.bincount(truth.group, minlength=block.num_clients))
-        block.memo["judges"] = Judges(rows, truth.y, truth.val, off, task, truth, seen)
+        block.memo["judges"] = Judges(rows, off, task, truth, seen)
     found = block.memo["judges"]
     assert isinstance(found, Judges)
     return found
@@ -166,8 +162,9 @@ def _judges_at(judges: Judges, off: Tensor, new_off: Tensor, positions: Tensor) 
     shift = torch.repeat_interleave(new_off[:-1] - off[positions], counts)
     rows = judges.rows[chosen] + shift
     seen = None if judges.seen is None else judges.seen[chosen]
-    truth = Truth(judges.y[chosen], judges.val[chosen], owners(offsets(counts)))
-    return Judges(rows, truth.y, truth.val, offsets(counts), judges.task, truth, seen)
+    known, own_off = judges.truth, offsets(counts)
+    truth = Truth(known.y[chosen], known.val[chosen], owners(own_off))
+    return Judges(rows, own_off, judges.task, truth, seen)
 
 
 def judged_rows(
@@ -185,8 +182,8 @@ def judged_rows(
     judges = judges_of(block)
     truth = judges.truth
     if group is not block.client:
-        truth = Truth(judges.y, judges.val, group[judges.rows])
-    own = judges.y, judges.val, truth.group
+        truth = Truth(truth.y, truth.val, group[judges.rows])
+    own = truth.y, truth.val, truth.group
     return JudgedRows(logits, *own, groups, judges.task, compiled, judges.seen, truth)
 
 
@@ -317,21 +314,22 @@ def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
         fields |= {f"{part}.nodes": found[0][number], f"{part}.loss": found[1][number]}
-        own = found[2][number * len(HITS) :]
-        fields |= {f"{part}.{name}": t for name, t in zip(HITS, own, strict=False)}
+        own = found[2][number * len(HITS) : (number + 1) * len(HITS)]
+        fields |= {f"{part}.{name}": t for name, t in zip(HITS, own, strict=True)}
     return fields | dict(zip(SCORE_SUMS, found[3], strict=True))
 
 
 def score_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
-    told = fields["test.known"], *(fields[name] for name in SCORE_SUMS)
-    known, total, square = (t.cpu().numpy() for t in told)  # small steps, which torch makes slowly
+    names = "test.known", *SCORE_SUMS
+    # In NumPy: torch is slow at small steps.
+    known, total, square = (fields[name].cpu().numpy() for name in names)
     number = np.maximum(known.sum(0, dtype=np.float64), 1)
     mean = _sum(total) / number
     between = known * (total / np.maximum(known, 1) - mean) ** 2
     variance = _sum(square + between) / number
     deviation = np.maximum(np.sqrt(variance), LEAST_DEVIATION)
-    device = told[0].device
+    device = fields["test.known"].device
     return torch.from_numpy(mean).to(device), torch.from_numpy(deviation).to(device)
 
 

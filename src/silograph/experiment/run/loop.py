@@ -24,7 +24,7 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import Counts, Judged, progress_of
 from silograph.experiment.run.scored_rounds import (
-    Trained,
+    TrainedRound,
     judge_finite,
     scored_at_last,
     scored_late,
@@ -224,7 +224,7 @@ def _round(
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
     took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
-    done = Trained(t, state, report, began, virtual)
+    done = TrainedRound(t, state, report, began, virtual)
     scored = (scored_late if config.eval_on_receipt else scored_now)(setup, before, done)
     now = scored.latest
     last = before.scores

@@ -19,8 +19,16 @@ from silograph.methods.base import RoundReport, ServerState, own_weights
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A round before it is scored: its number, the server's state, its report, and what it took."""
+class TrainedRound:
+    """A round before it is scored.
+
+    Attributes:
+        t: its number.
+        state: the server's after it.
+        report: what the method reports of it.
+        began: seconds of the monotonic clock at which the run would have begun without breaks.
+        virtual: seconds of the virtual clock so far, None without one.
+    """
 
     t: int
     state: ServerState
@@ -52,7 +60,7 @@ class Scored:
     pending: Pending | None = None
 
 
-def scored_now(setup: Setup, before: Snapshot, done: Trained) -> Scored:
+def scored_now(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
     """Score a round at once, if it is to be scored."""
     if not _is_judged(setup, done.t):
         return Scored(before.best, None, [])
@@ -61,7 +69,7 @@ def scored_now(setup: Setup, before: Snapshot, done: Trained) -> Scored:
     return Scored(best, now, [done.row(setup, now)], (now,))
 
 
-def scored_late(setup: Setup, before: Snapshot, done: Trained) -> Scored:
+def scored_late(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
     """Complete the scores of the round before, and begin those of this one."""
     best, latest, rows = before.best, None, []
     if before.pending is not None:
@@ -78,7 +86,7 @@ def scored_late(setup: Setup, before: Snapshot, done: Trained) -> Scored:
     return Scored(best, latest, rows, () if latest is None else (latest,), pending)
 
 
-def scored_at_last(setup: Setup, done: Trained, scored: Scored) -> Scored:
+def scored_at_last(setup: Setup, done: TrainedRound, scored: Scored) -> Scored:
     """Score the last round, where that is still to be done."""
     weights, best = done.state.weights, scored.best
     if scored.pending is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from silograph.core.errors import CheckpointError
 from silograph.core.payload import named
 from silograph.methods.base import ServerState
 
@@ -17,10 +18,30 @@ def without_parts(state: ServerState) -> ServerState:
     return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
 
 
+class PartMemory(dict[str, Tensor]):
+    """What a part keeps between rounds, by name.
+
+    A checkpoint of an older version may lack a name that the part reads now.
+    """
+
+    def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self._part = part
+
+    def __missing__(self, name: str) -> Tensor:
+        """Raise `CheckpointError`, of one line in place of a traceback."""
+        raise CheckpointError(
+            f"expected {name!r} in what the {self._part} keeps between rounds, got "
+            f"{', '.join(sorted(self)) or 'nothing'}: if the run was resumed, its checkpoint is of "
+            "another version, so begin a new run"
+        )
+
+
 def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
     """Return what one part keeps."""
     kept = state.memory.items()
-    return {name.removeprefix(prefix): t for name, t in kept if name.startswith(prefix)}
+    own = {name.removeprefix(prefix): t for name, t in kept if name.startswith(prefix)}
+    return PartMemory(prefix.removesuffix("/"), own)
 
 
 def with_part(state: ServerState, prefix: str, known: Mapping[str, Tensor]) -> ServerState:

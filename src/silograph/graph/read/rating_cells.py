@@ -72,17 +72,25 @@ def ids_of(cells: np.ndarray, what: str, of: str = "rating") -> np.ndarray:
         DataError: an id is missing, or cannot be one.
     """
     if cells.dtype.kind == "f":
-        whole = np.isfinite(cells) & (cells == np.floor(cells)) & (np.abs(cells) < 2**53)
-        if not whole.all():
-            row = int(np.flatnonzero(~whole)[0])
-            raise DataError(
-                f"expected the id of {_one(what)} at {of} {row}, got {cells[row]}: give a whole "
-                "number below 2^53, or a word"
-            )
+        _check_floats(cells, what, of)
         cells = cells.astype(np.int64)
+    if cells.dtype.kind == "O":
+        floats = [isinstance(cell, float | np.floating) and cell == cell for cell in cells]
+        _check_floats(np.where(floats, cells, 0).astype(np.float64), what, of)
     words = _as_words(cells) if cells.dtype.kind == "O" else cells.astype(np.str_)
     _check_ids(words, what, lambda row: f"at {of} {row}")
     return words
+
+
+def _check_floats(cells: np.ndarray, what: str, of: str) -> None:
+    """Raise `DataError` for an id that is no whole number, or so large that it may be another."""
+    whole = np.isfinite(cells) & (cells == np.floor(cells)) & (np.abs(cells) < 2**53)
+    if not whole.all():
+        row = int(np.flatnonzero(~whole)[0])
+        raise DataError(
+            f"expected the id of {_one(what)} at {of} {row}, got {cells[row]}: give a whole "
+            "number below 2^53, or a word"
+        )
 
 
 def _one(what: str) -> str:
