@@ -168,7 +168,9 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"got .*cora.*: no such file"):
             load(name)
     with pytest.raises(
-        DataError, match=r"folder with nodes\.csv and edges\.csv, with ratings\.csv, or one"
+        DataError,
+        match=r"folder with nodes\.csv and edges\.csv, with ratings\.csv \(or \.npz or "
+        r"\.parquet\), or one",
     ):
         load(tmp_path)
     (tmp_path / "nodes.csv").write_text("id,label,a\n")

@@ -19,7 +19,9 @@ from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.flow import rule_of
 from silograph.nn.model import Model
+from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
 from silograph.sampling.fedgrains import FedGrains
 
@@ -267,3 +269,15 @@ def test_networks_of_another_precision_are_refused(
     with pytest.raises(ProtocolError) as caught:
         fitted("compiled", block, model, FLOW, state=state)
     assert str(caught.value) == "expected flow networks of torch.float64, got torch.float32"
+
+
+class OwnDraw(FedGrains):
+    """Draws in a way that no kernel knows."""
+
+
+def test_what_is_derived_of_the_sampler_is_not_compiled() -> None:
+    """Kernels would follow the rule, and not the draw of the derived class."""
+    sampler = FedGrains(k=2, hops=2)
+    assert rule_of(sampler) is sampler
+    assert rule_of(OwnDraw(k=2, hops=2)) is None
+    assert rule_of(Fanout((2, 2))) is None

@@ -192,22 +192,18 @@ class Fold:
             total.index_add_(0, at, change)
 
     def result(self) -> dict[str, Shared]:
-        """Return the folded reply; of a mean without any weight, only the weight: 0.
-
-        It is read once: means are made in the memory of sums.
-        """
-        totals, self._total = self._total, {}
+        """Return the folded reply; of a mean without any weight, only the weight: 0."""
         if self._by is None:
-            return {name: Shared(t) for name, t in totals.items()}
+            return {name: Shared(t) for name, t in self._total.items()}
         if self._weight == 0:
             return {self._by: Shared(torch.zeros(()))}
         return {
             name: Shared(t if name == self._by else self._mean(t, self._around.get(name)))
-            for name, t in totals.items()
+            for name, t in self._total.items()
         }
 
     def _mean(self, total: Tensor, around: Tensor | None) -> Tensor:
-        """Return what a total has come to; it may be given up."""
+        """Return what a total has come to."""
         if around is None:
             return total / self._weight
         alike = around.shape == total.shape and around.dtype is total.dtype
@@ -215,9 +211,10 @@ class Fold:
             return around + total / self._weight
         from silograph.federation.fold_kernel import to_mean
 
-        sums = total.numpy().reshape(-1)
-        to_mean(sums, sums.dtype.type(self._weight), around.contiguous().numpy().reshape(-1))
-        return total
+        mean = torch.empty_like(total)
+        sums, base, out = (t.contiguous().numpy().reshape(-1) for t in (total, around, mean))
+        to_mean(sums, sums.dtype.type(self._weight), base, out)
+        return mean
 
 
 def _check_places(index: Tensor, end: int) -> None:

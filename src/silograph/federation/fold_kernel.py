@@ -35,10 +35,10 @@ def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
-def to_mean(total: np.ndarray, weight: float, around: np.ndarray) -> None:
-    """total[h] = around[h] + total[h] / weight."""
+def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarray) -> None:
+    """mean[h] = around[h] + total[h] / weight."""
     for h in range(total.shape[0]):
-        total[h] = around[h] + total[h] / weight
+        mean[h] = around[h] + total[h] / weight
 
 
 @njit(error_model="numpy", cache=True, nogil=True)

@@ -20,7 +20,7 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal
 from silograph.nn.doors import check_fit, check_weights
 from silograph.nn.fit import rest as rest_torch
-from silograph.nn.flow import FlowRule
+from silograph.nn.flow import rule_of
 from silograph.nn.forward import Staged
 from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.masked import Masked, Near, SparseMasks
@@ -216,7 +216,7 @@ def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
         if not isinstance(correction, known):
             return f"correction {type(correction).__name__} is not compiled"
     sampler = training.schedule.neighbors
-    if sampler.fanout(0) is None and not isinstance(sampler, FlowRule):
+    if sampler.fanout(0) is None and rule_of(sampler) is None:
         return f"{type(sampler).__name__} as neighbor sampler is not compiled"
     return None
 

@@ -18,7 +18,7 @@ from silograph.core.payload import Patched, Stacked, State
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
-from silograph.nn.flow import FlowRule
+from silograph.nn.flow import FlowRule, rule_of
 from silograph.nn.flow_compiled import as_drawn, networks_of
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import BlockArrays, prepared
@@ -37,6 +37,7 @@ from silograph.nn.kernel_work import report_masks, report_pass, report_training
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import flow_training as flow_kernels
 from silograph.nn.kernels import training as kernels
+from silograph.nn.kernels.training import StepArrays
 from silograph.nn.masked import Masked
 from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.start import start_fields, starts_compact
@@ -93,8 +94,9 @@ def _train(
     params: arrays.ParamArrays,
 ) -> tuple[arrays.Filled, State]:
     """Train the weights in `params` in place; return what comes of it, and of the sampler."""
-    if isinstance(training.schedule.neighbors, FlowRule):
-        return _train_flow(model, training, training.schedule.neighbors, inputs, data, params)
+    flow = rule_of(training.schedule.neighbors)
+    if flow is not None:
+        return _train_flow(model, training, flow, inputs, data, params)
     block, filled = inputs.block, _unfilled(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
     shape = _shape(model, training.schedule, block)
@@ -122,21 +124,11 @@ def _train_flow(
     shape = _shape(model, as_drawn(model, training.schedule), block)
     networks = networks_of(by, model, block, inputs.sampler)
     linked = data.rows._replace(own=np.zeros_like(data.rows.own))
+    of = StepArrays(linked, data.inputs, shape, rule)
 
     def train(first: int, end: int) -> None:
         flow_kernels.train_flow(
-            first,
-            end,
-            data.called,
-            data.rows,
-            linked,
-            data.inputs,
-            shape,
-            rule,
-            params,
-            networks.sampling,
-            seed,
-            filled,
+            first, end, data.called, data.rows, of, params, networks.sampling, seed, filled
         )
 
     share_out(block, train)

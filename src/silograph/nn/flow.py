@@ -34,3 +34,12 @@ class FlowRule:
     sampled_degrees: bool = False
     policy: Policy = "trained"
     width: int = 128
+
+
+def rule_of(sampler: object) -> FlowRule | None:
+    """Return the rule that compiled kernels follow in place of a sampler's own draws, or None.
+
+    None also for a class that is derived from such a sampler: it may draw in another way.
+    """
+    states = FlowRule in type(sampler).__bases__
+    return sampler if isinstance(sampler, FlowRule) and states else None

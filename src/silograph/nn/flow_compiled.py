@@ -22,7 +22,7 @@ from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import contiguous, conv_of, prepared
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels.flow import FlowArrays, FlowShape, LinkArrays
-from silograph.nn.kernels.flow_training import Sampling
+from silograph.nn.kernels.flow_training import FlowSampling
 from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import Adam
 from silograph.nn.schedule import Schedule
@@ -42,13 +42,13 @@ def as_drawn(model: Staged, schedule: Schedule) -> Schedule:
 
 
 @dataclass(frozen=True, eq=False)
-class Networks:
+class FlowNetworks:
     """The sampler of a call, and what the networks were before it."""
 
     rule: FlowRule
     block: ClientBlock
     state: State
-    sampling: Sampling
+    sampling: FlowSampling
 
     def after(self) -> State:
         """Report the work of the networks, and return what clients keep of them."""
@@ -83,7 +83,7 @@ def _later_names(rule: FlowRule) -> Sequence[str]:
     return (*LATER, *(["log_z"] * rule.learns_z * (rule.policy == "trained")))
 
 
-def networks_of(rule: FlowRule, model: Staged, block: ClientBlock, state: State) -> Networks:
+def networks_of(rule: FlowRule, model: Staged, block: ClientBlock, state: State) -> FlowNetworks:
     """Return the sampler of a call with copies of its networks.
 
     Raises:
@@ -99,7 +99,7 @@ def networks_of(rule: FlowRule, model: Staged, block: ClientBlock, state: State)
     own = prepared(model, block, compact=isinstance(block.x, SparseRows))
     flows = _flows(rule, block, state, own.called.used_off, learns=shape.learns)
     links = _links(rule, model, block)
-    return Networks(rule, block, state, Sampling(shape, links, own.inputs, flows))
+    return FlowNetworks(rule, block, state, FlowSampling(shape, links, own.inputs, flows))
 
 
 def _shape(rule: FlowRule, model: Staged) -> FlowShape:
@@ -195,7 +195,7 @@ def _links(rule: FlowRule, model: Staged, block: ClientBlock) -> LinkArrays:
     if not rule.sampled_degrees:
         return LinkArrays(*[none.numpy()] * 4)
     name = ("links", conv_of(model))
-    source = block if block.source is None else block.source[0]
+    source = block if block.source is None else block.origin
     if name not in source.memo:
         scales, adj = conv_of(model).scales, source.adj
         assert scales is not None  # of what has a kernel

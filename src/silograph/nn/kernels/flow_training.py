@@ -16,7 +16,6 @@ from silograph.nn.kernels.arrays import (
     ParamArrays,
     RowArrays,
     Scratch,
-    StepRule,
     TrainedWeights,
     inlined,
     kernel,
@@ -43,13 +42,20 @@ from silograph.nn.kernels.flow import (
     scale_links,
     score,
 )
-from silograph.nn.kernels.training import say, scratch, spare, take_step, weights_of
+from silograph.nn.kernels.training import (
+    StepArrays,
+    say,
+    scratch,
+    spare,
+    take_step,
+    weights_of,
+)
 
 _EPOCH, _BATCH = np.uint64(hash_text("epoch")), np.uint64(hash_text("batch"))
 _NEIGHBORS = np.uint64(hash_text("neighbors"))
 
 
-class Sampling(NamedTuple):
+class FlowSampling(NamedTuple):
     """The sampler of a call."""
 
     shape: FlowShape
@@ -58,18 +64,25 @@ class Sampling(NamedTuple):
     flows: FlowArrays
 
 
+class OwnFlow(NamedTuple):
+    """A client's own network, and memory to use it."""
+
+    weights: TrainedWeights
+    f: Flow
+    work: Array
+
+
 @inlined
 def score_hop(
     rows: RowArrays,
     k: int,
     hop: int,
-    by: Sampling,
-    own: TrainedWeights,
-    f: Flow,
-    work: Array,
+    by: FlowSampling,
+    own: OwnFlow,
 ) -> None:
     """Find the union of a hop and score its candidates."""
-    s, shape, x = f.s, by.shape, by.inputs
+    f, work, shape, x = own.f, own.work, by.shape, by.inputs
+    s = f.s
     add_neighbors(rows, rows.off[k], f)
     m = s.m[0]
     s.m[1 + hop] = m
@@ -78,7 +91,7 @@ def score_hop(
             f.logit[hop, i] = 0
         return
     fill_operator(rows, rows.off[k], hop, f)
-    score(rows, x, k, shape, hop, own.weights, f)
+    score(rows, x, k, shape, hop, own.weights.weights, f)
     work[0] += m
     work[1] += s.ptr[hop, m] - s.ptr[hop, 0]
     if x.dense.shape[0] == 0:
@@ -92,18 +105,16 @@ def sample_flow(
     k: int,
     shape: ModelShape,
     seeds: Array,
-    by: Sampling,
-    own: TrainedWeights,
+    by: FlowSampling,
+    own: OwnFlow,
     key: Any,
     s: Scratch,
-    f: Flow,
-    work: Array,
 ) -> float:
     """Choose what takes part in a step, from the last layer's rows (the seeds) down to the inputs.
 
     Fills what `draws.sample` fills. Returns log P_F of all hops.
     """
-    a, total = rows.off[k], 0.0
+    a, f, total = rows.off[k], own.f, 0.0
     for i in range(seeds.shape[0]):
         s.nodes[i], s.place[seeds[i]] = seeds[i], i
     s.m[shape.layers] = seeds.shape[0]
@@ -112,12 +123,12 @@ def sample_flow(
         s.m[layer] = s.m[layer + 1]
         if shape.form[layer] != LINEAR:
             hop = by.shape.hop[layer]
-            score_hop(rows, k, hop, by, own, f, work)
+            score_hop(rows, k, hop, by, own)
             count = choose(rows, a, by.shape, hop, fold(fold(key, _NEIGHBORS), layer), f)
             enter_chosen(layer, hop, count, s, f)
             if by.shape.learns:
                 total += log_forward(hop, f)
-                work[3] += f.s.m[0] - s.m[layer + 1]
+                own.work[3] += f.s.m[0] - s.m[layer + 1]
         link(rows, a, shape, layer, by.links, s)
         if by.links.weight.shape[0] > 0:
             scale_links(layer, shape.form[layer] == SUM, by.links, f.degree, s)
@@ -130,31 +141,26 @@ def sample_flow(
 @inlined
 def train_client(
     rows: RowArrays,
-    linked: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
+    of: StepArrays,
     k: int,
     own: TrainedWeights,
-    taken: int,
-    steps: StepRule,
-    by: Sampling,
-    network: TrainedWeights,
-    known: int,
+    taken: tuple[int, int],
+    by: FlowSampling,
+    network: OwnFlow,
     key: Any,
     s: Scratch,
-    f: Flow,
     work: Array,
-    flow_work: Array,
 ) -> tuple[float, int, int]:
     """Train client k and its network in place; see `training.train_client`.
 
-    Return its mean loss in the last epoch, and steps taken in all: of the model, and of the network
-    (`known` before).
+    Return its mean loss in the last epoch, and steps taken in all, of the model and of the network;
+    `taken` has those of before. `of.rows` are rows without weights of their own z.
     """
+    shape, f, (steps, learned) = of.shape, network.f, taken
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
-    loss, drawn = 0.0, shape.fanout.shape[0] > 0
+    loss = 0.0
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
         order = shuffled(train, keys, epoch_key) if batch < size else train
@@ -162,20 +168,19 @@ def train_client(
         for b in range((size + batch - 1) // batch):
             step_key = fold(fold(epoch_key, _BATCH), b)
             seeds = order[b * batch : min((b + 1) * batch, size)]
-            log_p = sample_flow(rows, k, shape, seeds, by, network, step_key, s, f, flow_work)
-            taken += 1
-            found = take_step(
-                linked, x, shape, k, drawn, seeds, own, taken, steps, step_key, s, work
-            )
+            log_p = sample_flow(rows, k, shape, seeds, by, network, step_key, s)
+            steps += 1
+            found = take_step(of, k, seeds, own, steps, step_key, s, work)
             for layer in range(shape.layers):  # a row itself is no edge
                 if shape.form[layer] == SUM:
                     work[shape.layers + 1 + layer] -= s.m[layer + 1]
             if by.shape.learns:
-                balance = balanced(by.shape, network.weights, log_p, found, known)
-                known += 1
-                learn(rows, by.inputs, k, by.shape, network, balance, known, f)
+                mine = network.weights
+                balance = balanced(by.shape, mine.weights, log_p, found, learned)
+                learned += 1
+                learn(rows, by.inputs, k, by.shape, mine, balance, learned, f)
             loss += seeds.shape[0] / size * found
-    return loss, taken, known
+    return loss, steps, learned
 
 
 @kernel
@@ -184,12 +189,9 @@ def train_flow(
     k1: int,
     called: CalledArrays,
     rows: RowArrays,
-    linked: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
-    steps: StepRule,
+    of: StepArrays,
     params: ParamArrays,
-    by: Sampling,
+    by: FlowSampling,
     key: Any,
     filled: Filled,
 ) -> None:
@@ -198,45 +200,31 @@ def train_flow(
     Args:
         k0: first of the called clients.
         k1: end.
-        called: where `rows` and `x` have them, which may have more.
+        called: where `rows` and `of` have them, which may have more.
         rows: rows of a block.
-        linked: the same without weights of rows' own z, which are edges in what is chosen.
-        x: its features.
-        shape: model and schedule.
-        steps: optimizer.
+        of: what training is of; its rows are without weights of rows' own z, which are edges in
+            what is chosen.
         params: weights and moments, changed in place.
         by: the sampler; its networks are changed in place.
         key: key of the call, uint64.
         filled: what comes of it.
     """
-    first, clients, flows = params.rows.shape[2], called.position[k0:k1], by.flows
+    x, shape, clients, flows = of.x, of.shape, called.position[k0:k1], by.flows
+    first = params.rows.shape[2]
     s = scratch(rows, x, shape, clients, params.flat, params.flat.shape[1], first)
     inner = scratch(
         rows, by.inputs, by.shape.memory, clients, flows.flat, flows.flat.shape[1], by.shape.width
     )
-    memory, f = spare(params, steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
+    memory, f = spare(params, of.steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
         used = x.used[x.used_off[g] : x.used_off[g] + hi - lo]
-        own, network = weights_of(params, k, lo, hi, used, memory), own_flow(flows, k)
+        own = weights_of(params, k, lo, hi, used, memory)
+        network = OwnFlow(own_flow(flows, k), f, flows.work[k])
         if rows.train_off[g + 1] > rows.train_off[g]:
+            taken = params.steps[k], flows.steps[k]
             filled.loss[k], params.steps[k], flows.steps[k] = train_client(
-                rows,
-                linked,
-                x,
-                shape,
-                g,
-                own,
-                params.steps[k],
-                steps,
-                by,
-                network,
-                flows.steps[k],
-                key,
-                s,
-                f,
-                filled.work[k],
-                flows.work[k],
+                rows, of, g, own, taken, by, network, key, s, filled.work[k]
             )
         say(rows, x, shape, g, own, params.rows.shape[0], s)
         copy_rows(s.out, filled.logits[called.off[k] : called.off[k + 1]])

@@ -1,6 +1,6 @@
 """Whole local training of a range of clients, and predictions for them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,15 @@ from silograph.nn.kernels.loss import loss_gradient
 from silograph.nn.kernels.masks import apply_masks, no_masks
 
 _EPOCH, _BATCH = np.uint64(hash_text("epoch")), np.uint64(hash_text("batch"))
+
+
+class StepArrays(NamedTuple):
+    """What the steps of all clients of a call have in common."""
+
+    rows: RowArrays
+    x: InputArrays
+    shape: ModelShape
+    steps: StepRule
 
 
 @compiled
@@ -118,21 +127,18 @@ def count(
 
 @inlined
 def take_step(
-    rows: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
+    of: StepArrays,
     k: int,
-    drawn: bool,
     seeds: Array,
     own: TrainedWeights,
     taken: int,
-    steps: StepRule,
     key: Any,
     s: Scratch,
     work: Array,
 ) -> float:
     """Take step number `taken` of client k on the rows that take part; return its mean loss."""
-    ready = shape.x_threshold > 0
+    rows, x, shape, steps = of
+    drawn, ready = shape.fanout.shape[0] > 0, shape.x_threshold > 0
     seen = after_dropout(x, s) if ready else x
     if ready:
         drop_features(rows, x, shape, k, drawn, key, s)
@@ -145,18 +151,16 @@ def take_step(
 
 @inlined
 def train_client(
-    rows: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
+    of: StepArrays,
     k: int,
     own: TrainedWeights,
     taken: int,
-    steps: StepRule,
     key: Any,
     s: Scratch,
     work: Array,
 ) -> tuple[float, int]:
     """Train client k in place; return its mean loss in the last epoch, and steps taken in all."""
+    rows, shape = of.rows, of.shape
     drawn = shape.fanout.shape[0] > 0
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
@@ -174,7 +178,7 @@ def train_client(
             else:
                 whole(rows, k, s)
             taken += 1
-            found = take_step(rows, x, shape, k, drawn, seeds, own, taken, steps, step_key, s, work)
+            found = take_step(of, k, seeds, own, taken, step_key, s, work)
             loss += seeds.shape[0] / size * found
     return loss, taken
 
@@ -295,7 +299,7 @@ def train(
         key: key of the call, uint64.
         filled: what comes of it.
     """
-    first = params.rows.shape[2]
+    of, first = StepArrays(rows, x, shape, steps), params.rows.shape[2]
     s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
     memory = spare(params, steps, s.rows.shape[0])
     for k in range(k0, k1):
@@ -304,7 +308,7 @@ def train(
         own = weights_of(params, k, lo, hi, used, memory)
         if rows.train_off[g + 1] > rows.train_off[g]:
             filled.loss[k], params.steps[k] = train_client(
-                rows, x, shape, g, own, params.steps[k], steps, key, s, filled.work[k]
+                of, g, own, params.steps[k], key, s, filled.work[k]
             )
         say(rows, x, shape, g, own, params.rows.shape[0], s)
         copy_rows(s.out, filled.logits[called.off[k] : called.off[k + 1]])
