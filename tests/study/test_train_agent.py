@@ -138,6 +138,18 @@ def test_a_first_episode_that_was_killed_is_begun_again(
     assert train_agent(one, tmp_path / "empty", make_graph(60)).read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("method", "policy"), [("fedgraph", "drawn"), ("fedgraph", None), ("fedais", None)]
+)
+def test_an_agent_that_no_policy_uses_is_refused(
+    make_graph: MakeGraph, tmp_path: Path, method: str, policy: str | None
+) -> None:
+    own = {"agent": "nosuch.safetensors"} | ({} if policy is None else {"policy": policy})
+    with pytest.raises(ConfigError, match="expected policy=ddpg with agent=nosuch"):
+        go(make_graph(60), **{**RUN, "method": method, "options": own, "out": str(tmp_path / "r")})
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_config_without_an_agent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a method whose knobs an agent sets, got none"):
         train_agent(asked(1, options={}), tmp_path)
