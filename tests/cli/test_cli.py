@@ -25,7 +25,7 @@ from silograph.core.errors import SilographError
 from silograph.core.run_file import write_toml
 from silograph.graph.partition.partition import PARTITIONERS
 from silograph.methods import METHODS
-from silograph.nn.model import MODELS
+from silograph.nn.model_options import MODEL_KINDS
 
 pytestmark = pytest.mark.usefixtures("work")
 
@@ -256,7 +256,7 @@ def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("field", "table"), [("method", METHODS), ("partition", PARTITIONERS), ("model", MODELS)]
+    ("field", "table"), [("method", METHODS), ("partition", PARTITIONERS), ("model", MODEL_KINDS)]
 )
 def test_help_names_every_choice(field: str, table: Mapping[str, object]) -> None:
     text = next(f for f in dataclasses.fields(RunConfig) if f.name == field).metadata["help"]

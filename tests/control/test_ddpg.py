@@ -373,10 +373,28 @@ def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected an agent in .* got another file"):
         read_agent(path, like)
     path.write_bytes(b"no tensors")
-    with pytest.raises(ConfigError, match="expected an agent in"):
+    mend = r"give the file agent\.safetensors that silograph train-agent wrote$"
+    with pytest.raises(ConfigError, match=f"expected an agent in .*: {mend}"):
         read_agent(path, like)
-    with pytest.raises(ConfigError, match="expected an agent in"):
+    with pytest.raises(ConfigError, match=f"expected an agent in .*none, got no such file: {mend}"):
         read_agent(tmp_path / "none", like)
+    with pytest.raises(ConfigError, match=f"expected an agent in .*, got a folder: {mend}"):
+        read_agent(tmp_path, like)
+
+
+@pytest.mark.parametrize(("there", "said"), [(4, "4 clients"), (1, "1 client")])
+def test_an_agent_of_another_number_of_clients_names_both(
+    tmp_path: Path, there: int, said: str
+) -> None:
+    path = tmp_path / "agent.safetensors"
+    write_agent(path, agents.blank_agent(SMALL, KNOBS, there))
+    message = f"trained for other knobs, or for {said}, where this run has 3$"
+    with pytest.raises(ConfigError, match=message):
+        agents.init(replace(SMALL, agent=str(path)), KNOBS, standing_at(0))
+    two = (KNOBS[1], replace(KNOBS[1], name="more"))
+    write_agent(path, agents.blank_agent(SMALL, KNOBS, 4))  # 5 values, of no 2 by client
+    with pytest.raises(ConfigError, match=r"other knobs, or another number of clients$"):
+        agents.init(replace(SMALL, agent=str(path)), two, standing_at(0))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from silograph.deploy.policy import (
     refusal,
     write_policy,
 )
-from silograph.deploy.run_plan import MOST_CALLS, lines_of, plan_of
+from silograph.deploy.run_plan import MOST_CALLS, PlanRow, RunPlan, lines_of, plan_of
 from silograph.deploy.silo import OwnData
 from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.report.figures import size_text
@@ -484,6 +484,15 @@ def test_what_a_run_will_send_is_shown_before_it_begins(silos: PolicedSilos) -> 
     assert shown[12] == "(without its name, key and versions, and figures of work)"
     assert silos.said[start + 13].startswith("received")
     assert all(len(line) <= 65 for line in shown)
+
+
+def test_columns_of_what_a_run_sends_stay_apart() -> None:
+    unknown, known = SizeBound(0, None), SizeBound(1, 999_990_000)
+    rows = [PlanRow("node_embeddings", 0, 10_000, known, known)]
+    plan = RunPlan(rows, PlanRow("received", 0, 400, unknown, unknown), unknown, 400)
+    shown = [*lines_of(plan, 400, 1, "s", 2, ())]
+    assert shown[-1] == "received      set-up to 400    not known yet   not known yet"
+    assert shown[4] == "node_embeddings set-up to 10,000  up to 999.99 MB up to 999.99 MB"
 
 
 def test_runs_are_counted_over_restarts(silos: PolicedSilos, tmp_path: Path) -> None:

@@ -281,3 +281,13 @@ def test_what_is_derived_of_the_sampler_is_not_compiled() -> None:
     assert rule_of(sampler) is sampler
     assert rule_of(OwnDraw(k=2, hops=2)) is None
     assert rule_of(Fanout((2, 2))) is None
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_the_plan_says_where_torch_draws(
+    make_graph: MakeGraph, capsys: pytest.CaptureFixture[str], kernels: str
+) -> None:
+    run = {"neighbors": "fedgrains", "batch_size": 4, "rounds": 1, "kernels": kernels}
+    go(make_graph(), progress="plain", **run)
+    drawn = ", neighbors=fedgrains drawn in torch" if kernels == "torch" else ""
+    assert f"{kernels} kernels{drawn}, " in capsys.readouterr().err

@@ -113,6 +113,43 @@ def test_what_ends_within_the_profile_says_that_nothing_was_learned(
         assert "use it with" not in shown
 
 
+def test_a_folder_of_anything_else_is_not_changed(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, out = make_graph(60), tmp_path / "run"
+    go(graph, **{**RUN, "rounds": 1, "out": str(out)})
+    there = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    (tmp_path / "file").write_text("of another")
+    for path in (out, tmp_path / "file"):
+        with pytest.raises(ConfigError, match="expected a new or empty folder for the agent, or"):
+            train_agent(asked(1), path, graph)
+    assert there == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_a_first_episode_that_was_killed_is_begun_again(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    one = asked(1, rounds=1)
+    whole = train_agent(one, tmp_path / "whole", make_graph(60))
+    (tmp_path / "begun" / "agents").mkdir(parents=True)
+    (tmp_path / "begun" / "agents" / "agent-0001.safetensors").write_bytes(b"half")
+    (tmp_path / "begun" / ".episode").mkdir()
+    begun = train_agent(one, tmp_path / "begun", make_graph(60))
+    assert begun.read_bytes() == whole.read_bytes()
+    (tmp_path / "empty").mkdir()
+    assert train_agent(one, tmp_path / "empty", make_graph(60)).read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"), [("fedgraph", "drawn"), ("fedgraph", None), ("fedais", None)]
+)
+def test_an_agent_that_no_policy_uses_is_refused(
+    make_graph: MakeGraph, tmp_path: Path, method: str, policy: str | None
+) -> None:
+    own = {"agent": "nosuch.safetensors"} | ({} if policy is None else {"policy": policy})
+    with pytest.raises(ConfigError, match="expected policy=ddpg with agent=nosuch"):
+        go(make_graph(60), **{**RUN, "method": method, "options": own, "out": str(tmp_path / "r")})
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_config_without_an_agent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a method whose knobs an agent sets, got none"):
         train_agent(asked(1, options={}), tmp_path)

@@ -104,7 +104,8 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
     begun = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
     agent = blank_agent(options, knobs, standing.clients)
     if options.agent is not None:
-        agent = read_agent(options.agent, agent)
+        by_client = sum(knob.by_client for knob in knobs)
+        agent = read_agent(options.agent, agent, standing.clients, by_client)
     if not options.explore and int(agent["rounds"]) < PROFILE:
         raise ConfigError(
             f"expected an agent that has seen {PROFILE} rounds or more with explore=false, got one "

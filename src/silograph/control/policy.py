@@ -6,6 +6,7 @@ from typing import Any
 from silograph.control.base import Controller
 from silograph.control.ddpg import DDPG, AgentOptions
 from silograph.control.drawn import DRAWN
+from silograph.core.errors import ConfigError
 
 TARGET = {"help": "ddpg: score that the reward is measured from"}
 TIME = {"help": "ddpg: seconds of a round in the reward; none: a reward of scores alone"}
@@ -19,7 +20,15 @@ def by_policy(options: Any, otherwise: Controller) -> Controller:
 
     The options have the fields that texts stand for here: `target`, `time`, `explore`, `agent` and
     `agent_seed`; see `AgentOptions`.
+
+    Raises:
+        ConfigError: a file of an agent, but another policy.
     """
+    if options.agent is not None and options.policy != "ddpg":
+        raise ConfigError(
+            f"expected policy=ddpg with agent={options.agent}, got policy={options.policy}: give "
+            "--option policy=ddpg, or leave the agent out"
+        )
     if options.policy == "ddpg":
         own = AgentOptions(
             target=options.target,

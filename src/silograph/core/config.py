@@ -149,8 +149,9 @@ class RunConfig:
     model: str = field(
         default="gcn",
         metadata=option(
-            "layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your "
-            "own: FILE.py:NAME or package.module:NAME",
+            "layers: gcn, sage, graphconv, gin, gat, appnp or mlp; for ratings rating_profiles, "
+            "rating_gcn, rating_gat, rating_biases, rating_mf, sorec, soreg or consisrec; or a "
+            "torch.nn.Module of your own: FILE.py:NAME or package.module:NAME",
             "Model",
         ),
     )

@@ -122,7 +122,7 @@ def lines_of(
 
 
 def _cells(name: str, rounds: str, each: str, whole: str) -> str:
-    return f"{name:<14}{rounds:<14}{each:>16}{whole:>16}".rstrip()
+    return f"{name:<13} {rounds:<13} {each:>16} {whole:>15}".rstrip()  # a blank between any two
 
 
 def _rounds(row: PlanRow) -> str:
@@ -132,7 +132,7 @@ def _rounds(row: PlanRow) -> str:
 
 def _size(size: SizeBound) -> str:
     if size.most is None:
-        return "not known before"
+        return "not known yet"
     return size_text(size.most) if size.least == size.most else f"up to {size_text(size.most)}"
 
 

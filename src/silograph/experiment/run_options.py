@@ -82,8 +82,9 @@ class StudyOptions(TypedDict, total=False):
     round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for fedacs,
     else uniform)"""
     model: Make | str
-    """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; or a torch.nn.Module of your own:
-    FILE.py:NAME or package.module:NAME"""
+    """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; for ratings rating_profiles,
+    rating_gcn, rating_gat, rating_biases, rating_mf, sorec, soreg or consisrec; or a
+    torch.nn.Module of your own: FILE.py:NAME or package.module:NAME"""
     layers: int | None
     """layers with weights (default: 2, or as hidden says)"""
     hidden: int | str

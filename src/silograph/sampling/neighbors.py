@@ -1,7 +1,8 @@
 """The neighbor samplers, by the name that users give: `--neighbors NAME`.
 
-The protocol is in `silograph.nn.neighbors`, with `full` and `fanout`, which compiled kernels draw
-themselves. Every other sampler is drawn in torch, for all clients of a block at once.
+The protocol is in `silograph.nn.neighbors`, with `full` and `fanout`. Compiled kernels draw these
+and `fedgrains` themselves. Every other sampler is drawn in torch, for all clients of a block at
+once.
 """
 
 import re

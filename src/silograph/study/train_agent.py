@@ -8,6 +8,7 @@ An episode that was interrupted is run again from its beginning, with the same r
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -31,6 +32,8 @@ from silograph.graph.graph import Graph
 EPISODES = "episodes.jsonl"
 EPISODE = ".episode"  # folder of the run that is going on; removed before and after
 AGENT = "agent.safetensors"
+AGENTS = "agents"
+BEGUN = {EPISODE, AGENTS, f"{EPISODES}.partial"}  # what a first episode leaves when it is killed
 Told = Callable[[dict[str, Any]], None]
 
 
@@ -62,7 +65,8 @@ def train_agent(
         told: called with the line of every episode that is over.
 
     Raises:
-        ConfigError: the folder is of another training, or the config has no agent.
+        ConfigError: the folder holds something else, or another training, or the config has no
+            agent.
     """
     config = asked.config
     if config.options.get("policy", config.options.get("method.policy")) != "ddpg":
@@ -70,6 +74,7 @@ def train_agent(
             "expected a method whose knobs an agent sets, got none: give --method fedgraph "
             "--option policy=ddpg"
         )
+    check_folder(out)
     lines = lines_in(out)
     for line in lines:
         check_same(line, asked, out)
@@ -80,6 +85,17 @@ def train_agent(
         write_atomic(out / AGENT, agent_path(out, len(lines)).read_bytes())
         told(lines[-1])
     return out / AGENT
+
+
+def check_folder(out: Path) -> None:
+    """Raise `ConfigError` where there is something that is neither an agent's folder nor empty."""
+    if not os.path.lexists(out) or (out / EPISODES).exists():
+        return
+    if not out.is_dir() or any(path.name not in BEGUN for path in out.iterdir()):
+        raise ConfigError(
+            f"expected a new or empty folder for the agent, or that of an agent, got {out}: choose "
+            "another --out, nothing was overwritten"
+        )
 
 
 def lines_in(out: Path) -> list[dict[str, Any]]:
@@ -145,7 +161,7 @@ def described(asked: AgentTraining) -> str:
 
 def agent_path(out: Path, episodes: int) -> Path:
     """Return the file of the agent after so many episodes."""
-    return out / "agents" / f"agent-{episodes:04d}.safetensors"
+    return out / AGENTS / f"agent-{episodes:04d}.safetensors"
 
 
 def config_of(asked: AgentTraining, out: Path, number: int) -> RunConfig:

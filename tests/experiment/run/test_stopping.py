@@ -114,6 +114,27 @@ def test_a_byte_budget_ends_a_run(make_graph: Callable[..., Graph]) -> None:
     assert free.stopped == "all 30 rounds"
 
 
+def test_a_limit_below_one_round_is_named(make_graph: Callable[..., Graph]) -> None:
+    result = sg.run(make_graph(), **OPTIONS, max_bytes=1)
+    assert result.stopped.endswith("limit 1 (less than one round takes)")
+    enough = reason(RunConfig(max_bytes=1000), t=1, first=True)  # exactly what it took
+    assert enough == "max_bytes: 1000 bytes exchanged, limit 1000"
+    later = reason(RunConfig(max_bytes=1))
+    assert later == "max_bytes: 1000 bytes exchanged, limit 1"
+
+
+def test_bytes_of_an_evaluation_after_the_limit_are_told(make_graph: Callable[..., Graph]) -> None:
+    graph = make_graph()
+    late = sg.run(graph, **OPTIONS, eval_every=10, max_bytes=1)
+    before = int(late.stopped.split()[1])
+    more = f"; the evaluation after it took {late.ledger.bytes - before} more"
+    assert late.stopped.endswith(more)
+    assert late.ledger.bytes > before
+    judged = sg.run(graph, **OPTIONS, max_bytes=1)
+    assert judged.stopped.split()[1] == str(judged.ledger.bytes)
+    assert "evaluation" not in judged.stopped
+
+
 def test_a_limit_between_evaluations_judges_the_last_round(
     make_graph: Callable[..., Graph],
 ) -> None:

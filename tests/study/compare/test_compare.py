@@ -448,6 +448,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "half a seed": ({"seeds": 1.5}, "expected a list of seeds, got 1.5"),
     "a key": ({"over": {"clientz": [1]}}, "unknown key to vary 'clientz': did you mean 'clients'"),
     "the seed varied": ({"over": {"seed": [1]}}, "unknown key to vary 'seed'"),
+    "an option varied": (
+        {"over": {"tau": [1, 2]}},
+        "expected a key of a run to vary, got 'tau', an option of a part: compare once for each "
+        "value, with --options METHOD.tau=VALUE",
+    ),
+    "a part's option varied": (
+        {"over": {"options.neighbors.k": [8]}},
+        "an option of a part: compare once for each value, with --options METHOD.neighbors.k=VALUE",
+    ),
     "no values": ({"over": {"clients": []}}, "expected at least one of values of clients, got no"),
     "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),
     "an option": (

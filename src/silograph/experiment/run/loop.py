@@ -34,7 +34,7 @@ from silograph.experiment.run.selecting import Selection, check_report
 from silograph.experiment.run.server_parts import without_parts
 from silograph.experiment.run.setup import Setup, first_weights, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
-from silograph.experiment.run.stopping import reason_to_stop
+from silograph.experiment.run.stopping import reason_to_stop, with_closing_bytes
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
@@ -241,14 +241,16 @@ def _round(
         t=t if now is None else now.round,
         best_round=t if scored.best is None else scored.best.round,
         validation=None if now is None else now.val[setup.method.evaluate.view],
-        total_bytes=fed.ledger.bytes,
+        total_bytes=(exchanged := fed.ledger.bytes),
         seconds=seconds,
         virtual_seconds=done.virtual,
+        first=t == 1,
     )
     if stopped is None and selection is not None:
         stopped = selection.reason_to_stop(state, t + 1)
     if stopped is not None or t == config.rounds:
         scored = scored_at_last(setup, done, scored)
+        stopped = with_closing_bytes(stopped, fed.ledger.bytes - exchanged)
     facts = checked_facts(report, len(fed.ids), t)
     if executed is not None and fed.executed is not None:
         executed = (before.executed or 0.0) + fed.executed - executed

@@ -141,16 +141,13 @@ def generating(progress: str | Progress) -> "ProgressCallback | None":
     return report if isinstance(progress, str) and progress != "none" else None
 
 
-COMPILED_SAMPLERS = ("full", "fanout")
+UNSAID_SAMPLERS = ("full", "fanout")  # every backend draws them
 
 
 def planned(config: ResolvedConfig) -> str:
     """Return the plan in words."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
-    drawn = (
-        ""
-        if config.neighbors in COMPILED_SAMPLERS
-        else f", neighbors={config.neighbors} drawn in torch"
-    )
+    in_torch = config.kernels == "torch" and config.neighbors not in UNSAID_SAMPLERS
+    drawn = f", neighbors={config.neighbors} drawn in torch" if in_torch else ""
     return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"

@@ -7,6 +7,8 @@ from silograph.experiment.resolve.run_metric import parse_target
 from silograph.task.metric_table import METRICS
 from silograph.task.scores import Scores
 
+BYTES = "max_bytes"
+
 
 def reason_to_stop(
     config: RunConfig | ResolvedConfig,
@@ -17,6 +19,7 @@ def reason_to_stop(
     total_bytes: int,
     seconds: float,
     virtual_seconds: float | None = None,
+    first: bool = False,
 ) -> str | None:
     """Return why the run stops after round t, or None.
 
@@ -28,6 +31,7 @@ def reason_to_stop(
         total_bytes: all bytes of the ledger.
         seconds: of training so far.
         virtual_seconds: of the virtual clock so far, None without one.
+        first: whether no round was over before.
     """
     target = parse_target(config.target, config.metric)
     if target is not None and validation is not None:
@@ -42,10 +46,23 @@ def reason_to_stop(
             f"best {best_round}"
         )
     if config.max_bytes is not None and total_bytes >= config.max_bytes:
-        return f"max_bytes: {total_bytes} bytes exchanged, limit {config.max_bytes}"
+        why = f"{BYTES}: {total_bytes} bytes exchanged, limit {config.max_bytes}"
+        short = " (less than one round takes)" if first and total_bytes > config.max_bytes else ""
+        return why + short
     if config.max_seconds is not None and seconds >= config.max_seconds:
         return f"max_seconds: {seconds:.1f} seconds of training, limit {config.max_seconds:g}"
     limit = config.max_virtual_seconds
     if limit is not None and virtual_seconds is not None and virtual_seconds >= limit:
         return f"max_virtual_seconds: {virtual_seconds:.1f} virtual seconds, limit {limit:g}"
     return None
+
+
+def with_closing_bytes(stopped: str | None, more: int) -> str | None:
+    """Return why a run stopped, with the bytes of its last evaluation where bytes were the reason.
+
+    >>> with_closing_bytes("max_bytes: 9 bytes exchanged, limit 8", 3)
+    'max_bytes: 9 bytes exchanged, limit 8; the evaluation after it took 3 more'
+    """
+    if stopped is None or more == 0 or not stopped.startswith(f"{BYTES}: "):
+        return stopped
+    return f"{stopped}; the evaluation after it took {more} more"

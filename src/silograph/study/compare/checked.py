@@ -7,6 +7,7 @@ from typing import Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.text import shown
+from silograph.experiment.resolve.parts import TABLES, options_of
 from silograph.study.cells import APART
 from silograph.study.compare.asked import Asked
 from silograph.study.compare.comparison import VIEW_CHOICES
@@ -30,7 +31,19 @@ def check(asked: Asked) -> None:
     known = [f.name for f in dataclasses.fields(RunConfig) if f.name not in APART]
     for key in asked.over:
         if key not in known:
-            raise unknown("key to vary", key, known)
+            raise _of_a_part(key) or unknown("key to vary", key, known)
+
+
+def _of_a_part(key: str) -> ConfigError | None:
+    """Return the error for a key that is an option of some part, None for any other."""
+    declared = (options_of(part) for table in TABLES.values() for part in table.values())
+    name = key.removeprefix("options.")
+    if name.rpartition(".")[2] not in {option for options in declared for option in options}:
+        return None
+    return ConfigError(
+        f"expected a key of a run to vary, got {key!r}, an option of a part: compare once for each "
+        f"value, with --options METHOD.{name}=VALUE"
+    )
 
 
 def checked_list(what: str, values: object) -> tuple[Any, ...]:
