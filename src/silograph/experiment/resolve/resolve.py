@@ -24,6 +24,7 @@ from silograph.experiment.resolve.edge_weights import edge_weights_in
 from silograph.experiment.resolve.exclusions import (
     check_decay,
     check_neighbors,
+    check_ratings,
     check_silos_behind,
     check_together,
     is_limited,
@@ -115,6 +116,7 @@ def resolve(
     overlapping |= isinstance(data, CutGraph) and data.overlapping
     schema = schema_in(asked, data)
     overlapping |= schema.task == "rating"
+    check_ratings(parts.method.part, schema.task)
     check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_uncut(asked, data)
