@@ -97,6 +97,18 @@ def test_trust_may_be_of_floats_or_of_nobody(tmp_path: Path) -> None:
         sg.ratings(table, trust=tmp_path / "trust.csv")
 
 
+def test_a_graph_tells_its_users_items_and_ratings(make_graph: Callable[..., Graph]) -> None:
+    graph = sg.ratings([[7, 1, 4.0], [7, 2, 3.0], [8, 1, 5.0], [8, 3, 5.0]])
+    assert graph.rating_sizes == {"users": 2, "items": 3, "ratings": 4}
+    assert repr(graph) == (
+        "Graph('ratings', nodes=9, edges=8, users=2, items=3, ratings=4, task='rating')"
+    )
+    shown = graph._repr_html_()
+    assert all(name in shown for name in graph.rating_sizes)
+    assert "features" not in shown
+    assert make_graph(20).rating_sizes == {}
+
+
 def test_of_repeated_pairs_the_last_one_counts() -> None:
     table = [[1, 1, 2.0], [1, 1, 5.0], [1, 1, 3.0], [2, 1, 1.0]]
     assert told(sg.ratings(table)) == {("u:1", "i:1", 3.0), ("u:2", "i:1", 1.0)}
