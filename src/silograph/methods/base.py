@@ -365,6 +365,11 @@ class Method(Generic[Options]):
     ratings: bool = True
 
     @property
+    def caution_on_ratings(self) -> str:
+        """What `caution` says besides what it says of labels of nodes."""
+        return self.caution.partition("for labels of nodes")[0].rstrip("; ")
+
+    @property
     def trains_ratings(self) -> bool:
         """Whether it trains on ratings, whose users and items several clients may have."""
         return self.ratings and (self.evaluate.copies or self.setting.uncut)

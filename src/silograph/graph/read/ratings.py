@@ -193,8 +193,7 @@ def _table(path: str | os.PathLike[str], *, least: int = 1) -> Table:
 
 
 def _of_table(table: Table) -> _Ratings:
-    named = f"name it {USER}, {ITEM} or {RATING}"
-    user, item, value = (table.column(name, named) for name in (USER, ITEM, RATING))
+    user, item, value = (table.column(n, f"name it {n}") for n in (USER, ITEM, RATING))
     numbers = [to_number(cell) for cell in value]
     for row, number in enumerate(numbers):
         if number is None:
