@@ -38,7 +38,12 @@ from silograph.experiment.resolve.model_options import (
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients
 from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
 from silograph.experiment.resolve.plan import choose_backend
-from silograph.experiment.resolve.run_metric import check_relevant, metric_of_run, relevant_of_run
+from silograph.experiment.resolve.run_metric import (
+    check_metric_of,
+    check_relevant,
+    metric_of_run,
+    relevant_of_run,
+)
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
@@ -116,6 +121,7 @@ def resolve(
     overlapping |= isinstance(data, CutGraph) and data.overlapping
     schema = schema_in(asked, data)
     overlapping |= schema.task == "rating"
+    check_metric_of(asked, schema.task)
     check_ratings(parts.method.part, schema.task)
     check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
