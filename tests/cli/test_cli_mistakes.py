@@ -30,7 +30,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "sampler as a method": (
         ["run", "g.npz", "--method", "fedgrains"],
-        "error: --method: unknown method 'fedgrains': did you mean neighbors fedgrains?",
+        "error: --method: unknown method 'fedgrains': did you mean --neighbors fedgrains?",
     ),
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
     "option as a flag": (

@@ -108,6 +108,31 @@ def test_recommended_are_the_best_items_that_the_user_has_not_rated(
     assert capsys.readouterr().out.strip() == f"{told[0][1]:.2f}"
 
 
+def test_the_page_of_a_silo_names_the_command_and_counts_ratings(
+    federated: tuple[Any, tuple[Path, ...], list[Path]], tmp_path: Path, capsys: Capture
+) -> None:
+    _, silos, results = federated
+    for folder in results:
+        about = json.loads((folder / "result.json").read_text())
+        silo = next(path for path in silos if path.name == about["silo"])
+        keys = [str(key) for key in read_silo(silo).keys]
+        ratings = sum("\t" in key for key in keys)
+        users, items = (
+            sum(key.startswith(kind) and "\t" not in key for key in keys) for kind in ("u:", "i:")
+        )
+        assert about["ratings"] == {"users": users, "items": items, "ratings": ratings}
+        assert about["recommends"] is True
+        page = (folder / "report.html").read_text()
+        assert "<code>silograph recommend</code>" in page
+        assert "silograph predict" not in page
+        assert f"<dt>own users, items</dt><dd>{users}, {items}</dd>" in page
+        assert f"<dt>own ratings</dt><dd>{ratings}</dd>" in page
+        assert "own nodes</dt>" not in page
+        words = ["predict", str(folder), "--data", str(silo), "--out", str(tmp_path / "p.csv")]
+        assert run_app(words) == 2
+        assert "`silograph recommend` predicts ratings with the" in capsys.readouterr().err
+
+
 def test_a_server_counts_ratings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "silograph")
     config = config_of(2, **OPTIONS | MODELS[1] | {"rounds": 1})

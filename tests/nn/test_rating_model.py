@@ -233,7 +233,21 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"features": "degree"}, "expected no features with rating_gcn"),
     ({"local_bias": True}, "expected no local_bias with rating_gcn"),
     ({"model": "rating_gat", "options": {"heads": 3}}, "a multiple of 3 heads, got 8"),
-    ({"method": "cagnet"}, "each node has one client for cagnet"),
+    *(
+        (
+            {"method": name, "model": model},
+            f"^expected a method that trains on ratings .*, got {name}: use one of local, fedavg, "
+            "fedacs, [a-z, ]*centralized$",
+        )
+        for name, model in {
+            "cagnet": "rating_gcn",
+            "fedais": "rating_profiles",
+            "fedgraph": "gcn",
+            "fedpub": "rating_profiles",
+            "graphsaint": "rating_gcn",
+            "fedsage_local": "rating_gcn",
+        }.items()
+    ),
     ({"method": "llcg"}, "a model without tables for llcg, .* got model rating_gcn"),
 ]
 

@@ -238,11 +238,22 @@ def test_a_session_ranks_as_the_simulation_does_and_a_run_resumes(
         ({"relevant": 4.0, "eval_on_receipt": True}, "expected no rankings with eval_on_receipt"),
         ({"metric": "ndcg@10", "selector": "ucb"}, "expected another metric than ndcg@10 for sel"),
         ({"relevant": float("nan")}, "relevant"),
+        (
+            {"relevant": 5.5},
+            r"^relevant: expected at most 5, the largest rating .*, got 5\.5: no item would be",
+        ),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         sg.run(rating_graph(), **OPTIONS | changed)
+
+
+def test_the_largest_rating_may_be_relevant_alone_and_the_default_is_on_the_scale() -> None:
+    assert sg.run(rating_graph(), **OPTIONS, relevant=5.0).config.relevant == 5
+    low = dataclasses.replace(rating_graph(), scale=(1.0, 3.0))
+    with pytest.raises(ConfigError, match=r"expected at most 3, .* got 4: .*; lower it"):
+        sg.run(low, **OPTIONS, metric="ndcg@10")
 
 
 def test_graphs_without_ratings_are_not_ranked() -> None:

@@ -1,5 +1,6 @@
 """Text and values that others wrote, made safe to show."""
 
+import math
 import re
 
 MOST_SHOWN = 120  # characters of a value
@@ -31,6 +32,17 @@ def counted(number: int, noun: str) -> str:
     ('1 edge', '2,000 such nodes')
     """
     return f"{number:,} {noun if number == 1 else f'{noun}s'}"
+
+
+def decimals(value: float, digits: int) -> str:
+    """Return a number with so many decimals; with more where it would have one digit or none.
+
+    >>> decimals(1234.567, 1), decimals(0.004321, 1), decimals(0.0, 1)
+    ('1,234.6', '0.0043', '0.0')
+    """
+    if digits and 0 < abs(value) < 10**-digits:
+        digits = 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{digits}f}"
 
 
 def in_path(text: str) -> str:

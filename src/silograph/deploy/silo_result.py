@@ -33,6 +33,8 @@ from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.pairs import kinds
+from silograph.graph.rating_pairs import rating_sizes
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
@@ -183,7 +185,8 @@ def server_has_model(run: SiloRun) -> bool:
 
 def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, Any]:
     """Return what result.json says."""
-    split = run.block.split
+    split, model = run.block.split, run.method_config.model
+    sizes = rating_sizes(kinds(run.block.x)) if model.task == "rating" else None
     masks = {"train": split.train, "val": split.val, "test": split.test}
     return {
         "format": FORMAT,
@@ -191,10 +194,13 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "silo": run.silo.name,
         "method": run.method.name,
         "title": run.method.title,
-        "model": run.method_config.model.described(),
+        "model": model.described(),
         "model_of": whose,
         "server_has_model": server_has_model(run),
         "best_round": outcome.round,
+        "recommends": whose is not None
+        and outcome.state is not None
+        and isinstance(model, RankingModel),
         "took_part": outcome.state is not None,
         "rounds": run.config.rounds,
         "metric": run.config.metric,
@@ -203,6 +209,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         **scores_of(run, outcome.state),
         **classes_of(run, outcome.state),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
+        "ratings": sizes,
         "config": {k: v for k, v in vars(run.config).items() if v is not None},
     }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.html import html_table
 from silograph.graph.csr import CSR
+from silograph.graph.rating_pairs import rating_sizes
 
 LabelForm = Literal["multiclass", "multilabel", "node_value", "rating"]
 Features = Tensor | CSR
@@ -78,19 +79,19 @@ class Graph:
     def __repr__(self) -> str:
         """Return name and sizes."""
         what = "targets" if self.has_numbers else "classes"
-        return (
-            f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, "
-            f"features={self.num_features}, {what}={self.num_classes}, task={self.task!r})"
-        )
+        own = self.rating_sizes or {"features": self.num_features, what: self.num_classes}
+        sizes = {"nodes": self.num_nodes, "edges": self.num_edges, **own}
+        told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        return f"Graph({self.name!r}, {told}, task={self.task!r})"
 
     def _repr_html_(self) -> str:
         what = "targets" if self.has_numbers else "classes"
         silos = {"silos": f"{len(self.silo_names):,}"} if self.silo_names else {}
+        own = self.rating_sizes or {"features": self.num_features, what: self.num_classes}
         rows = {
             "nodes": f"{self.num_nodes:,}",
             "edges": f"{self.num_edges:,}" + ", weighted" * (self.edge_weight is not None),
-            "features": f"{self.num_features:,}",
-            what: f"{self.num_classes:,}",
+            **{name: f"{size:,}" for name, size in own.items()},
             "task": self.task,
             "labeled nodes": f"{int(self.labeled.sum()):,}",
             "split": "none" if self.split is None else "train, val and test masks",
@@ -121,6 +122,13 @@ class Graph:
     def task(self) -> LabelForm:
         """`multiclass` (one class a node), `multilabel`, `node_value` (T numbers) or `rating`."""
         return label_form(self.y)
+
+    @property
+    def rating_sizes(self) -> dict[str, int]:
+        """How many users, items and ratings there are; nothing where labels are no ratings."""
+        if self.task != "rating" or isinstance(self.x, CSR):
+            return {}
+        return rating_sizes(self.x)
 
     @property
     def labeled(self) -> Tensor:

@@ -27,6 +27,12 @@ class Pairs:
     item: Tensor
 
 
+def rating_sizes(x: Tensor) -> dict[str, int]:
+    """Return how many users, items and ratings rows (n, 2) of kinds are."""
+    users, items = (int(kind.sum()) for kind in x.T)
+    return {"users": users, "items": items, "ratings": len(x) - users - items}
+
+
 def pairs_among(x: Tensor, adj: CSR) -> Pairs:
     """Return the ratings among rows.
 

@@ -342,6 +342,7 @@ class Method(Generic[Options]):
             through `local_round`, and clients send weights and what is told of training alone.
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
+        ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
     """
 
     name: str
@@ -361,6 +362,17 @@ class Method(Generic[Options]):
     caution: str = ""
     aggregates: bool = False
     makes_edges: bool = False
+    ratings: bool = True
+
+    @property
+    def caution_on_ratings(self) -> str:
+        """What `caution` says besides what it says of labels of nodes."""
+        return self.caution.partition("for labels of nodes")[0].rstrip("; ")
+
+    @property
+    def trains_ratings(self) -> bool:
+        """Whether it trains on ratings, whose users and items several clients may have."""
+        return self.ratings and (self.evaluate.copies or self.setting.uncut)
 
     @property
     def weighs_edges(self) -> bool:

@@ -361,4 +361,5 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     caution="far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
     "rounds",
     rows="single",
+    ratings=False,
 )

@@ -208,7 +208,7 @@ FEDPER = Method(
     evaluate=personal(),
     calls=CALLS,
     aggregates=True,
-    caution="clients train with adam, as for fedavg; on Photo and Coauthor-CS the result is far "
-    "behind local, and on Photo --optimizer sgd --local-epochs 10 learns",
+    caution="for labels of nodes, clients train with adam, as for fedavg; on Photo and Coauthor-CS "
+    "the result is far behind local, and on Photo --optimizer sgd --local-epochs 10 learns",
     own_weights=own_weights,
 )

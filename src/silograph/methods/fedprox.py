@@ -61,6 +61,7 @@ FEDPROX = dataclasses.replace(
     reference="Li et al., Federated optimization in heterogeneous networks, MLSys 2020",
     options=FedProxOptions,
     needs=Needs(local_epochs=3, corrections=corrections),
-    caution="clients train with adam, as for fedavg; where nodes have many neighbors and clients "
+    caution="for labels of nodes, clients train with adam, as for fedavg; "
+    "where nodes have many neighbors and clients "
     "are small (Amazon Photo, 100 clients) the pull is not enough, and the result far behind local",
 )

@@ -316,4 +316,5 @@ FEDPUB = Method(
     calls=CALLS,
     own_weights=own_weights,
     caution="far behind local on PubMed, in 100 rounds, in which masks hardly become sparse",
+    ratings=False,
 )

@@ -312,6 +312,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     round=fit_round,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
+    ratings=False,
     calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, other_network=network_of),
     caution="clients train with adam, as for fedavg: far behind local on Cora and Photo, where "
     "--optimizer sgd --local-epochs 10 learns, and on PubMed and Coauthor-CS",

@@ -329,7 +329,8 @@ GCFL: AnyMethod = Method(
     evaluate=personal(),
     calls=CALLS,
     own_weights=own_weights,
-    caution="clients train with adam, as for fedavg; on Coauthor-CS, on Photo with 10 clients and "
+    caution="for labels of nodes, clients train with adam, as for fedavg; "
+    "on Coauthor-CS, on Photo with 10 clients and "
     "on PubMed with 100 the result is far behind local, and on Photo --optimizer sgd "
     "--local-epochs 10 learns",
 )

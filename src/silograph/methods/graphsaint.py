@@ -99,4 +99,5 @@ GRAPHSAINT = Method(
     setting=Uncut(),
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
+    ratings=False,
 )

@@ -116,6 +116,7 @@ LLCG = Method(
     init=begin,
     round=fit_round,
     setting=ServerHolds(held_share, correct),
-    caution="clients train with adam, as for fedavg; where nodes have many neighbors (Amazon "
+    caution="for labels of nodes, clients train with adam, as for fedavg; "
+    "where nodes have many neighbors (Amazon "
     "Photo) a step of the server does not make up for it, and the result is far behind local",
 )

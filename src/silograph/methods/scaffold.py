@@ -204,6 +204,6 @@ SCAFFOLD = Method(
         corrections=lambda _: (Shift({}),),  # filled in at the clients
     ),
     calls=CALLS,
-    caution="plain sgd learns slowly where features are small, and is far behind local on PubMed "
-    "in 100 rounds: raise --lr there",
+    caution="for labels of nodes, plain sgd learns slowly where features are small, and is far "
+    "behind local on PubMed in 100 rounds: raise --lr there",
 )

@@ -266,6 +266,18 @@ def test_metrics_that_cannot_be(make_graph: MakeGraph, options: dict[str, str], 
     assert "rmse, " not in str(caught.value)  # of another task
 
 
+def test_choices_of_a_folder_of_ratings_are_those_of_ratings(tmp_path: Path) -> None:
+    """Its task is known once it is read."""
+    (tmp_path / "ratings.csv").write_text("user,item,rating\na,b,3\na,c,4\nb,b,2\nb,c,5\n")
+    mistakes: list[dict[str, Any]] = [{"metric": "ndcg"}, {"target": "ndcg=0.5"}]
+    for asked in mistakes:
+        with pytest.raises(ConfigError) as caught:
+            sg.run(str(tmp_path), model="rating_profiles", clients=1, rounds=1, **asked)
+        told = str(caught.value).removeprefix("target: ")
+        assert told.startswith("unknown metric 'ndcg': did you mean 'ndcg@10'? Choices: loss, mae")
+        assert "accuracy" not in told
+
+
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_the_baseline_is_the_best_constant(make_graph: MakeGraph, multilabel: bool) -> None:
     graph = make_graph(90, multilabel=multilabel)

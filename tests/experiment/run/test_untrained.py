@@ -1,5 +1,6 @@
 """What predicts ratings without training: runs of the same models, and pages that begin with it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ def test_summary_page_and_comparison_begin_with_them(tmp_path: Path) -> None:
     first = ["global mean", *NAMES]
     lines = result.summary().splitlines()[3:7]
     assert [line[: len(name)] for line, name in zip(lines, first, strict=True)] == first
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    sizes = rating_graph().rating_sizes
+    said = "{ratings} ratings of {items} items by {users} users: ".format(**sizes)
+    assert said in " ".join(page.split())
+    assert "Mean loss of a rating; training" in page
+    assert (
+        json.loads((tmp_path / "run" / "run.json").read_text())["dataset"].items() >= sizes.items()
+    )
     table = read_page(tmp_path / "run" / "report.html").tables[0]
     assert [row[0] for row in table[1:6]] == [*first, "server"]
     values = [f"{result.untrained[name].rmse:.4f}" for name in NAMES]

@@ -93,8 +93,20 @@ def test_trust_may_be_of_floats_or_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "trust.csv").write_text("truster,trustee\n")
     assert fingerprint(sg.ratings(table, trust=tmp_path / "trust.csv")) == nobody
     (tmp_path / "trust.csv").write_text("truster,trustee\n7,\n")
-    with pytest.raises(DataError, match=r"the id of a trustee without tabs in .*line 2, got ''"):
+    with pytest.raises(DataError, match=r"the id of a trustee in .*line 2, got none: name it"):
         sg.ratings(table, trust=tmp_path / "trust.csv")
+
+
+def test_a_graph_tells_its_users_items_and_ratings(make_graph: Callable[..., Graph]) -> None:
+    graph = sg.ratings([[7, 1, 4.0], [7, 2, 3.0], [8, 1, 5.0], [8, 3, 5.0]])
+    assert graph.rating_sizes == {"users": 2, "items": 3, "ratings": 4}
+    assert repr(graph) == (
+        "Graph('ratings', nodes=9, edges=8, users=2, items=3, ratings=4, task='rating')"
+    )
+    shown = graph._repr_html_()
+    assert all(name in shown for name in graph.rating_sizes)
+    assert "features" not in shown
+    assert make_graph(20).rating_sizes == {}
 
 
 def test_of_repeated_pairs_the_last_one_counts() -> None:
@@ -109,17 +121,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": [[1, 1]]}, r"expected ratings \(R, 3\) of user, item and rating"),
     (
         {"ratings": [[1, 1, 0.0]]},
-        r"got 0 at rating 0 \(1 such rating\): .*scale=\(least, largest\)\), .*silo.toml$",
+        r"got 0 at rating 0 \(1 such rating\): .*in Python .*scale=\(least, largest\)\), "
+        r"as commands .* from 1 to 5 only, .*silo.toml$",
     ),
     ({"ratings": [[1, 1, 2.0], [1, 2, np.nan]]}, r"got nan at rating 1 .*: leave them out$"),
     ({"ratings": [["a", "b", "2"], ["a", "c", "good"]]}, "a number as rating 1, got 'good'"),
     ({"ratings": np.array([["a", "b", None]], dtype=object)}, "a number as rating 0, got None"),
-    ({"ratings": [["a", "", "3"]]}, "the id of an item without tabs at rating 0, got ''"),
-    ({"ratings": [["a", "b", 3], [None, "b", 4]]}, "the id of a user without tabs at rating 1"),
-    ({"ratings": [["a", "b", 3], ["a", np.nan, 4]]}, "the id of an item without tabs at rating 1"),
+    ({"ratings": [["a", "", "3"]]}, "the id of an item at rating 0, got none: name it"),
+    ({"ratings": [["a", "b", 3], [None, "b", 4]]}, "the id of a user at rating 1, got none"),
+    ({"ratings": [["a", "b", 3], ["a", np.nan, 4]]}, "the id of an item at rating 1, got none"),
     (
         {"ratings": np.array([[np.datetime64("NaT"), "b", 4]], dtype=object)},
-        "the id of a user without tabs at rating 0, got ''",
+        "the id of a user at rating 0, got none",
     ),
     ({"ratings": [["a", "b", 3], ["a", 1.5, 3]]}, "the id of an item at rating 1, got 1.5: give"),
     ({"ratings": [["a", 2.0**53, 3]]}, r"the id of an item at rating 0, got 9007199254740992\.0"),
@@ -138,7 +151,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"ratings": THREE, "trust": [[7, 9]]}, r"got user 9 without any \(1 such user\)"),
     ({"ratings": THREE, "trust": [[7, 8, 9]]}, r"expected trust \(T, 2\)"),
-    ({"ratings": THREE, "trust": [[7, None]]}, "the id of a trustee without tabs at row 0, got ''"),
+    ({"ratings": THREE, "trust": [[7, None]]}, "the id of a trustee at row 0, got none"),
     (
         {"ratings": THREE, "trust": [[7.5, 8]]},
         "the id of a truster at row 0, got 7.5: give a whole",
@@ -163,10 +176,14 @@ def test_what_is_wrong_is_one_line(given: dict[str, Any], line: str) -> None:
 TABLES = [
     ("user,item,rating\n", "expected at least one row, got none"),
     ("user,item\na,b\n", "expected a column 'rating'"),
+    (
+        "user,item,stars\na,b,3\n",
+        "expected a column 'rating', got columns user, item, stars: rename one, or name it rating$",
+    ),
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
     ("user,item,rating\na,b,nan\n", "from 1 to 5, got nan in .*line 2"),
-    ("user,item,rating\n,b,3\n", "the id of a user without tabs in .*line 2"),
+    ("user,item,rating\n,b,3\n", "the id of a user in .*line 2, got none"),
     (
         f"user,item,rating\n{'a' * 257},b,3\n",
         "line 2, column 'user': expected at most 256 characters, got 'aaaaaaaaaaaaaaaaaaaa...'",

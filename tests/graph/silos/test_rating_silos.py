@@ -161,7 +161,7 @@ WRONG = [
     ({"ratings.csv": "user,item,rating,split\nx,y,3,now\n"}, "column 'split': expected train"),
     ({"ratings.csv": None}, "expected one of ratings.csv"),
     ({"trust.csv": "from,to\nx,z\n"}, "expected a column 'truster'"),
-    ({"trust.csv": "truster,trustee\nx,\n"}, "the id of a trustee without tabs in .*line 2"),
+    ({"trust.csv": "truster,trustee\nx,\n"}, "the id of a trustee in .*line 2, got none"),
     (
         {"silo.toml": 'name = "a"\ntask = "rating"\nscale = [5, 1]\n'},
         r"silo.toml: expected scale = \[least, largest\], got \[5, 1\]$",

@@ -18,11 +18,13 @@ import silograph as sg
 from commands import save
 from conftest import planted_graph
 from forked import completed
+from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.errors import ConfigError, DataError, SilographError
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.compare.comparison import Comparison
+from silograph.study.compare.tables import COSTS
 
 SHORT = {k: v for k, v in FAST.items() if k != "method"} | {"rounds": 3}
 METHODS = ["local", "fedavg", "fedopt"]
@@ -200,6 +202,23 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     fetched = sg.compare(make_graph(), methods=["fedavg"], over=over, **common)
     (told,) = [note for note in fetched.notes if "server view" in note]
     assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
+
+
+def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None:
+    common: dict[str, Any] = {"split": "0.6/0.2/0.2", "clients": 2, "partition": "category"}
+    table = sg.compare(
+        rating_graph(),
+        methods=["fedavg", "fedacs", "fedper"],
+        seeds=[1],
+        processes=0,
+        rounds=1,
+        model="rating_profiles",
+        **common,
+    )
+    assert not any("labels of nodes" in note for note in table.notes)
+    assert any(note.startswith("fedacs: for ratings, its paper's") for note in table.notes)
+    small, shown = {**table.rows[0], "bytes": 4321, "flops": 8.71e6}, dict(COSTS)
+    assert (shown["MB"](small), shown["GFLOP"](small)) == ("0.0043", "0.0087")
 
 
 def test_methods_that_coincide_are_told(make_graph: MakeGraph) -> None:

@@ -166,7 +166,10 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
         label = "bottom" if metric.higher else "top"
         found.append(scores | {"title": headed(metric.title), "label": label, "says": says_of(run)})
     if loss is not None:
-        says = "Mean loss of a node; training: of the round's participants before their last step."
+        one = "rating" if run.about["model"]["task"] == "rating" else "node"
+        says = (
+            f"Mean loss of a {one}; training: of the round's participants before their last step."
+        )
         found.append(loss | {"title": "Loss", "label": "top", "says": says})
     return found + facts_of(rows, axes, at)
 

@@ -15,6 +15,7 @@ from silograph.experiment.resolve.cutting import (
 )
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_metric import check_metric
+from silograph.graph.graph import LabelForm
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.methods.local_only import fit_round as train_alone
@@ -90,6 +91,16 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
     check_clock(config)
     parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
     check_metric(config)
+
+
+def check_ratings(method: Method, task: LabelForm) -> None:
+    """Raise `ConfigError` for ratings and a method that does not train on them."""
+    if task == "rating" and not method.trains_ratings:
+        able = [name for name, each in METHODS.items() if each.trains_ratings]
+        raise ConfigError(
+            f"expected a method that trains on ratings of users and items, got {method.name}: use "
+            f"one of {', '.join(able)}"
+        )
 
 
 def check_selected(parts: Parts) -> None:

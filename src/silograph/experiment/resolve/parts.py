@@ -160,7 +160,7 @@ def _named(
     if name not in table:
         other = next((key for key, names in TABLES.items() if name in names), None)
         if other is not None:
-            raise ConfigError(f"unknown {what} {name!r}: did you mean {other} {name}?")
+            raise ConfigError(f"unknown {what} {name!r}: did you mean {other}={name}?")
         raise unknown(what, name, [*table, *besides])
     return table[name]
 

@@ -24,6 +24,7 @@ from silograph.experiment.resolve.edge_weights import edge_weights_in
 from silograph.experiment.resolve.exclusions import (
     check_decay,
     check_neighbors,
+    check_ratings,
     check_silos_behind,
     check_together,
     is_limited,
@@ -37,7 +38,12 @@ from silograph.experiment.resolve.model_options import (
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients
 from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
 from silograph.experiment.resolve.plan import choose_backend
-from silograph.experiment.resolve.run_metric import metric_of_run, relevant_of_run
+from silograph.experiment.resolve.run_metric import (
+    check_metric_of,
+    check_relevant,
+    metric_of_run,
+    relevant_of_run,
+)
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
@@ -115,6 +121,8 @@ def resolve(
     overlapping |= isinstance(data, CutGraph) and data.overlapping
     schema = schema_in(asked, data)
     overlapping |= schema.task == "rating"
+    check_metric_of(asked, schema.task)
+    check_ratings(parts.method.part, schema.task)
     check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_uncut(asked, data)
@@ -128,6 +136,7 @@ def resolve(
     )
     check_decay(asked, model)
     relevant = ranked_in(asked, parts, schema, model)
+    check_relevant(relevant, scale_in(data))
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
     check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
     needs, own = parts.method.part.needs, parts.method.options
@@ -238,6 +247,16 @@ def schema_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Sche
         data = data.members[0].graph
     graph = data.graph if isinstance(data, CutGraph) else data
     return with_width(schema_of(graph), asked.features, graph.name)
+
+
+def scale_in(data: Graph | CutGraph | Silos | Schema) -> tuple[float, float] | None:
+    """Return the least and largest rating of the data; None where none is known."""
+    if isinstance(data, Silos):
+        scales = [silo.scale for silo in data.members if silo.scale is not None]
+        return max(scales, key=lambda scale: scale[1], default=None)
+    if isinstance(data, Schema):
+        return None
+    return data.graph.scale if isinstance(data, CutGraph) else data.scale
 
 
 def clients_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> int:

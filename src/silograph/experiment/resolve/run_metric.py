@@ -122,6 +122,15 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
     return least
 
 
+def check_relevant(least: float | None, scale: tuple[float, float] | None) -> None:
+    """Raise `ConfigError` where no rating of a scale is as high as what is relevant."""
+    if least is not None and scale is not None and least > scale[1]:
+        raise ConfigError(
+            f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
+            f"{least:g}: no item would be relevant; lower it"
+        )
+
+
 def check_on_receipt(config: RunConfig) -> None:
     """Raise `ConfigError` for scores on receipt, by which no AUC of validation nodes comes."""
     if config.eval_on_receipt and scores_extra(config):

@@ -122,7 +122,7 @@ def _dataset(setup: Setup) -> dict[str, Any]:
     if setup.simulated is None:
         return {"name": setup.config.dataset, **sizes}
     graph = setup.cut.graph
-    sizes |= {"nodes": graph.num_nodes, "edges": graph.num_edges}
+    sizes |= {"nodes": graph.num_nodes, "edges": graph.num_edges, **graph.rating_sizes}
     weights = {} if setup.edge_weights is None else {"edge_weights": setup.edge_weights}
     return {"name": graph.name, **sizes, **weights}
 

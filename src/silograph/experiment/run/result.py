@@ -14,7 +14,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.html import html_lines, html_table
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.text import counted
+from silograph.core.text import counted, decimals
 from silograph.evaluation.views import means_of
 from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
@@ -314,11 +314,13 @@ class Result:
 
     def _work(self) -> str:
         """Return what clients by themselves compute, by part, and what was executed here."""
-        parts = ", ".join(f"{n} {f / 1e9:,.2f}" for n, f in self.ledger.flops_by_part.items())
-        line = f"work: {self.flops / 1e9:,.2f} GFLOP at the clients ({parts})"
+        parts = ", ".join(
+            f"{n} {decimals(f / 1e9, 2)}" for n, f in self.ledger.flops_by_part.items()
+        )
+        line = f"work: {decimals(self.flops / 1e9, 2)} GFLOP at the clients ({parts})"
         if self.executed is None:
             return line
-        return f"{line}; executed here: {self.executed / 1e9:,.2f}"
+        return f"{line}; executed here: {decimals(self.executed / 1e9, 2)}"
 
     def _compiled(self) -> str:
         """Return how much of the time went into compiling, nothing where none did."""

@@ -84,7 +84,8 @@ class TrainedModel:
         if self.shape.task == "rating":
             raise DataError(
                 f"expected a model whose weights say all, got {self.shape.noun}: what it knows of "
-                "users and items stays with the clients"
+                "users and items stays with the clients; `silograph recommend` predicts ratings "
+                "with the result folder that a silo keeps"
             )
         if isinstance(graph, Silo):
             graph = self._graph_of(graph)

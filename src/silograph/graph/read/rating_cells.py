@@ -102,9 +102,12 @@ def _check_ids(words: np.ndarray, what: str, told: Callable[[int], str]) -> None
     bad = (words == "") | (np.char.find(words, "\t") >= 0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
+        without, got = (
+            ("", "none") if words[row] == "" else (" without tabs", repr(str(words[row])))
+        )
         raise DataError(
-            f"expected the id of {_one(what)} without tabs {told(row)}, got {str(words[row])!r}: "
-            "name it, or leave the row out"
+            f"expected the id of {_one(what)}{without} {told(row)}, got {got}: name it, or leave "
+            "the row out"
         )
 
 

@@ -193,8 +193,7 @@ def _table(path: str | os.PathLike[str], *, least: int = 1) -> Table:
 
 
 def _of_table(table: Table) -> _Ratings:
-    named = f"name it {USER}, {ITEM} or {RATING}"
-    user, item, value = (table.column(name, named) for name in (USER, ITEM, RATING))
+    user, item, value = (table.column(n, f"name it {n}") for n in (USER, ITEM, RATING))
     numbers = [to_number(cell) for cell in value]
     for row, number in enumerate(numbers):
         if number is None:
@@ -237,8 +236,9 @@ def _check(found: _Ratings, low: float, high: float) -> None:
     if len(outside):
         row = int(outside[0])
         other = (
-            ", or read them by sg.ratings(..., scale=(least, largest)), those of a silo by scale = "
-            "[least, largest] in its silo.toml"
+            ", or read them in Python by sg.ratings(..., scale=(least, largest)), as commands read "
+            "graphs on a scale from 1 to 5 only, those of a silo by scale = [least, largest] in "
+            "its silo.toml"
         )
         raise DataError(
             f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "

@@ -14,6 +14,7 @@ from silograph.experiment.resolve.parts import find_method
 from silograph.experiment.resolve.resolve import choose, known_values
 from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
+from silograph.nn.model_options import RATING_MODELS
 from silograph.study.cells import LASTING, Cell, Line, metric_in
 from silograph.study.compare.asked import Asked, ComparisonRow
 from silograph.study.compare.compared_lines import (
@@ -295,8 +296,10 @@ class Comparison:
             given, default = (
                 known_values(c, choose(c, cell.method)) for c in (cell.config, by_default)
             )
-            if method.caution and given == default:
-                found.append(f"{method.name}: {method.caution}")
+            rates = cell.config.model in RATING_MODELS
+            caution = method.caution_on_ratings if rates else method.caution
+            if caution and given == default:
+                found.append(f"{method.name}: {caution}")
         return list(dict.fromkeys(found))
 
     @property

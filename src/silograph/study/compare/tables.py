@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from silograph.core.html import html_lines, html_table
-from silograph.core.text import counted
+from silograph.core.text import counted, decimals
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.result import VIEWS
 from silograph.experiment.terminal_table import console_to, table_of
@@ -79,7 +79,7 @@ def small(p: float | None) -> str:
 
 def scaled(value: float | None, unit: float, digits: int) -> str:
     """Return a cost in its unit."""
-    return "-" if value is None else f"{value / unit:,.{digits}f}"
+    return "-" if value is None else decimals(value / unit, digits)
 
 
 def _score(view: str) -> Column:
