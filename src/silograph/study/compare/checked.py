@@ -34,8 +34,10 @@ def check(asked: Asked) -> None:
             raise _of_a_part(key) or unknown("key to vary", key, known)
 
 
-def _of_a_part(key: str) -> ConfigError | None:
+def _of_a_part(key: object) -> ConfigError | None:
     """Return the error for a key that is an option of some part, None for any other."""
+    if not isinstance(key, str):
+        return None
     declared = (options_of(part) for table in TABLES.values() for part in table.values())
     name = key.removeprefix("options.")
     if name.rpartition(".")[2] not in {option for options in declared for option in options}:
