@@ -34,7 +34,7 @@ from silograph.study.reproduce.reproduce import filled
 
 HERE = Path(__file__).parent
 LINES, EPISODES = HERE / "agent.jsonl", HERE / "agent_episodes.jsonl"
-SEEDS, TRAINED, TRIALS = (5, 6, 7, 8, 9), (0, 1, 2, 3, 4), 12
+SEEDS, TRAINED, TRIALS = (5, 6, 7, 8, 9), (0, 1, 2, 3, 4), 20
 RUN: dict[str, Any] = {
     "clients": 20,
     "partition": "shares",
