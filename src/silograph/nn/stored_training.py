@@ -67,9 +67,8 @@ def started(
     fields = start_fields(model, weights, block.num_clients)
     small = compact and memory is None and starts_compact(model, fields, block.x)
     held = held_start(model, block, fields, compact=small)
-    fresh = training.optimizer.init({name: f.t for name, f in held.items()})
     off = {name: f.off for name, f in held.items() if isinstance(f, Ragged)}
-    given = fresh if memory is None else memory
+    given = memory or training.optimizer.init({name: f.t for name, f in held.items()})
     found: Held = {f"weights/{name}": f for name, f in held.items()}
     for name, m in given.items():
         if name != STEPS:
