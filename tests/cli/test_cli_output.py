@@ -269,6 +269,20 @@ def test_the_list_of_methods(capsys: Capture) -> None:
     assert "clients: adam 0.01, 1 local epoch in a round, optimizer state kept between" in text
 
 
+def test_methods_that_are_named(capsys: Capture) -> None:
+    everything = printed(capsys, "methods")
+    one = printed(capsys, "methods", "fedprox")
+    assert one in everything
+    assert one.startswith("fedprox: ")
+    assert "--option mu=0.1" in one
+    assert printed(capsys, "methods", "fedprox", "local", "fedprox") == one + printed(
+        capsys, "methods", "local"
+    )
+    preset = printed(capsys, "methods", "stale")  # whose options are those of one not shown
+    assert "  --option halo=all  " in preset
+    assert "options of" not in preset
+
+
 def test_the_list_of_datasets(capsys: Capture) -> None:
     words = printed(capsys, "datasets").split()
     assert set(DATASETS) <= set(words)

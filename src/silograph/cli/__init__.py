@@ -272,11 +272,15 @@ def top(
 
 
 @app.command("methods")
-def methods_command() -> None:
-    """List the methods and their options."""
+def methods_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="methods to show (default: all)", show_default=False)
+    ] = None,
+) -> None:
+    """List the methods and their options, or show those that are named."""
     from silograph.cli.printing import print_methods
 
-    print_methods()
+    print_methods(names or ())
 
 
 @app.command("parts")

@@ -10,6 +10,7 @@ from textwrap import wrap
 from rich.console import Console
 
 from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError, lookup
 from silograph.core.text import counted, printable
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
@@ -92,9 +93,20 @@ def _short(found: Finding) -> list[str]:
     return [share, right, what.partition(",")[0]]
 
 
-def print_methods() -> None:
-    """Print every method with its options and their defaults."""
-    _print_parts(METHODS.values())
+def print_methods(names: Sequence[str] = ()) -> None:
+    """Print methods with their options and defaults: those that are named, else all.
+
+    Raises:
+        ConfigError: there is no such method (names the nearest).
+    """
+    for name in names:
+        if name not in METHODS and (kind := next((k for k in TABLES if name in TABLES[k]), None)):
+            raise ConfigError(
+                f"expected names of methods, got {name!r}, which is for --{kind}: silograph parts "
+                "lists it"
+            )
+        lookup(METHODS, name, "method")
+    _print_parts([METHODS[name] for name in dict.fromkeys(names)] or METHODS.values())
 
 
 def print_parts() -> None:
