@@ -58,8 +58,8 @@ class StudyOptions(TypedDict, total=False):
     alpha: float | None
     """dirichlet: concentration, smaller is more skewed (default: 0.5)"""
     favored_classes: int | None
-    """class_biased: classes favored at each client, fewer than there are; none is 2, or 1 of two
-    classes (default: none)"""
+    """class_biased: classes favored at each client, fewer than there are (default: 2, or 1 of
+    two classes)"""
     favor: float | None
     """class_biased: how many times as likely they are (default: 10.0)"""
     clients_per_part: int | None
@@ -71,8 +71,7 @@ class StudyOptions(TypedDict, total=False):
     share_variance: float | None
     """shares: variance of that share (default: 0.1)"""
     share_classes: int | None
-    """shares: classes drawn for each client, whose nodes it draws from; none is all (default:
-    none)"""
+    """shares: classes drawn for each client, whose nodes it draws from (default: all)"""
     drop_edges: float
     """share of a client's internal edges dropped, in any cut"""
     participation: float | None
