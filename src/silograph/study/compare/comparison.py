@@ -279,7 +279,7 @@ class Comparison:
             metric = self._metric(lines)
             texts = []
             for name in found[0] if found else ():
-                values = [each[name][metric.name] for each in found]
+                values = [each[name].get(metric.name) for each in found]
                 if None not in values:
                     texts.append(f"{name} {metric.text(sum(values) / len(values))}")
             if texts:
