@@ -51,6 +51,8 @@ def going_on(
     stops: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *also)
     try:
         yield
+    except BrokenPipeError:  # nobody reads what is printed
+        raise
     except stops as error:
         if folder is not None and not Path(folder).is_dir():
             if before is None or not isinstance(error, KeyboardInterrupt):

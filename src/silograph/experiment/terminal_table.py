@@ -46,10 +46,10 @@ def print_fitted(
     """
     texts = [[str(cell) for cell in row] for row in rows]
     for number, (taken, widths) in enumerate(_fitted(columns, texts, console.width)):
-        if number:
-            console.print()
+        if number or title:
+            console.print("" if number else title, style="table.title")
         names, cells = [columns[n] for n in taken], [[row[n] for n in taken] for row in texts]
-        table = table_of(names, cells, "" if number else title)
+        table = table_of(names, cells)
         for column, width in zip(table.columns, widths, strict=True):
             column.width = width
         console.print(table)

@@ -270,6 +270,14 @@ def place_of(
     return having[0], name
 
 
+def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
+    """Whether one of some parts by kind has an option, NAME or PART.NAME."""
+    kind, dot, own = name.partition(".")
+    if dot and kind in parts:
+        return own in options_of(parts[kind])
+    return any(name in options_of(part) for part in parts.values())
+
+
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
     """Return the error for an option that none of some parts has; names the nearest."""
     said = shown if shown in FLAT else f"option {shown}"
