@@ -312,6 +312,7 @@ NAMED = {
     "device": "gpu",
     "partition": "silo",
     "scale": "2",
+    "rating-scale": "1,10",
     "columns": "label=kind",
     "relevant": "3",
     "clients": "99",

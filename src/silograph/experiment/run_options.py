@@ -29,6 +29,8 @@ class StudyOptions(TypedDict, total=False):
     target, weight); several labels: label=red+blue"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
+    rating_scale: str | None
+    """least and largest rating of a folder of tables of ratings, such as 0.5,5 (default: 1,5)"""
     largest_component: bool
     """keep only the largest connected component"""
     features: Literal["given", "degree", "constant", "onehot-degree"]
