@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import typer
 import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from forked import Forked
-from silograph.cli import run_app
+from silograph.cli import ORDER, run_app
 from silograph.cli.flags import CUT_FIELDS, app
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
@@ -243,6 +244,12 @@ def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> Non
     for name in flags_of(command):
         assert name in text
     assert command in printed(capsys, flag)
+
+
+def test_help_begins_with_what_most_users_begin_with(capsys: Capture) -> None:
+    listed = re.findall(r"^│ ([a-z][a-z-]*)  ", printed(capsys, "--help"), flags=re.MULTILINE)
+    assert listed[:3] == ["run", "resume", "compare"]
+    assert sorted(listed) == sorted(ORDER)
 
 
 def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

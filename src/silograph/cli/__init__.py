@@ -304,6 +304,16 @@ def datasets_command() -> None:
     print_datasets()
 
 
+# As --help lists them: what most users begin with comes first.
+ORDER = (
+    *("run", "resume", "compare", "tune", "report", "predict", "recommend"),
+    *("datasets", "methods", "parts", "partition"),
+    *("export-silos", "server", "silo", "certs", "audit", "demo-federation"),
+    *("attack", "train-agent", "reproduce"),
+)
+app.registered_commands.sort(key=lambda each: ORDER.index(each.name or ""))
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, without torch's place in its own source."""
     return (str(error).splitlines() or ["out of memory"])[0].rpartition("Allocator: ")[2]

@@ -233,7 +233,7 @@ def tune_command(
     quiet: bool,
     **asked: Any,
 ) -> int:
-    """Search settings of a method by validation scores alone; judge the winner on test nodes."""
+    """Search settings of a method by validation scores alone; score the winner on test nodes."""
     from silograph.experiment.resolve.parts import find_method, own_code
     from silograph.experiment.run.new_folder import default_folder
     from silograph.experiment.run.progress import best_mode
