@@ -21,9 +21,9 @@ from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from forked import Forked
 from silograph.cli import ORDER, run_app
 from silograph.cli.flags import CUT_FIELDS, app
-from silograph.core.config import RunConfig
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
-from silograph.core.run_file import write_toml
+from silograph.core.run_file import read_toml, write_toml
 from silograph.graph.partition.partition import PARTITIONERS
 from silograph.methods import METHODS
 from silograph.nn.model_options import MODEL_KINDS
@@ -244,6 +244,15 @@ def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> Non
     for name in flags_of(command):
         assert name in text
     assert command in printed(capsys, flag)
+
+
+def test_of_a_flag_given_twice_the_last_value_counts(capsys: Capture) -> None:
+    """As on most command lines: a script's flags can be followed by one's own."""
+    command = ["run", "g.npz", *QUICK, "--quiet", "--out", "x", "--rounds", "1", "--hidden", "3"]
+    assert run_app(command) == 0
+    assert capsys.readouterr().err == ""
+    config = make_config(read_toml("x/config.toml"))
+    assert (config.rounds, config.hidden) == (1, 3)
 
 
 def test_help_begins_with_what_most_users_begin_with(capsys: Capture) -> None:
