@@ -1,5 +1,6 @@
 """Small generated rating graphs that tests share."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,3 +32,12 @@ def drawn(
 def rating_graph(*args: int, **options: int) -> Graph:
     """Return the graph of `drawn`."""
     return ratings(**drawn(*args, **options))
+
+
+def write_ratings(folder: Path, *args: int, **options: int) -> None:
+    """Write the ratings and the trust of `drawn` as the tables of a folder."""
+    folder.mkdir()
+    made = drawn(*args, **options)
+    for name, header in (("ratings", "user,item,rating"), ("trust", "truster,trustee")):
+        rows = "".join(",".join(f"{cell:g}" for cell in row) + "\n" for row in made[name])
+        (folder / f"{name}.csv").write_text(f"{header}\n{rows}", encoding="utf-8")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ import typer
 import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from forked import Forked
-from silograph.cli import run_app
+from silograph.cli import ORDER, run_app
 from silograph.cli.flags import CUT_FIELDS, app
-from silograph.core.config import RunConfig
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
-from silograph.core.run_file import write_toml
+from silograph.core.run_file import read_toml, write_toml
 from silograph.graph.partition.partition import PARTITIONERS
 from silograph.methods import METHODS
 from silograph.nn.model_options import MODEL_KINDS
@@ -36,6 +37,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "data_dir": (["--data-dir", "d"], 'data_dir = "d"', "d"),
     "columns": (["--columns", "id=key"], 'columns = "id=key"', "id=key"),
     "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
+    "rating_scale": (["--rating-scale", "1,10"], 'rating_scale = "1,10"', "1.0,10.0"),
     "largest_component": (["--largest-component"], "largest_component = true", True),
     "features": (["--features", "degree"], 'features = "degree"', "degree"),
     "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),
@@ -242,6 +244,21 @@ def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> Non
     for name in flags_of(command):
         assert name in text
     assert command in printed(capsys, flag)
+
+
+def test_of_a_flag_given_twice_the_last_value_counts(capsys: Capture) -> None:
+    """As on most command lines: a script's flags can be followed by one's own."""
+    command = ["run", "g.npz", *QUICK, "--quiet", "--out", "x", "--rounds", "1", "--hidden", "3"]
+    assert run_app(command) == 0
+    assert capsys.readouterr().err == ""
+    config = make_config(read_toml("x/config.toml"))
+    assert (config.rounds, config.hidden) == (1, 3)
+
+
+def test_help_begins_with_what_most_users_begin_with(capsys: Capture) -> None:
+    listed = re.findall(r"^│ ([a-z][a-z-]*)  ", printed(capsys, "--help"), flags=re.MULTILINE)
+    assert listed[:3] == ["run", "resume", "compare"]
+    assert sorted(listed) == sorted(ORDER)
 
 
 def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

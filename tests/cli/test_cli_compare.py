@@ -16,6 +16,7 @@ from commands import Capture, everything, printed
 from forked import Forked
 from silograph.cli import run_app
 from silograph.cli.compare_tune import options_of, over_of, seeds_of
+from silograph.cli.hints import resume_hint
 from silograph.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -43,6 +44,12 @@ def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
     Path("c", "compare.jsonl").write_text("".join(lines[:-1]))
     assert run_app(["resume", "c"]) == 0
     assert said not in capsys.readouterr().err
+
+
+def test_a_reader_who_leaves_is_no_error_of_a_run(work: Path) -> None:
+    """As `silograph resume DIR | head`: there is nothing to resume."""
+    with pytest.raises(BrokenPipeError), resume_hint(str(work), trust=False):
+        raise BrokenPipeError(32, "Broken pipe")
 
 
 def test_json_and_the_default_folder(work: Path, capsys: Capture) -> None:

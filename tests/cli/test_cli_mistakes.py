@@ -122,7 +122,19 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no TOML": (["run", "--config", "text.toml"], "expected TOML in text.toml, got: "),
     "no run file": (["run", "--config", "no.toml"], "expected a run file at no.toml, got: No such"),
     "folder as run file": (["run", "--config", "."], "expected a run file at ., got: Is a dir"),
-    "two datasets": (["run", "g.npz", "h.npz"], "Got unexpected extra argument (h.npz)"),
+    "two datasets": (
+        ["run", "g.npz", "h.npz"],
+        "error: silograph run: expected DATASET alone, got h.npz, too",
+    ),
+    "an argument where there is none": (
+        ["datasets", "cora"],
+        "error: silograph datasets: expected no argument, got cora",
+    ),
+    "a method to show": (["methods", "fedavgg"], "unknown method 'fedavgg': did you mean 'fedavg'"),
+    "another part to show": (
+        ["methods", "fedavg", "fedgrains"],
+        "expected names of methods, got 'fedgrains', which is for --neighbors: silograph parts",
+    ),
     "no value": (["run", "g.npz", "--rounds"], "Option '--rounds' requires an argument."),
     "no number": (["run", "g.npz", "--rounds", "many"], "'many' is not a valid integer."),
     "half a round": (["run", "g.npz", "--rounds", "1.5"], "'1.5' is not a valid integer."),
@@ -288,7 +300,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["audit", "taken"],
         "error: expected an audit file, got the folder taken: name its audit.jsonl",
     ),
-    "argument too many": (["methods", "fedavg"], "Got unexpected extra argument (fedavg)"),
 }
 
 # Of each of these, a value that cannot be: the message begins with the flag.
@@ -301,6 +312,7 @@ NAMED = {
     "device": "gpu",
     "partition": "silo",
     "scale": "2",
+    "rating-scale": "1,10",
     "columns": "label=kind",
     "relevant": "3",
     "clients": "99",

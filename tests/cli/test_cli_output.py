@@ -1,6 +1,7 @@
 """Laws of output: JSON for programs, tables that fit a terminal, the figures of real data."""
 
 import dataclasses
+import io
 import json
 import re
 import time
@@ -13,11 +14,13 @@ import pytest
 
 import silograph as sg
 from commands import QUICK, RESULT_KEYS, Capture, MakeGraph, everything, printed, save
+from rating_graphs import write_ratings
 from silograph.cli import run_app
 from silograph.core.config import make_config
 from silograph.core.run_file import read_toml
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.run.run import run
+from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.graph.datasets import DATASETS
 from silograph.methods import FEDAIS, METHODS
 
@@ -156,6 +159,42 @@ def test_tables_fit_the_terminal(
     assert "internal edges  cross edges" in header  # ten and more clients on one line each
 
 
+@pytest.mark.parametrize("columns", [40, 80, 140])
+def test_tables_of_rankings_fit_the_terminal(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    write_ratings(Path("r"))
+    flags = ["--model", "rating_profiles", "--relevant", "4", "--rounds", "1", "--clients", "2"]
+    text = printed(capsys, "run", "r", *flags, "--method", "fedavg", "--out", "x")
+    told = json.loads(Path("x", "result.json").read_text(encoding="utf-8"))["test"]["server"]
+    shown = "\n".join(line.partition("server ")[2] for line in text.splitlines())
+    for name in ("rmse", "rmse_seen", "rmse_client_mean", "mae", "recall@10", "ndcg@10"):
+        assert f"{told[name]:.4f}" in shown
+    assert ("RMSE client mean  recall@10  NDCG@10" in text) == (columns == 140)
+    compare = ["compare", "r", *flags, "--methods", "fedavg,fedper", "--seeds", "2", "--out", "c"]
+    for table in (text, printed(capsys, *compare, "--processes", "0", "--metric", "ndcg@10")):
+        assert max(len(line.rstrip()) for line in table.splitlines()) <= columns
+        assert "…" not in table
+
+
+@pytest.mark.parametrize("width", [23, 30, 43, 44, 56, 57, 200])
+def test_nothing_of_a_table_is_cut_off(width: int) -> None:
+    """Columns that do not fit follow below, with the first one again."""
+    columns = ["name", "two words", "number", "a longer header", "last"]
+    rows = [["first one", "1.25", "-4", "3", "123456789"], ["second", "22", "33", "44", "55"]]
+    file = io.StringIO()
+    print_fitted(console_to(file, width), columns, rows, "title")
+    assert max(len(line.rstrip()) for line in file.getvalue().splitlines()) <= width
+    words = file.getvalue().split()
+    tables = words.count("name")
+    for row in (columns, *rows):
+        assert words.count(row[0].split()[0]) == tables
+        assert all(words.count(word) == 1 for cell in row[1:] for word in cell.split())
+    assert (tables == 1) == (width >= 44)
+    assert ("a longer header" in file.getvalue()) == (width >= 57)
+
+
 def test_the_figures_of_a_cut(capsys: Capture, make_graph: MakeGraph, work: Path) -> None:
     before = everything(work)
     text = printed(capsys, "partition", "g.npz", "--clients", "4", "--seed", "3", "--json")
@@ -267,6 +306,20 @@ def test_the_list_of_methods(capsys: Capture) -> None:
     assert "options of fedsageplus, with cross_epochs=0\n" in text
     assert "clients: sgd 0.1, 10 local epochs in a round\n" in text
     assert "clients: adam 0.01, 1 local epoch in a round, optimizer state kept between" in text
+
+
+def test_methods_that_are_named(capsys: Capture) -> None:
+    everything = printed(capsys, "methods")
+    one = printed(capsys, "methods", "fedprox")
+    assert one in everything
+    assert one.startswith("fedprox: ")
+    assert "--option mu=0.1" in one
+    assert printed(capsys, "methods", "fedprox", "local", "fedprox") == one + printed(
+        capsys, "methods", "local"
+    )
+    preset = printed(capsys, "methods", "stale")  # whose options are those of one not shown
+    assert "  --option halo=all  " in preset
+    assert "options of" not in preset
 
 
 def test_the_list_of_datasets(capsys: Capture) -> None:

@@ -1,11 +1,13 @@
 """Laws of `silograph export-silos`: the folders are those of the cut that a run would make."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from commands import Capture, everything, printed
+from rating_graphs import write_ratings
 from silo_folders import same
 from silograph.cli import run_app
 from silograph.core.config import RunConfig
@@ -69,6 +71,35 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert error.startswith(line)
     assert error.count("\n") == 1
     assert everything(work) == before
+
+
+def test_ratings_on_another_scale(work: Path, capsys: Capture) -> None:
+    """A folder of tables says nothing of its scale; silos that are cut from it do."""
+    write_ratings(Path("r"))
+    table = Path("r", "ratings.csv")
+    head, *rows = table.read_text(encoding="utf-8").splitlines()
+    doubled = [f"{row.rpartition(',')[0]},{2 * float(row.rpartition(',')[2]):g}" for row in rows]
+    table.write_text("\n".join([head, *doubled, ""]), encoding="utf-8")
+    assert run_app(["export-silos", "r", "--clients", "2", "--out", "none"]) == 2
+    said = "expected ratings from 1 to 5, got 6 "
+    assert "--rating-scale LEAST,LARGEST" in (error := capsys.readouterr().err)
+    assert said[:32] in error
+    printed(capsys, "export-silos", "r", "--rating-scale", "1,10", "--clients", "2", "--out", "s")
+    scales = [path.read_text(encoding="utf-8") for path in Path("s").glob("*/silo.toml")]
+    assert all("scale = [1.0, 10.0]" in text for text in scales)
+    flags = ["--method", "fedavg", "--model", "rating_biases", "--rounds", "1", "--quiet"]
+    cut = ["run", "r", "--clients", "2", "--rating-scale", "1,10", *flags, "--out"]
+    printed(capsys, *cut, "x")
+    again = printed(capsys, "run", "--config", "x/config.toml", "--out", "y", "--json", "--quiet")
+    told = json.loads(again)["test"]
+    assert told == json.loads(Path("x", "result.json").read_text(encoding="utf-8"))["test"]
+    printed(capsys, "run", "s", *flags, "--out", "z")  # the folders know their scale
+    for where, end in (("s", "--rating-scale"), ("g.npz", "expected a folder of ratings.csv")):
+        assert run_app(["run", where, *flags, "--rating-scale", "1,10"]) == 2
+        assert end in capsys.readouterr().err
+    for wrong in ("5,1", "5", "a,b", "1,inf"):
+        assert run_app(["run", "r", *flags, "--rating-scale", wrong]) == 2
+        assert "expected the least and the largest rating, such as 0.5,5" in capsys.readouterr().err
 
 
 def test_options_of_a_partition_cut_as_in_a_run_file(work: Path, capsys: Capture) -> None:

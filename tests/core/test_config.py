@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import RunConfig, checked, make_config
 from silograph.core.config_changes import changed_values, not_said_again
 from silograph.core.errors import ConfigError
+from silograph.core.rating_scale import parse_rating_scale
 from silograph.core.run_file import parse_option, read_toml, write_toml
 from silograph.core.widths import hidden_widths, parse_widths
 from silograph.experiment.resolve.resolve import choose, known_values
@@ -54,6 +55,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "min_nodes_per_row": st.integers(1, 10**6),
     "min_silos_per_row": st.integers(1, 10**6),
     "scale": POSITIVE,
+    "rating_scale": st.none() | st.tuples(st.floats(-9, 0), POSITIVE).map(parse_rating_scale),
     "model": st.text(),
     "layers": st.none() | COUNTS,
     "hidden": COUNTS | st.lists(COUNTS, min_size=1, max_size=4).map(parse_widths),

@@ -44,6 +44,22 @@ def fedgraph(graph: Graph, options: dict[str, Any], **other: Any) -> sg.Result:
     return go(graph, **RUN | other, options=options)
 
 
+@pytest.mark.parametrize("share", ["all", "hidden"])
+def test_announced_stages_are_drawn_once(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, share: str
+) -> None:
+    """Rows that others want of a stage come after its draw, and its neighbors stay."""
+    drawn: list[Key] = []
+
+    def counted(*given: Any) -> Any:
+        drawn.append(given[-1])
+        return sampled_stage(*given)
+
+    monkeypatch.setattr("silograph.sampling.sampled_passes.sampled_stage", counted)
+    fedgraph(make_graph(60), {"share": share, "local_steps": 2}, layers=3)
+    assert len(drawn) == len(set(drawn)) == 2 * 3  # iterations times stages
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
@@ -298,7 +314,10 @@ def test_clients_may_hold_copies(make_graph: MakeGraph, partition: str) -> None:
         ({"collect": 0.5}, "expected a method that trains on each client's own graph for collect"),
         ({"options": {"kappa": 2000}}, "kappa: input should be less than or equal to 1024"),
         ({"options": {"policy": "ddpg"}}, "expected a virtual clock, whose seconds are in the rew"),
-        ({"options": {"policy": "ddpg", "agent": "none"}, "speeds": "equal"}, "an agent in none"),
+        (
+            {"options": {"policy": "ddpg", "agent": "nowhere"}, "speeds": "equal"},
+            "an agent in nowhere",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(

@@ -5,6 +5,8 @@ Everything slow (torch, loaders) is imported inside the commands, so that help i
 
 import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,40 +65,43 @@ def resume_command(
         bool, typer.Option("--trust", help="run code of yours that the folder names")
     ] = False,
 ) -> int:
-    """Go on with an interrupted run, comparison or search as if it had not been."""
+    """Continue an interrupted run, comparison or search, with the same numbers."""
     from silograph.experiment.result_files import RESULT
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
-    from silograph.study.compare.compare import is_comparison, resume_comparison
-    from silograph.study.tune.search_folder import is_search
+    from silograph.study.compare.compare import LINES, is_comparison, resume_comparison
+    from silograph.study.tune.search_folder import LINES as TRIALS
+    from silograph.study.tune.search_folder import WINNER, is_search
     from silograph.study.tune.tune import resume_search
 
     progress = "none" if quiet else best_mode()
     with resume_hint(str(folder), trust=trust):
         if is_comparison(folder):
-            before = _lines(folder)
-            found = resume_comparison(folder, trust=trust, progress=progress)
-            if before == _lines(folder) and not quiet:
-                typer.echo(
-                    f"the comparison in {folder} was complete: nothing was trained", err=True
-                )
+            with _told_if_complete("comparison", folder, [LINES], quiet):
+                found = resume_comparison(folder, trust=trust, progress=progress)
             return print_comparison(found, json)
         if is_search(folder):
-            return print_search(resume_search(folder, trust=trust, progress=progress), json)
-        is_complete = (folder / RESULT).exists()
-        result = resume(folder, trust=trust, progress=progress)
-    if is_complete and not quiet:
-        typer.echo(f"the run in {folder} was complete: nothing was trained", err=True)
+            with _told_if_complete("search", folder, [TRIALS, WINNER], quiet):
+                tuned = resume_search(folder, trust=trust, progress=progress)
+            return print_search(tuned, json)
+        with _told_if_complete("run", folder, [RESULT], quiet):
+            result = resume(folder, trust=trust, progress=progress)
     _print(result, json)
     return 0
 
 
-def _lines(folder: Path) -> bytes | None:
-    """Return the lines of the runs of a comparison, None before the first."""
-    from silograph.study.compare.compare import LINES
+@contextmanager
+def _told_if_complete(what: str, folder: Path, files: Sequence[str], quiet: bool) -> Iterator[None]:
+    """Say so where nothing was left to do: the files that training writes stay as they were."""
 
-    path = folder / LINES
-    return path.read_bytes() if path.exists() else None
+    def contents() -> list[bytes | None]:
+        paths = [folder / name for name in files]
+        return [path.read_bytes() if path.exists() else None for path in paths]
+
+    before = contents()
+    yield
+    if before == contents() and not quiet:
+        typer.echo(f"the {what} in {folder} was complete: nothing was trained", err=True)
 
 
 @app.command("report")
@@ -272,11 +277,15 @@ def top(
 
 
 @app.command("methods")
-def methods_command() -> None:
-    """List the methods and their options."""
+def methods_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="methods to show (default: all)", show_default=False)
+    ] = None,
+) -> None:
+    """List the methods and their options, or show those that are named."""
     from silograph.cli.printing import print_methods
 
-    print_methods()
+    print_methods(names or ())
 
 
 @app.command("parts")
@@ -293,6 +302,16 @@ def datasets_command() -> None:
     from silograph.cli.printing import print_datasets
 
     print_datasets()
+
+
+# As --help lists them: what most users begin with comes first.
+ORDER = (
+    *("run", "resume", "compare", "tune", "report", "predict", "recommend"),
+    *("datasets", "methods", "parts", "partition"),
+    *("export-silos", "server", "silo", "certs", "audit", "demo-federation"),
+    *("attack", "train-agent", "reproduce"),
+)
+app.registered_commands.sort(key=lambda each: ORDER.index(each.name or ""))
 
 
 def first_line(error: BaseException) -> str:

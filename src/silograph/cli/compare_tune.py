@@ -120,7 +120,9 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
     {
         "methods": _option(str, "--methods", "methods, separated by commas", "local,fedavg,fedopt"),
         "seeds": _option(str, "--seeds", "how many seeds, or which: 0,1,2", "3"),
-        "over": _option(list[str] | None, "--over", "vary a key: clients=10,100 (repeatable)"),
+        "over": _option(
+            list[str] | None, "--over", "vary a key or an option: clients=10,100 (repeatable)"
+        ),
         "method_options": _option(
             list[str] | None, "--options", "an option: METHOD.NAME=VALUE (repeatable)"
         ),
@@ -231,7 +233,7 @@ def tune_command(
     quiet: bool,
     **asked: Any,
 ) -> int:
-    """Search settings of a method by validation scores alone; judge the winner on test nodes."""
+    """Search settings of a method by validation scores alone; score the winner on test nodes."""
     from silograph.experiment.resolve.parts import find_method, own_code
     from silograph.experiment.run.new_folder import default_folder
     from silograph.experiment.run.progress import best_mode

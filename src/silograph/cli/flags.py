@@ -20,6 +20,7 @@ CUT_FIELDS = (
     "data_dir",
     "columns",
     "scale",
+    "rating_scale",
     "largest_component",
     "features",
     "split",

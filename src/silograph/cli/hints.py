@@ -10,6 +10,7 @@ import click
 from silograph.cli.spelling import as_flags
 from silograph.core.text import counted
 
+EXTRA = "Got unexpected extra argument"  # click's words
 MISTAKE, INTERRUPTED = 2, 130  # exit codes; the latter is that of a program stopped by Ctrl-C
 
 
@@ -50,6 +51,8 @@ def going_on(
     stops: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *also)
     try:
         yield
+    except BrokenPipeError:  # nobody reads what is printed
+        raise
     except stops as error:
         if folder is not None and not Path(folder).is_dir():
             if before is None or not isinstance(error, KeyboardInterrupt):
@@ -75,6 +78,8 @@ def usage_error(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         return flag_error(error)
     said = error.format_message()
+    if said.startswith(EXTRA) and isinstance(error, click.UsageError) and error.ctx is not None:
+        return _too_many(error.ctx, said.partition("(")[2].removesuffix(")"))
     if not isinstance(error, click.MissingParameter) or error.param is None:
         return said
     param = error.param
@@ -83,6 +88,14 @@ def usage_error(error: click.ClickException) -> str:
     )
     help = getattr(param, "help", None)
     return f"{said} Give {name}: {help}" if help else said
+
+
+def _too_many(context: click.Context, extra: str) -> str:
+    """Return what a command takes that was given more arguments."""
+    taken = [p.human_readable_name for p in context.command.params if isinstance(p, click.Argument)]
+    what = f"{' and '.join(taken)} alone" if taken else "no argument"
+    also = ", too" if taken else ""
+    return f"silograph {context.info_name}: expected {what}, got {extra}{also}"
 
 
 def flag_error(error: click.NoSuchOption) -> str:

@@ -10,13 +10,14 @@ from textwrap import wrap
 from rich.console import Console
 
 from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError, lookup
 from silograph.core.text import counted, printable
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generating
 from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
-from silograph.experiment.terminal_table import console_to, table_of
+from silograph.experiment.terminal_table import console_to, print_fitted, table_of
 from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
@@ -57,7 +58,7 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     title = f"{cut.graph.name} cut by {config.partition} into {counted(len(rows), 'client')}"
     names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
     columns = [name.replace("_", " ") for name in names]
-    console.print(table_of(columns, [[row[name] for name in names] for row in shown], title))
+    print_fitted(console, columns, [[row[name] for name in names] for row in shown], title)
     console.print()
     if len(rows) > len(shown):
         console.print(
@@ -92,9 +93,20 @@ def _short(found: Finding) -> list[str]:
     return [share, right, what.partition(",")[0]]
 
 
-def print_methods() -> None:
-    """Print every method with its options and their defaults."""
-    _print_parts(METHODS.values())
+def print_methods(names: Sequence[str] = ()) -> None:
+    """Print methods with their options and defaults: those that are named, else all.
+
+    Raises:
+        ConfigError: there is no such method (names the nearest).
+    """
+    for name in names:
+        if name not in METHODS and (kind := next((k for k in TABLES if name in TABLES[k]), None)):
+            raise ConfigError(
+                f"expected names of methods, got {name!r}, which is for --{kind}: silograph parts "
+                "lists it"
+            )
+        lookup(METHODS, name, "method")
+    _print_parts([METHODS[name] for name in dict.fromkeys(names)] or METHODS.values())
 
 
 def print_parts() -> None:

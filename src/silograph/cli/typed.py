@@ -17,6 +17,8 @@ def as_typed(text: str, words: Sequence[str]) -> str:
     "--model: unknown model 'gnc'; choices: gcn"
     >>> as_typed("option budget: got 0", ["run", "--option", "selector.budget=0"])
     '--option selector.budget: got 0'
+    >>> as_typed("option mu: got 0", ["compare", "--over", "mu=0,1"])
+    '--over mu: got 0'
 
     Args:
         text: the message.
@@ -45,7 +47,7 @@ def _option(name: str, words: Sequence[str]) -> str:
     for flag, value in _pairs(words):
         typed = value.partition("=")[0].strip()
         if (
-            flag in ("--option", "--options")
+            flag in ("--option", "--options", "--over")
             and typed.rpartition(".")[2] == name.rpartition(".")[2]
         ):
             return f"{flag} {typed}"

@@ -19,6 +19,7 @@ from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, choice, lin, log
 from silograph.core.ranges import Scalar as Scalar
+from silograph.core.rating_scale import parse_rating_scale
 from silograph.core.text import shown
 from silograph.core.widths import parse_widths
 
@@ -74,6 +75,14 @@ class RunConfig:
     scale: Annotated[float, Field(gt=0)] = field(
         default=1.0,
         metadata=option("factor of nodes and edges, of a generated dataset only", "Data"),
+    )
+    rating_scale: Annotated[str | None, BeforeValidator(parse_rating_scale)] = field(
+        default=None,
+        metadata=option(
+            "least and largest rating of a folder of tables of ratings, such as 0.5,5 (default: "
+            "1,5)",
+            "Data",
+        ),
     )
     largest_component: bool = field(
         default=False,

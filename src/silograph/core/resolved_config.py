@@ -26,6 +26,7 @@ class ResolvedConfig:
     data_dir: str | None
     columns: str | None
     scale: float
+    rating_scale: str | None
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row", "standard"]

@@ -35,6 +35,7 @@ PRIVATE = (
     "data_dir",
     "dataset",
     "columns",
+    "rating_scale",
 )  # of the server's config; silos need none
 
 OWN = (*PRIVATE, "options", "device", "block_size")  # that a silo sets, or reads apart

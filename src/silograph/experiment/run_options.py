@@ -29,6 +29,8 @@ class StudyOptions(TypedDict, total=False):
     target, weight); several labels: label=red+blue"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
+    rating_scale: str | None
+    """least and largest rating of a folder of tables of ratings, such as 0.5,5 (default: 1,5)"""
     largest_component: bool
     """keep only the largest connected component"""
     features: Literal["given", "degree", "constant", "onehot-degree"]
@@ -58,8 +60,8 @@ class StudyOptions(TypedDict, total=False):
     alpha: float | None
     """dirichlet: concentration, smaller is more skewed (default: 0.5)"""
     favored_classes: int | None
-    """class_biased: classes favored at each client, fewer than there are; none is 2, or 1 of two
-    classes (default: none)"""
+    """class_biased: classes favored at each client, fewer than there are (default: 2, or 1 of
+    two classes)"""
     favor: float | None
     """class_biased: how many times as likely they are (default: 10.0)"""
     clients_per_part: int | None
@@ -71,8 +73,7 @@ class StudyOptions(TypedDict, total=False):
     share_variance: float | None
     """shares: variance of that share (default: 0.1)"""
     share_classes: int | None
-    """shares: classes drawn for each client, whose nodes it draws from; none is all (default:
-    none)"""
+    """shares: classes drawn for each client, whose nodes it draws from (default: all)"""
     drop_edges: float
     """share of a client's internal edges dropped, in any cut"""
     participation: float | None

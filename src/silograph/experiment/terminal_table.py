@@ -1,9 +1,11 @@
 """Tables for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import IO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -32,3 +34,53 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     return table
+
+
+def print_fitted(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = ""
+) -> None:
+    """Print a table of numbers of which nothing is cut off.
+
+    Words of the header stand below each other where there is no room. Columns that do not fit even
+    so follow in a table of their own, with the first column again.
+    """
+    texts = [[str(cell) for cell in row] for row in rows]
+    for number, (taken, widths) in enumerate(_fitted(columns, texts, console.width)):
+        if number or title:
+            console.print("" if number else title, style="table.title")
+        names, cells = [columns[n] for n in taken], [[row[n] for n in taken] for row in texts]
+        table = table_of(names, cells)
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
+        console.print(table)
+
+
+def _fitted(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the numbers of the columns of each table, and their widths."""
+    cells = [max((cell_len(row[n]) for row in rows), default=0) for n in range(len(columns))]
+    whole = [max(cells[n], cell_len(name)) for n, name in enumerate(columns)]
+    least = [max(cells[n], *map(cell_len, name.split())) for n, name in enumerate(columns)]
+    least[0] = whole[0]  # it is never wrapped
+    left = list(range(1, len(columns)))
+    while left:
+        ends = accumulate((least[n] for n in left), lambda total, more: total + more + 2)
+        room = width - least[0] - 3
+        count = max(1, sum(end <= room for end in ends))
+        taken, left = [0, *left[:count]], left[count:]
+        yield taken, _narrowed([whole[n] for n in taken], [least[n] for n in taken], width)
+
+
+def _total(widths: Sequence[int]) -> int:
+    """Return the columns of text that a table takes: one after each cell, one between two."""
+    return sum(widths) + 2 * len(widths) - 1
+
+
+def _narrowed(whole: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Return widths that fit, the widest column narrowed first, none below its least width."""
+    found = list(whole)
+    while _total(found) > width and found != list(least):
+        _, widest = max((have, n) for n, have in enumerate(found) if have > least[n])
+        found[widest] -= 1
+    return found

@@ -18,7 +18,7 @@ from silograph.graph.read.csv import from_csv, parse_columns
 from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
-from silograph.graph.read.ratings import ratings
+from silograph.graph.read.ratings import SCALE, ratings
 from silograph.graph.read.tables import FORMATS
 from silograph.graph.silos.read import is_silo, is_silos
 
@@ -67,6 +67,7 @@ def load(
     data_dir: str | os.PathLike[str] | None = None,
     scale: float = 1.0,
     columns: str | None = None,
+    rating_scale: tuple[float, float] | None = None,
     report: ProgressCallback | None = None,
 ) -> Graph:
     """Return a graph by name or path.
@@ -86,6 +87,7 @@ def load(
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
         columns: what a folder of CSV tables calls its columns: `id=key,label=kind`; see `from_csv`.
+        rating_scale: least and largest rating of a folder of tables of ratings; None is 1 to 5.
         report: told what is being generated, as by `generate`.
 
     Raises:
@@ -94,13 +96,15 @@ def load(
     """
     if isinstance(name, str) and is_generated(name):
         check_columns(name, columns)
+        check_rating_scale(name, rating_scale)
         preset, seed = parse(name)
         return generate(preset, scale=scale, seed=seed, data_dir=data_dir, report=report)
     check_scale(name, scale)
     path = locate(name, data_dir=data_dir)
     if path is not None:
-        return _load_path(path, columns)
+        return _load_path(path, columns, rating_scale)
     check_columns(name, columns)
+    check_rating_scale(name, rating_scale)
     name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
     if plain == "digits":
@@ -161,6 +165,15 @@ def check_columns(name: object, columns: str | None) -> None:
         )
 
 
+def check_rating_scale(name: object, scale: object) -> None:
+    """Raise `ConfigError` for a scale of ratings of what is no folder of tables of ratings."""
+    if scale is not None:
+        raise ConfigError(
+            f"rating_scale: expected a folder of ratings.csv, got dataset {name}: leave "
+            "rating_scale out"
+        )
+
+
 def is_path(name: str) -> bool:
     """Whether `load` takes a name for a path."""
     if is_generated(name):
@@ -173,7 +186,7 @@ def is_path(name: str) -> bool:
     return bool(name) and name.lower() not in known and Path(name).exists()
 
 
-def _load_path(path: Path, columns: str | None) -> Graph:
+def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float] | None) -> Graph:
     if not path.exists():
         raise DataError(f"expected a file or folder, got {path}: no such file")
     if is_silo(path) or is_silos(path):
@@ -182,6 +195,8 @@ def _load_path(path: Path, columns: str | None) -> Graph:
             "sg.read_silos, or run the folder of all silos"
         )
     tables = tables_of(path)
+    if "ratings" not in tables:
+        check_rating_scale(path, rating_scale)
     if "nodes" in tables:
         named: dict[str, Any] = {} if columns is None else parse_columns(columns)
         files: dict[str, Any] = {**tables, **named}
@@ -189,7 +204,8 @@ def _load_path(path: Path, columns: str | None) -> Graph:
     check_columns(path, columns)
     if "ratings" in tables:
         name = path.resolve().name
-        return ratings(tables["ratings"], trust=tables.get("trust"), name=name)
+        trust, scale = tables.get("trust"), rating_scale or SCALE
+        return ratings(tables["ratings"], trust=trust, scale=scale, name=name)
     if path.is_dir():
         if is_ogb(path):
             return load_ogb(path)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from silograph.core.rating_scale import ends_of
 from silograph.graph.datasets import (
     check_columns,
+    check_rating_scale,
     check_scale,
     is_generated,
     is_path,
@@ -31,6 +33,7 @@ class Source:
         path: from the root on, None where data are made or downloaded.
         data_dir: folder that was looked into.
         columns: what a folder of CSV tables calls its columns, as `load` takes it.
+        rating_scale: of a folder of tables of ratings, as `load` takes it.
     """
 
     kind: Literal["memory", "name", "path", "silos"]
@@ -38,6 +41,7 @@ class Source:
     path: str | None = None
     data_dir: str | None = None
     columns: str | None = None
+    rating_scale: str | None = None
 
     def read(self, scale: float, report: ProgressCallback | None = None) -> Data:
         """Return the data.
@@ -49,6 +53,7 @@ class Source:
             check_scale(self.dataset, scale)
         if self.kind == "silos":
             check_columns(self.dataset, self.columns)
+            check_rating_scale(self.dataset, self.rating_scale)
             return read_silos(Path(self.dataset).expanduser())
         found = self.path if self.kind == "name" else None
         return load(
@@ -56,6 +61,7 @@ class Source:
             data_dir=self.data_dir,
             scale=scale,
             columns=self.columns,
+            rating_scale=ends_of(self.rating_scale),
             report=report,
         )
 
@@ -73,6 +79,7 @@ def find_source(
     *,
     data_dir: str | None = None,
     columns: str | None = None,
+    rating_scale: str | None = None,
     data: Data | None = None,
 ) -> Source:
     """Return where data are; nothing is read.
@@ -81,6 +88,7 @@ def find_source(
         dataset: a name, or a path.
         data_dir: folder that is looked into first.
         columns: of a folder of CSV tables.
+        rating_scale: of a folder of tables of ratings.
         data: what is in memory already.
 
     Raises:
@@ -92,11 +100,11 @@ def find_source(
     if path is None:
         folder = data_dir or os.environ.get("SILOGRAPH_DATA") or None
         folder = None if folder is None else absolute_path(folder)
-        return Source("name", dataset, None, folder, columns)
+        return Source("name", dataset, None, folder, columns, rating_scale)
     named = not is_path(dataset)
     kind: Literal["name", "path", "silos"] = "name" if named else "path"
     kind = "silos" if is_silos(path) and not named else kind
-    return Source(kind, dataset, str(path.absolute()), None, columns)
+    return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale)
 
 
 def absolute_path(path: str) -> str:

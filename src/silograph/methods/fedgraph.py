@@ -108,7 +108,7 @@ class FedGraphOptions:
     keep_1: Share = field(
         default=0.5, metadata=_knob("probability with which a neighbor is kept in layer 1")
     )
-    keep_2: Share | None = field(default=0.5, metadata=_knob("in layer 2; none: as in layer 1"))
+    keep_2: Share = field(default=0.5, metadata=_knob("in layer 2"))
     keep_3: Share | None = field(
         default=None, metadata=_knob("in layers from the third on; none: as in layer 2")
     )

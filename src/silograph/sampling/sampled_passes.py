@@ -39,6 +39,7 @@ from silograph.sampling.sampled_stages import (
     sampled_inputs,
     sampled_stage,
     seeds,
+    with_wanted,
 )
 from silograph.task.registry import task_of
 
@@ -151,9 +152,11 @@ def stages_of(
     for number in range(last, first - 1, -1):
         wanted = _wanted(block, state, number)
         stage = kept.get(number)
-        if stage is None or stage.leaving is not leaving or not torch.equal(stage.wanted, wanted):
+        if stage is None or stage.leaving is not leaving:
             own = key.fold("neighbors", number)
             stage = sampled_stage(block, leaving, last - number, draws[number], wanted, own)
+        elif not torch.equal(stage.wanted, wanted):  # which comes after an announced draw
+            stage = with_wanted(block, stage, last - number, wanted)
         kept[number], leaving = stage, stage.entering
         found.insert(0, stage)
     block.memo["fedgraph"] = (key, rates, kept)

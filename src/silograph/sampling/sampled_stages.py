@@ -61,6 +61,7 @@ class SampledStage:
         slots: (k,) int32 halo slots whose rows it needs, as each client counts, ascending.
         outer: (r, k) what each of them stands for.
         degree: (n, 1) in the run's dtype, what its convolution takes for degrees.
+        inner: the kept neighbors that are own rows.
     """
 
     leaving: Reached
@@ -70,6 +71,7 @@ class SampledStage:
     slots: Ragged
     outer: CSR
     degree: Tensor
+    inner: Drawn
 
 
 def seeds(block: ClientBlock, most: Tensor, key: Key) -> Reached:
@@ -112,7 +114,20 @@ def sampled_stage(
     starts = offsets(torch.bincount(cross.position, minlength=len(leaving.rows)))
     outer = CSR(starts, column[order], cross.share[order], len(slots))
     scale = degree.to(inner.share.dtype)[:, None]
-    return SampledStage(leaving, after, wanted, messages, named, outer, scale)
+    return SampledStage(leaving, after, wanted, messages, named, outer, scale, inner)
+
+
+def with_wanted(block: ClientBlock, stage: SampledStage, hop: int, wanted: Tensor) -> SampledStage:
+    """Return a stage with its neighbors as they are drawn, that other rows have to enter besides.
+
+    Args:
+        block: C clients.
+        stage: as drawn.
+        hop: 0 in the last stage.
+        wanted: (m,) int64 rows, in place of those of the stage.
+    """
+    after, messages = one_stage(block, stage.leaving, stage.inner, hop, wanted)
+    return replace(stage, entering=after, wanted=wanted, messages=messages)
 
 
 def _kept(

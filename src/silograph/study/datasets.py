@@ -7,6 +7,7 @@ is not, so that a recipe means the same on every machine; its lines say what the
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
@@ -35,15 +36,17 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
         SilographError: a graph cannot be read, or is not that of the lines.
     """
     known = {digest_of(line): line for line in lines if lasts(line)}
-    groups: dict[tuple[str, str | None, str | None, float], list[Cell]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.graph is None:
             given = cell.config
-            groups[given.dataset, given.data_dir, given.columns, given.scale].append(cell)
-    for (dataset, data_dir, columns, scale), group in groups.items():
+            told = given.data_dir, given.columns, given.rating_scale
+            groups[given.dataset, *told, given.scale].append(cell)
+    for (dataset, data_dir, columns, rated, scale), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]
         if len(done) < len(group) or _changed(done):
-            graph = find_source(dataset, data_dir=data_dir, columns=columns).read(scale)
+            source = find_source(dataset, data_dir=data_dir, columns=columns, rating_scale=rated)
+            graph = source.read(scale)
             if isinstance(graph, Graph) and not is_path(dataset):
                 _check(graph, done, path)
 

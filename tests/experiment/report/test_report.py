@@ -127,6 +127,19 @@ def test_the_curves_are_the_table_of_rounds(done: Result, out: Path) -> None:
     assert [look for look in looks if "judge" in look] == [["server", "val", "judge"]] * 2
 
 
+def test_one_round_is_a_dot_and_said_to_be_one(make_graph: MakeGraph, out: Path) -> None:
+    go(make_graph(), out=str(out), rounds=1)
+    page = read_page(out / "report.html")
+    for line in ("judge", "test"):
+        dots = [p["d"] for p in page.all("path", "dots") if line in p["class"].split()]
+        assert dots
+        assert all(re.fullmatch(r"M500 \d+h0", d) for d in dots)
+    assert page.text.count("One round was evaluated, so each curve is a dot.") == 2
+    text = (out / "report.html").read_text(encoding="utf-8")
+    rounds = re.findall(r'ticks-x">\s*<span[^>]*>([^<]*)</span>\s*</div>\s*<p[^>]*>rounds', text)
+    assert rounds == ["1", "1"]  # no halves of a round
+
+
 def test_without_a_script_all_of_it_is_there(done: Result, out: Path) -> None:
     page = read_page(out / "report.html")
     for unit in ("round", "bytes", "seconds"):
@@ -148,6 +161,7 @@ def test_the_curves_are_drawn_to_scale(done: Result, out: Path) -> None:
     assert [(p["data-low"], p["data-high"]) for p in panels] == [("1.0", "6.0")] * 2
     lines = [p["d"] for p in page.all("path", "judge")]
     assert all(d.startswith("M0 ") and "L1000 " in d for d in lines if d != "M1 4h22")
+    assert "each curve is a dot" not in page.text
 
 
 def test_clients_and_cut_hold_together(done: Result, out: Path) -> None:

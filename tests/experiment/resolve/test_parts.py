@@ -4,7 +4,7 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -15,11 +15,11 @@ from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.resolved_config import ResolvedConfig, asked_again, resolved_values
-from silograph.core.run_file import read_toml, write_toml
+from silograph.core.run_file import parse_options, read_toml, write_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.resolve.flat_options import DECLARED, HELP
 from silograph.experiment.resolve.model_options import own_module
-from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, options_of
+from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, left_open, options_of
 from silograph.experiment.resolve.resolve import resolve
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
@@ -46,6 +46,32 @@ def test_every_option_has_help_and_its_default_is_written_out(kind: str, name: s
         assert f.metadata["help"]
         assert f"{kind}.{option}" in found
     assert MODEL_KINDS.keys() == MODELS.keys() | set(RATING_MODELS)
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_none_can_be_said_where_it_is_the_default_and_nowhere_else(kind: str, name: str) -> None:
+    """A run file has no null, so None can only be what stands there when nothing is said."""
+    base: dict[str, Any] = {kind: name, **({"optimizer": "sgd"} if kind == "method" else {})}
+    usual = choose_parts(make_config(base)).options
+    hints = get_type_hints(TABLES[kind][name].options)
+    for option, f in options_of(TABLES[kind][name]).items():
+        assert (type(None) in get_args(hints[option])) == (f.default is None)
+        if f.default is None:
+            for said in (option, f"{kind}.{option}"):
+                asked = make_config({**base, "options": {said: "none"}})
+                assert choose_parts(asked).options == usual
+                assert f"{kind}.{option}" in left_open(asked, choose_parts(asked))
+
+
+def test_none_over_a_run_file_takes_its_value_back(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(write_toml(RunConfig(options={"server_tau": 0.001})))
+    for given, tau in (([], 0.001), (["--option", "server_tau=none"], None)):
+        values = read_toml(file)
+        values["options"] |= parse_options(given[1:])
+        assert choose_parts(make_config(values)).method.options.server_tau == tau
+    with pytest.raises(ConfigError, match=r"mu: input should be a valid number, .* got 'none'"):
+        choose_parts(make_config({"method": "fedprox", "options": {"mu": "none"}}))
 
 
 def test_flags_of_options_are_declared_by_parts_and_nowhere_else() -> None:

@@ -121,8 +121,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": [[1, 1]]}, r"expected ratings \(R, 3\) of user, item and rating"),
     (
         {"ratings": [[1, 1, 0.0]]},
-        r"got 0 at rating 0 \(1 such rating\): .*in Python .*scale=\(least, largest\)\), "
-        r"as commands .* from 1 to 5 only, .*silo.toml$",
+        r"got 0 at rating 0 \(1 such rating\): .* --rating-scale LEAST,LARGEST, "
+        r"in Python .*scale=\(least, largest\)\), .*silo.toml$",
     ),
     ({"ratings": [[1, 1, 2.0], [1, 2, np.nan]]}, r"got nan at rating 1 .*: leave them out$"),
     ({"ratings": [["a", "b", "2"], ["a", "c", "good"]]}, "a number as rating 1, got 'good'"),

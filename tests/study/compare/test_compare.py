@@ -20,6 +20,7 @@ from conftest import planted_graph
 from forked import completed
 from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, files_of
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError, SilographError
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.study.compare.compare import resume_comparison
@@ -64,6 +65,45 @@ def test_cells_are_plain_runs(compared: Comparison, make_graph: MakeGraph) -> No
         assert line["bytes"]["total"] == plain.bytes
         assert line["flops"] == plain.flops
         assert line["best_round"] == plain.best_round
+
+
+def test_options_of_parts_are_varied_as_fields_are(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Runs are those with the option; a method that lacks it is alike for all values."""
+    over: dict[str, Any] = {"mu": [0.05, 2.0], "selector.least_clients": [1, 2]}
+    base = {**SHORT, "config": make_config({"options": {"method.mu": 9.0}, "method": "fedprox"})}
+    told = sg.compare(
+        make_graph(), methods=["fedavg", "fedprox"], seeds=[1], over=over, processes=0, **base
+    )
+    shown = [tuple(row[key] for key in ("method", *over)) for row in told.rows]
+    assert shown == [
+        (method, mu, least) for mu in (0.05, 2.0) for least in (1, 2) for method in told.names
+    ]
+    for row in told.rows:
+        options = {"selector.least_clients": row["selector.least_clients"]}
+        options |= {"mu": row["mu"]} if row["method"] == "fedprox" else {}
+        plain = sg.run(make_graph(), **SHORT, method=row["method"], seed=1, options=options)
+        assert plain.test.server is not None
+        assert row["server_mean"] == plain.test.server.accuracy
+    assert "without option mu, alike for each of its values: fedavg" in told.notes
+    assert not [note for note in told.notes if "option selector.least_clients" in note]
+    assert "mu 0.05, selector.least_clients 2: scores" in told.summary(80)
+
+
+def test_varied_options_of_a_sampler_resume(tmp_path: Path, make_graph: MakeGraph) -> None:
+    save(tmp_path / "g.npz", make_graph())
+    given: dict[str, Any] = SHORT | {"kernels": "auto", "rounds": 1, "batch_size": 8}
+    given |= {"over": {"neighbors": ["full", "fedgrains"], "neighbors.k": [1, 3]}}
+    folder = tmp_path / "c"
+    told = sg.compare(
+        str(tmp_path / "g.npz"), methods=["fedavg"], seeds=1, processes=0, out=folder, **given
+    )
+    ks = [line["config"]["options"].get("neighbors.k") for line in told.lines if line is not None]
+    assert ks == [None, None, 1, 3]
+    assert len(lines_of(folder)) == 3  # without the option there is one run for both values
+    lines = (folder / "compare.jsonl").read_text().splitlines(keepends=True)
+    (folder / "compare.jsonl").write_text("".join(lines[:-1]))
+    again = resume_comparison(folder, processes=0)
+    assert [row["server_mean"] for row in again.rows] == [row["server_mean"] for row in told.rows]
 
 
 def test_a_seed_has_one_cut_for_all_methods(compared: Comparison) -> None:
@@ -467,14 +507,33 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "half a seed": ({"seeds": 1.5}, "expected a list of seeds, got 1.5"),
     "a key": ({"over": {"clientz": [1]}}, "unknown key to vary 'clientz': did you mean 'clients'"),
     "the seed varied": ({"over": {"seed": [1]}}, "unknown key to vary 'seed'"),
-    "an option varied": (
+    "an option varied that none has": (
         {"over": {"tau": [1, 2]}},
-        "expected a key of a run to vary, got 'tau', an option of a part: compare once for each "
-        "value, with --options METHOD.tau=VALUE",
+        "option tau: method local has no such option, but method fedais,",
     ),
-    "a part's option varied": (
-        {"over": {"options.neighbors.k": [8]}},
-        "an option of a part: compare once for each value, with --options METHOD.neighbors.k=VALUE",
+    "an option varied of another part": (
+        {"over": {"neighbors.k": [8]}},
+        "option neighbors.k: neighbors full has no such option, but neighbors fedgrains has it",
+    ),
+    "an option's value varied": (
+        {"methods": ["fedprox"], "over": {"mu": [0.1, -1]}},
+        "mu: input should be greater than or equal to 0, got -1 (options of fedprox)",
+    ),
+    "an option varied and given": (
+        {
+            "methods": ["fedprox"],
+            "over": {"mu": [0.1, 1]},
+            "options": {"fedprox": {"method.mu": 1}},
+        },
+        "expected mu of fedprox either varied or with a value, got both: leave one of them out",
+    ),
+    "an option of two parts varied": (
+        {"methods": ["fedais"], "over": {"policy": ["rule"]}, "neighbors": "fedgrains"},
+        "expected method.policy or neighbors.policy, got policy: method fedais and neighbors fedg",
+    ),
+    "options varied": (
+        {"over": {"options.mu": [8]}},
+        "expected NAME or PART.NAME of an option to vary, got 'options.mu'",
     ),
     "no values": ({"over": {"clients": []}}, "expected at least one of values of clients, got no"),
     "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),

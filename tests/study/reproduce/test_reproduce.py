@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError, SilographError
 from silograph.study.cells import Cell, Line, digest_of
 from silograph.study.reproduce.find import find_recipe, recipes_in
-from silograph.study.reproduce.plots import COLORS, Curves, svg_of
+from silograph.study.reproduce.plots import COLORS, Curves, Points, svg_of
 from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, cell, spread
 from silograph.study.reproduce.reproduce import filled, paths_of, reproduce
 from silograph.study.study import read_lines
@@ -225,6 +225,15 @@ def test_a_plot_is_the_same_again_and_on_white() -> None:
     assert all(words in text for words in ("a title", "rounds", "%", *many))
     assert "#ffffff" in text
     assert "stroke-dasharray" in text  # told apart where colors come round again
+
+
+def test_a_plot_marks_a_line_of_one_point() -> None:
+    def marks(lines: Mapping[str, Points]) -> int:
+        return svg_of(Curves("t", "rounds", "%", lines)).count('<use xlink:href="#m')
+
+    line = {"line": ([1, 2], [3, 4])}
+    dot = {"dot": ([1], [3])}
+    assert marks(line | dot) == marks(line) + 2  # in the plot and in the legend
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,13 @@ def test_more_trials_and_another_process_go_on(capsys: Capture) -> None:
     assert [row["trial"] for row in told["trials"]] == [0, 1, 2]
     assert Path("t/tune.jsonl").read_bytes().startswith(first)
     assert json.loads(printed(capsys, "resume", "t", "--quiet", "--json")) == told
+    assert capsys.readouterr().err == ""
+    said = "the search in t was complete: nothing was trained"
+    assert run_app(["resume", "t"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == said
+    Path("t/winner.jsonl").unlink()
+    assert run_app(["resume", "t"]) == 0
+    assert said not in capsys.readouterr().err
 
 
 def test_time_is_up(make_graph: MakeGraph) -> None:

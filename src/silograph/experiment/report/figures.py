@@ -78,9 +78,10 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def marks(self, unit: str = "", most: int = 5) -> list[Tick]:
-        """Return ticks; bytes are shown in MB."""
+        """Return ticks; bytes are shown in MB, rounds are whole numbers."""
         factor = 1e6 if unit == "bytes" else 1.0
         values = ticks(self.low / factor, self.high / factor, most)
+        values = [v for v in values if unit != "round" or v == int(v)]
         return [Tick(round(100 * self.share(v * factor), 2), f"{v:,.10g}") for v in values]
 
 
@@ -159,7 +160,9 @@ def curves(
             for line in lines
         ]
     }
-    return {"key": key, "y": y, "ticks": y.marks(), "panels": panels, "lines": lines, "data": data}
+    single = all(sum(v is not None for v in line.ys) == 1 for line in lines)
+    found = {"key": key, "y": y, "ticks": y.marks(), "panels": panels, "lines": lines, "data": data}
+    return found | {"single": single}
 
 
 def units_of(axes: Sequence[Axis]) -> list[str]:

@@ -13,7 +13,15 @@ from silograph.task.metric_table import metric_of, reported, title_of
 
 VIEWS = ("server", "personalized")
 # Of a simulation: which graph it loads, how it cuts it, and what needs it uncut. Silos have theirs.
-LOADING = ("dataset", "data_dir", "columns", "scale", "largest_component", "drop_edges")
+LOADING = (
+    "dataset",
+    "data_dir",
+    "columns",
+    "scale",
+    "rating_scale",
+    "largest_component",
+    "drop_edges",
+)
 CUTTING = ("partition", "alpha", "favored_classes", "favor", "clients_per_part", "part_share")
 DRAWING = ("share_mean", "share_variance", "share_classes", "partition_seed")
 COMPUTING = ("local_bias", "strict", "block_size")

@@ -18,7 +18,7 @@ from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_metric import check_metric_of
 from silograph.experiment.resolve.user_code import absolute
-from silograph.graph.datasets import check_columns, check_scale, is_path
+from silograph.graph.datasets import check_columns, check_rating_scale, check_scale, is_path
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import is_partition_file
@@ -63,6 +63,7 @@ class RunRequest:
         else:
             check_scale("a graph in memory", asked.scale)
             check_columns("in memory", asked.columns)
+            check_rating_scale("in memory", asked.rating_scale)
         data: Graph | CutGraph | Silos = found
         if self.partition is not None:
             data, asked = cut_by(found, self.partition, asked)
@@ -140,7 +141,13 @@ def asked_run(
     _check_own_options(options, str(options.get("method", base.method)))
     asked = make_config(changed_values(base, {**options, **name}))
     data = graph if isinstance(graph, Graph | Silos) else None
-    source = find_source(asked.dataset, data_dir=asked.data_dir, columns=asked.columns, data=data)
+    source = find_source(
+        asked.dataset,
+        data_dir=asked.data_dir,
+        columns=asked.columns,
+        rating_scale=asked.rating_scale,
+        data=data,
+    )
     on_silos = source.kind == "silos" or isinstance(graph, Silos)
     return (cut_already(asked) if on_silos else asked), source
 

@@ -64,7 +64,12 @@ def cut_for_studies(
     """
     data: Graph | Silos | None = graph
     if data is None:
-        source = find_source(config.dataset, data_dir=config.data_dir, columns=config.columns)
+        source = find_source(
+            config.dataset,
+            data_dir=config.data_dir,
+            columns=config.columns,
+            rating_scale=config.rating_scale,
+        )
         data = source.read(config.scale)
     found, config = cut_by(data, partition, config)
     if isinstance(found, CutGraph):

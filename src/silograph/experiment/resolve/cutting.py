@@ -8,6 +8,7 @@ import torch
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
+from silograph.core.rating_scale import ends_of
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.experiment.resolve.own_partition import (
@@ -134,6 +135,7 @@ def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> C
         data_dir=config.data_dir,
         scale=config.scale,
         columns=config.columns,
+        rating_scale=ends_of(config.rating_scale),
         report=report,
     )
     return cut_graph(config, with_own_partition(config, graph), partition)

@@ -41,7 +41,9 @@ def help_of(field: "dataclasses.Field[Any]") -> str:
     }
     of = "" if len(own) == len(declared) > 1 else f"{', '.join(own)}: "
     first = next(iter(own.values()))
-    return f"{of}{first.metadata['help']} (default: {str(first.default).lower()})"
+    # What happens without an option that has no value of its own is in its text.
+    default = "" if first.default is None else f" (default: {str(first.default).lower()})"
+    return f"{of}{first.metadata['help']}{default}"
 
 
 HELP = {f.name: help_of(f) for f in dataclasses.fields(RunConfig)}

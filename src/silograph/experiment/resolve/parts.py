@@ -218,8 +218,14 @@ def placed(config: RunConfig, parts: Mapping[str, NamedPart]) -> dict[str, dict[
             both = f"{said[place]} and {shown}" if said[place] != shown else f"option {shown}, too"
             raise ConfigError(f"expected {place[1]} once, got {both}: leave one of them out")
         said[place] = shown
-        values[place[0]][place[1]] = value
+        if not _is_none(value, options_of(parts[place[0]])[place[1]]):
+            values[place[0]][place[1]] = value
     return values
+
+
+def _is_none(value: Scalar, field: "dataclasses.Field[Any]") -> bool:
+    """Whether a text says none of an option that is None by default, which listings show so."""
+    return field.default is None and isinstance(value, str) and value.lower() == "none"
 
 
 def _asked(config: RunConfig) -> Iterator[tuple[str, str, Scalar]]:
@@ -262,6 +268,14 @@ def place_of(
     if not having:
         raise _undeclared(name, parts, shown or name)
     return having[0], name
+
+
+def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
+    """Whether one of some parts by kind has an option, NAME or PART.NAME."""
+    kind, dot, own = name.partition(".")
+    if dot and kind in parts:
+        return own in options_of(parts[kind])
+    return any(name in options_of(part) for part in parts.values())
 
 
 def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:

@@ -22,7 +22,7 @@ from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.trained_model import TrainedModel
-from silograph.experiment.terminal_table import console_to, table_of
+from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.federation.ledger import Ledger
 from silograph.methods.base import AnyMethod, seen_by
 from silograph.task.base import ClientValues
@@ -248,7 +248,7 @@ class Result:
     def print_to(self, console: Console) -> None:
         """Print the scores by view, what the run cost, and what picked the round."""
         title, columns, rows = self._table()
-        console.print(table_of(columns, rows, title))
+        print_fitted(console, columns, rows, title)
         console.print()
         for line in self._views():
             console.print(line, style="dim")

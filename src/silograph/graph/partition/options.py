@@ -51,8 +51,8 @@ class ClassBiasedOptions:
     favored_classes: Count | None = field(
         default=None,
         metadata={
-            "help": f"classes favored at each client, fewer than there are; none is {FAVORED}, or "
-            "1 of two classes"
+            "help": f"classes favored at each client, fewer than there are (default: {FAVORED}, or "
+            "1 of two classes)"
         },
     )
     favor: Annotated[float, Field(ge=1)] = field(
@@ -97,5 +97,7 @@ class SharesOptions:
     )
     share_classes: Count | None = field(
         default=None,
-        metadata={"help": "classes drawn for each client, whose nodes it draws from; none is all"},
+        metadata={
+            "help": "classes drawn for each client, whose nodes it draws from (default: all)"
+        },
     )

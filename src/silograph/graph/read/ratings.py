@@ -236,9 +236,8 @@ def _check(found: _Ratings, low: float, high: float) -> None:
     if len(outside):
         row = int(outside[0])
         other = (
-            ", or read them in Python by sg.ratings(..., scale=(least, largest)), as commands read "
-            "graphs on a scale from 1 to 5 only, those of a silo by scale = [least, largest] in "
-            "its silo.toml"
+            ", or say their scale: --rating-scale LEAST,LARGEST, in Python sg.ratings(..., "
+            "scale=(least, largest)), for a silo scale = [least, largest] in its silo.toml"
         )
         raise DataError(
             f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "

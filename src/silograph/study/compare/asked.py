@@ -17,7 +17,7 @@ class Asked:
     Attributes:
         methods: names of methods, in the order of the tables.
         seeds: seeds, each with its own cut, split and initial weights unless those are fixed.
-        over: further fields of the config, and their values.
+        over: further fields of the config or options of parts, and their values.
         options: options of methods, by method.
         baseline: the method that others are tested against; None for the best one.
         metric: the score; None for the one that picks the rounds of the runs.

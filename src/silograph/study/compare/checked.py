@@ -7,12 +7,16 @@ from typing import Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.text import shown
-from silograph.experiment.resolve.parts import TABLES, options_of
+from silograph.experiment.resolve.parts import named_parts, owners_of, place_of
+from silograph.methods.base import Method
 from silograph.study.cells import APART
 from silograph.study.compare.asked import Asked
 from silograph.study.compare.comparison import VIEW_CHOICES
 from silograph.study.compare.paired_statistics import TESTS
 from silograph.task.metric_table import metric_of
+
+FIELDS = [f.name for f in dataclasses.fields(RunConfig)]
+VARIABLE = [name for name in FIELDS if name not in APART]
 
 
 def check(asked: Asked) -> None:
@@ -28,24 +32,24 @@ def check(asked: Asked) -> None:
         raise unknown("view", asked.view, VIEW_CHOICES)
     if asked.test not in TESTS:
         raise unknown("test", asked.test, TESTS)
-    known = [f.name for f in dataclasses.fields(RunConfig) if f.name not in APART]
     for key in asked.over:
-        if key not in known:
-            raise _of_a_part(key) or unknown("key to vary", key, known)
+        if isinstance(key, str) and key.startswith("options."):
+            raise ConfigError(f"expected NAME or PART.NAME of an option to vary, got {key!r}")
+        if not isinstance(key, str) or (key in FIELDS and key not in VARIABLE):
+            raise unknown("key to vary", key, VARIABLE)
 
 
-def _of_a_part(key: object) -> ConfigError | None:
-    """Return the error for a key that is an option of some part, None for any other."""
-    if not isinstance(key, str):
-        return None
-    declared = (options_of(part) for table in TABLES.values() for part in table.values())
-    name = key.removeprefix("options.")
-    if name.rpartition(".")[2] not in {option for options in declared for option in options}:
-        return None
-    return ConfigError(
-        f"expected a key of a run to vary, got {key!r}, an option of a part: compare once for each "
-        f"value, with --options METHOD.{name}=VALUE"
-    )
+def check_key(key: str, config: RunConfig, method: Method | None) -> None:
+    """Raise `ConfigError` for a key to vary that is neither a field nor an option of these parts.
+
+    Args:
+        key: to vary.
+        config: of a run.
+        method: its method, where that is a value.
+    """
+    if owners_of(key.rpartition(".")[2]):
+        place_of(key, named_parts(config, method))
+    raise unknown("key to vary", key, VARIABLE)
 
 
 def checked_list(what: str, values: object) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.config_changes import in_full, not_said_again
+from silograph.core.config_changes import in_full, is_same_option, not_said_again
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar
@@ -25,6 +25,8 @@ from silograph.experiment.resolve.parts import (
     check_some_have,
     find_method,
     fitting,
+    has_option,
+    named_parts,
     own_code,
     without_method,
 )
@@ -37,7 +39,9 @@ from silograph.methods.base import Method
 from silograph.study.cells import Cell, Line, digest_of
 from silograph.study.compare.asked import Asked
 from silograph.study.compare.checked import (
+    FIELDS,
     check,
+    check_key,
     check_no_seed,
     checked_list,
     checked_options,
@@ -84,8 +88,8 @@ def compare(
         graph: as for `run`.
         methods: methods, by name or as values.
         seeds: how many (from 0 on), or which.
-        over: further fields of `RunConfig` and the values that each takes; every method runs with
-            every combination.
+        over: further fields of `RunConfig`, or options of parts as NAME or PART.NAME, and the
+            values that each takes; every method runs with every combination.
         options: options of methods, by method: `{"fedopt": {"server_lr": 0.01}}`.
         baseline: the method that others are tested against; None for the best in the tables.
         metric: the score that is compared, and that picks each run's best round; None is that of
@@ -183,21 +187,38 @@ class ComparisonPlan:
         Raises:
             ConfigError: a method, an option or a value that cannot be used.
         """
-        asked, base, cells = self.asked, self.base, []
-        values = {name: value for name, value in vars(base).items() if value is not None}
+        asked, cells = self.asked, []
         points = list(product(*asked.over.values()))
         for seed, point, method in product(asked.seeds, points, asked.methods):
             varied = dict(zip(asked.over, point, strict=True))
-            given = asked.options.get(method, {})
-            said = [*in_full(varied), *given]
-            own = not_said_again(self._options(method), said) | dict(given)
-            changes = {**varied, "method": method, "options": own, "seed": seed, "out": None}
-            config = fitting(make_config(values | changes), self.own.methods.get(method))
+            config = self._config(method, varied, seed)
             labels = {"method": method, **varied, "seed": seed}
             parts = self.own.methods.get(method), self.own.models.get(config.model)
             cells.append(Cell(labels, config, self.graph, *parts))
             _ = cells[-1].start  # a wrong name costs no run
+        for key in asked.over:
+            if key not in FIELDS and not any(key in cell.config.options for cell in cells):
+                check_key(key, cells[0].config, cells[0].method)
         return cells
+
+    def _config(self, method: str, varied: Mapping[str, Scalar], seed: int) -> RunConfig:
+        """Return the run of a method; what is varied and is no option of its parts is left out."""
+        values = {name: value for name, value in vars(self.base).items() if value is not None}
+        given, value = self.asked.options.get(method, {}), self.own.methods.get(method)
+        fields = {key: each for key, each in varied.items() if key in FIELDS}
+        base = make_config(values | fields | {"method": method, "options": {}})
+        parts = named_parts(base, value)
+        options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
+        for key, other in product(options, given):
+            if is_same_option(key, other):
+                raise ConfigError(
+                    f"expected {key} of {method} either varied or with a value, got both: leave "
+                    "one of them out"
+                )
+        said = [*in_full(fields), *options, *given]
+        own = not_said_again(self._options(method), said) | options | dict(given)
+        changes = {**fields, "method": method, "options": own, "seed": seed, "out": None}
+        return fitting(make_config(values | changes), value)
 
     def _options(self, method: str) -> dict[str, Scalar]:
         """Return the options of the base for a method: those of another one are not its own."""

@@ -270,6 +270,18 @@ class Comparison:
                 groups.setdefault(came, []).append(method)
         return [names for names in groups.values() if len(names) > 1]
 
+    def _without_options(self) -> list[str]:
+        """Return which methods have not the options that are varied, a line for each option."""
+        notes = []
+        for key in self.asked.over:
+            having = {c.labels["method"] for c in self.cells if key in c.config.options}
+            none = [name for method, name in self.names.items() if method not in having]
+            if having and none:
+                notes.append(
+                    f"without option {key}, alike for each of its values: {', '.join(none)}"
+                )
+        return notes
+
     def _untrained(self) -> list[str]:
         """Return what predicts ratings without training, for each point."""
         notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
@@ -279,7 +291,7 @@ class Comparison:
             metric = self._metric(lines)
             texts = []
             for name in found[0] if found else ():
-                values = [each[name][metric.name] for each in found]
+                values = [each[name].get(metric.name) for each in found]
                 if None not in values:
                     texts.append(f"{name} {metric.text(sum(values) / len(values))}")
             if texts:
@@ -333,6 +345,7 @@ class Comparison:
             "settings they are the same method"
             for names in self._alike()
         ]
+        notes += self._without_options()
         notes += self._improving()
         notes += self._untrained()
         notes += self._cautions()

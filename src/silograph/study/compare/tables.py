@@ -11,7 +11,7 @@ from silograph.core.html import html_lines, html_table
 from silograph.core.text import counted, decimals
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.result import VIEWS
-from silograph.experiment.terminal_table import console_to, table_of
+from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.graph.datasets import is_path
 from silograph.study.cells import Cell
 from silograph.study.compare.asked import Asked, ComparisonRow
@@ -218,7 +218,7 @@ def text_of(comparison: Compared, width: int) -> str:
         for title, columns in tables_of(comparison, width):
             words = [w for w in (title_of(comparison), point, title) if w]
             names = [name for name, _ in columns]
-            console.print(table_of(names, _texts(columns, rows, last), ": ".join(words)))
+            print_fitted(console, names, _texts(columns, rows, last), ": ".join(words))
             console.print()
     for note in comparison.notes:
         console.print(note)

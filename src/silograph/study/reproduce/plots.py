@@ -24,7 +24,7 @@ class Curves:
         y: label of the vertical axis.
         lines: x and y of each line, by its name.
         errors: half the height of the bar at each point, by the name of the line.
-        markers: whether points are marked.
+        markers: whether points are marked; that of a line of one point always is.
         joined: whether lines join the points; not where x only numbers things.
         bottom: where the vertical axis begins; None shows all points.
         scale: of the horizontal axis.
@@ -74,7 +74,7 @@ def svg_of(curves: Curves) -> str:
                 label=name,
                 color=COLORS[number % len(COLORS)],
                 linestyle=("-", "--", ":")[number // len(COLORS) % 3] if curves.joined else "",
-                marker="o" if curves.markers else None,
+                marker="o" if curves.markers or len(x) == 1 else None,  # one point is no line
                 capsize=3,
             )
         axes.set(title=curves.title, xlabel=curves.x, ylabel=curves.y, xscale=curves.scale)

@@ -127,11 +127,11 @@ class Tuned:
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
-        from silograph.experiment.terminal_table import console_to, table_of
+        from silograph.experiment.terminal_table import console_to, print_fitted
 
         file = io.StringIO()
         console = console_to(file, width)
-        console.print(table_of(*self._texts()))
+        print_fitted(console, *self._texts())
         console.print()
         for note in self.notes:
             console.print(note)
