@@ -40,6 +40,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
+from silograph.methods.caution import Caution
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
@@ -144,6 +145,7 @@ __all__ = [
     "AtSilos",
     "Call",
     "Calls",
+    "Caution",
     "ClientBlock",
     "Controller",
     "Correction",

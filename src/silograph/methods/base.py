@@ -27,6 +27,7 @@ from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
+from silograph.methods.caution import Caution, in_words
 from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
@@ -336,8 +337,8 @@ class Method(Generic[Options]):
         rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
             sums over a silo's nodes, of which those that rest on few can be left out.
         small_weights: whether its weights can travel as `MethodConfig.sent` says.
-        caution: where its defaults are known not to learn, and what does; listings and
-            comparisons say it.
+        cautions: where its defaults are known not to learn, and what does; listings and
+            comparisons say them.
         aggregates: whether the run's aggregator may be another than the mean: the round goes
             through `local_round`, and clients send weights and what is told of training alone.
         makes_edges: whether clients train on edges besides those of the data, which have no
@@ -359,15 +360,20 @@ class Method(Generic[Options]):
     own_weights: OwnWeights[Options] | None = None
     rows: Literal["none", "single", "sums"] = "none"
     small_weights: bool = False
-    caution: str = ""
+    cautions: tuple[Caution, ...] = ()
     aggregates: bool = False
     makes_edges: bool = False
     ratings: bool = True
 
     @property
+    def caution(self) -> str:
+        """All cautions as one text, empty without any."""
+        return in_words(self.cautions)
+
+    @property
     def caution_on_ratings(self) -> str:
-        """What `caution` says besides what it says of labels of nodes."""
-        return self.caution.partition("for labels of nodes")[0].rstrip("; ")
+        """Those that hold where ratings are predicted."""
+        return in_words(part for part in self.cautions if part.of in (None, "ratings"))
 
     @property
     def trains_ratings(self) -> bool:

@@ -19,5 +19,5 @@ CENTRALIZED = replace(
     small_weights=False,
     setting=Uncut(),
     aggregates=False,
-    caution="",
+    cautions=(),
 )

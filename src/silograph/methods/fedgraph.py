@@ -58,6 +58,7 @@ from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Share
+from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -358,8 +359,12 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=state_specs),
-    caution="far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
-    "rounds",
+    cautions=(
+        Caution(
+            "far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
+            "rounds"
+        ),
+    ),
     rows="single",
     ratings=False,
 )

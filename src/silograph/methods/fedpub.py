@@ -58,6 +58,7 @@ from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
@@ -315,6 +316,8 @@ FEDPUB = Method(
     needs=Needs(keep_optimizer=True, corrections=corrections),
     calls=CALLS,
     own_weights=own_weights,
-    caution="far behind local on PubMed, in 100 rounds, in which masks hardly become sparse",
+    cautions=(
+        Caution("far behind local on PubMed, in 100 rounds, in which masks hardly become sparse"),
+    ),
     ratings=False,
 )

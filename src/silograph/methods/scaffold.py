@@ -60,6 +60,7 @@ from silograph.federation.field_specs import TRAINED
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -204,6 +205,11 @@ SCAFFOLD = Method(
         corrections=lambda _: (Shift({}),),  # filled in at the clients
     ),
     calls=CALLS,
-    caution="for labels of nodes, plain sgd learns slowly where features are small, and is far "
-    "behind local on PubMed in 100 rounds: raise --lr there",
+    cautions=(
+        Caution(
+            "plain sgd learns slowly where features are small, and is far behind local on PubMed "
+            "in 100 rounds: raise --lr there",
+            of="labels of nodes",
+        ),
+    ),
 )
