@@ -14,6 +14,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.run_file import read_toml
 from silograph.core.text import counted
+from silograph.core.torch_threads import torch_threads
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -39,7 +40,7 @@ from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
-from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
+from silograph.experiment.run.run import check_mode, go_on, restored, watched_by
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import check_identity, identity
 from silograph.experiment.run.trackers import Tracker
