@@ -25,7 +25,7 @@ from silograph.deploy.joined_silos import check_versions, natural, read_nodes, s
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
-from silograph.deploy.silo import check_deployable, start_facts
+from silograph.deploy.start_messages import check_deployable, start_facts
 from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.exclusions import check_selected
@@ -44,7 +44,7 @@ from silograph.experiment.run.run import check_mode, go_on, restored, watched_by
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import check_identity, identity
 from silograph.experiment.run.trackers import Tracker
-from silograph.federation.program import Course
+from silograph.federation.course import Course
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 from silograph.federation.session.limits import Limits

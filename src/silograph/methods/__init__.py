@@ -31,7 +31,6 @@ from silograph.methods.base import (
     AtSilos,
     Method,
     MethodConfig,
-    Needs,
     NoOptions,
     RoundReport,
     ServerHolds,
@@ -77,6 +76,7 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
+from silograph.methods.needs import Needs
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift

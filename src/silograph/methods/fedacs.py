@@ -12,9 +12,10 @@ it does not name. Here clients train by Adam unless told otherwise, as for FedAv
 
 import dataclasses
 
-from silograph.methods.base import AnyMethod, Needs
+from silograph.methods.base import AnyMethod
 from silograph.methods.caution import Caution
 from silograph.methods.fedavg import FEDAVG
+from silograph.methods.needs import Needs
 
 FEDACS: AnyMethod = dataclasses.replace(
     FEDAVG,

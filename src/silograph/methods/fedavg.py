@@ -45,7 +45,6 @@ from silograph.methods.base import (
     AnyMethod,
     Method,
     MethodConfig,
-    Needs,
     NoOptions,
     RoundReport,
     ServerState,
@@ -63,6 +62,7 @@ from silograph.methods.local_training import (
     train,
     train_sent,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 
 MOMENTUM_RATE = 1.0

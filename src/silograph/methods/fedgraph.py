@@ -57,7 +57,7 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Share
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, Share
 from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
@@ -67,6 +67,7 @@ from silograph.methods.local_training import (
     stacked,
     state_specs,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_weights
 from silograph.nn.fit import stacked_copies

@@ -31,9 +31,9 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.ranges import log
-from silograph.methods.base import Needs
 from silograph.methods.caution import Caution
 from silograph.methods.fedavg import FEDAVG
+from silograph.methods.needs import Needs
 from silograph.nn.correction import Proximal
 
 

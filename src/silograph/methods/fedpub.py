@@ -57,7 +57,7 @@ from silograph.federation.base import Federation, Gather
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.caution import Caution
 from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
@@ -73,6 +73,7 @@ from silograph.methods.local_training import (
     train_from,
     zero_weights,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned

@@ -59,7 +59,7 @@ from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import TRAINED
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
@@ -72,6 +72,7 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
 from silograph.nn.fit import Fitted
